@@ -1,0 +1,147 @@
+-- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
+-- KIND   write
+-- NEEDS  base head late_clock mint ring admit lease leave holder status
+-- KEYS   m w j x e E T p* d* r* f* s*
+-- ARGV   lane sequence version options source groups statuses ids…
+-- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
+-- options: u8, 1 = leave a tombstone for each job that ends.
+
+if replay then return { sequence, replay_h, replay } end
+local count = #ARGV - ids0
+if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
+local SUCCEEDED, FAILED = 0, 1
+local argv, keep, tombstones = ARGV, unp('>I4', config, 19), options == '\1'
+
+-- Read: which jobs of a group the caller holds. ids: them; flagged: those with x; positions: of ids, in the call.
+local refused = {}
+
+local function read_group(group, base, n, at)
+  local values = call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n))
+  local ids, flagged, running, positions = {}, {}, {}, {}
+  local i, m = 0, 0
+  while i < n do
+    local token, run = unp('>c8I2', groups, at)
+    local by_token, plain = token ~= NO_TOKEN, 0
+    for k = i + 1, math.min(i + run, n) do
+      local value = values[k]
+      if value and (by_token and sub(value, 1, 8) == token or not by_token and holds(value, token)) then
+        m = m + 1
+        ids[m], running[m], positions[m] = argv[ids0 + base + k], value, base + k
+        local marks = byte(value, 11)
+        if marks % 2 == 1 then flagged[#flagged + 1] = ids[m] end
+        if by_token and marks < 2 then plain = plain + 1 else leaves(value) end
+      else
+        refused[#refused + 1] = pack('>I2', base + k - 1)
+      end
+    end
+    if plain > 0 then left_lease[token] = (left_lease[token] or 0) + plain end
+    i, at = i + run, at + 10
+  end
+  group.ids, group.flagged, group.running, group.positions, group.base = ids, flagged, running, positions, base
+  if group.kind == FAILED then
+    group.delays, at = at, at + 6 * n
+  end
+  return at
+end
+
+local function read_groups()
+  local plan, at, base = {}, 1, 0
+  while at <= #groups do
+    local level, kind, n = unp('>BBI2', groups, at)
+    if level < 1 or level > levels or n < 1 or base + n > count then return nil, 'a group does not fit' end
+    local group = { level = level, kind = kind }
+    at = read_group(group, base, n, at + 4)
+    base = base + n
+    if group.ids[1] then plan[#plan + 1] = group end
+  end
+  if base ~= count then return nil, 'the groups name ' .. base .. ' jobs, got ' .. count end
+  return plan
+end
+
+local plan, misfit = read_groups()
+if misfit then return redis.error_reply('BAD_REQUEST ' .. misfit) end
+local texts = read_statuses(statuses)
+local timed = keep > 0 or tombstones
+for _, group in ipairs(plan) do timed = timed or group.kind == FAILED end
+if timed then read_clock() end
+
+-- The new x of a job, from its old one and what the caller says.
+local function next_extra(old, left, text)
+  return extra(left, now, old and unp('>I2', old, 9) or 0, append_status(old and sub(old, 11) or '', text or ''))
+end
+
+local function extras_of(group)
+  local found = {}
+  if group.flagged[1] then
+    for i, more in ipairs(call('HMGET', key_x, unpack(group.flagged))) do found[group.flagged[i]] = more or nil end
+  end
+  return found
+end
+
+local function drop_records(ids, flagged)
+  send('HDEL', key_j, ids)
+  if flagged[1] then send('HDEL', key_x, flagged) end
+end
+
+-- Trims what is over the cap, the oldest first; a little more than this ack added, so that a lowered cap is reached in time.
+local function trim(level, added)
+  local over = call('ZCARD', KEYS[s0 + level]) - keep
+  if over <= 0 then return end
+  local popped, ids = call('ZPOPMIN', KEYS[s0 + level], math.min(over, added + 100)), {}
+  for i = 1, #popped, 2 do ids[#ids + 1] = popped[i] end
+  drop_records(ids, ids)
+end
+
+local function succeed(group)
+  local ids = group.ids
+  if keep == 0 then return drop_records(ids, group.flagged) end
+  local found, kept, more = extras_of(group), {}, {}
+  for i, id in ipairs(ids) do
+    kept[2 * i - 1], kept[2 * i] = now, id
+    local text = texts[group.positions[i]]
+    if found[id] or text then
+      more[#more + 1] = id
+      more[#more + 1] = next_extra(found[id], unp('>I2', group.running[i], 9), text)
+    end
+  end
+  send('ZADD', KEYS[s0 + group.level], kept)
+  if more[1] then send('HSET', key_x, more) end
+  trim(group.level, #ids)
+end
+
+-- Returns whether to ring, and the ids that stay failed.
+local function fail(group)
+  local found, ready, scheduled, failed, more, over = extras_of(group), {}, {}, {}, {}, {}
+  for i, id in ipairs(group.ids) do
+    local left = unp('>I2', group.running[i], 9) - 1
+    local delay_ms = unp('>I6', groups, group.delays + 6 * (group.positions[i] - group.base - 1))
+    local line = left < 1 and failed or delay_ms == 0 and ready or scheduled
+    line[#line + 1], line[#line + 2] = left < 1 and now or now + delay_ms, id
+    if left < 1 then over[#over + 1] = id end
+    more[2 * i - 1], more[2 * i] = id, next_extra(found[id], math.max(left, 0), texts[group.positions[i]])
+  end
+  send('HSET', key_x, more)
+  if failed[1] then send('ZADD', KEYS[f0 + group.level], failed) end
+  return admit(group.level, ready, scheduled), over
+end
+
+-- Write.
+local wake, ended = false, {}
+for _, group in ipairs(plan) do
+  send('HDEL', KEYS[r0 + group.level], group.ids)
+  local over = group.ids
+  if group.kind == SUCCEEDED then
+    succeed(group)
+  else
+    local rang
+    rang, over = fail(group)
+    wake = wake or rang
+  end
+  for i = 1, tombstones and #over or 0 do
+    ended[#ended + 1], ended[#ended + 2] = over[i], now
+  end
+end
+if ended[1] then send('HSET', key_T, ended) end
+settle_leases()
+if wake then ring() end
+return finish(concat(refused))

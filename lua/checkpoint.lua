@@ -1,0 +1,76 @@
+-- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
+-- KIND   write
+-- NEEDS  base head clock mint ring admit lease leave holder status
+-- KEYS   m w j x e E p* d* r*
+-- ARGV   lane sequence version source items statuses bodies…
+-- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
+-- items, 34 bytes a job: u8 level, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
+-- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses as for enqueue; bodies of the items that have one, in order.
+
+if replay then return { sequence, replay_h, replay } end
+local ITEM = 34
+local count = #items / ITEM
+if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
+if count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the items are cut off') end
+
+local held, refused, body_count = {}, {}, 0
+for i = 1, count do
+  local level, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)
+  if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  local body
+  if what % 2 == 1 then
+    body_count = body_count + 1
+    body = ARGV[bodies0 + body_count]
+    if not body then return redis.error_reply('BAD_REQUEST a body is missing') end
+  end
+  local running = call('HGET', KEYS[r0 + level], id)
+  if holds(running, token) then
+    held[#held + 1] = {
+      level = level, id = id, running = running, body = body, position = i,
+      move = floor(what / 2) % 2 == 1, kind = kind, ms = ms,
+      attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
+    }
+  else
+    refused[#refused + 1] = pack('>I2', i - 1)
+  end
+end
+local texts = read_statuses(statuses)
+local seen, jobs = {}, {}
+for _, job in ipairs(held) do
+  -- the same job twice: the first stands, so that no job is put in line twice
+  if not seen[job.id] then jobs[#jobs + 1] = job end
+  seen[job.id] = true
+end
+
+local function keep_record(job)
+  if not job.body and not job.attempts then return end
+  local record = call('HGET', key_j, job.id)
+  local allowed = job.attempts and pack('>I2', job.attempts) or sub(record, 2, 3)
+  call('HSET', key_j, job.id, sub(record, 1, 1) .. allowed .. sub(record, 4, 4) .. (job.body or sub(record, 5)))
+end
+
+local wake, expires = false, now + unp('>I4', config, 13)
+for _, job in ipairs(jobs) do
+  local lease, running = lease_of(job.running), job.running
+  local left = job.attempts or unp('>I2', running, 9)
+  local old = byte(running, 11) % 2 == 1 and call('HGET', key_x, job.id)
+  local status = old and sub(old, 11) or ''
+  if job.status then status = prepend_status(status, texts[job.position] or '') end
+  keep_record(job)
+  call('HSET', key_x, job.id, extra(left, now, old and unp('>I2', old, 9) or 0, status))
+  if job.move then
+    call('HDEL', KEYS[r0 + job.level], job.id)
+    leaves(running)
+    local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
+    local line = { at, job.id }
+    wake = admit(job.level, at <= now and line or nil, at > now and line or nil) or wake
+  else
+    local marks = byte(running, 11)
+    call('HSET', KEYS[r0 + job.level], job.id,
+      sub(running, 1, 8) .. pack('>I2B', left, marks % 2 == 1 and marks or marks + 1) .. sub(running, 12))
+    call('ZADD', key_e, expires, lease)
+  end
+end
+settle_leases()
+if wake then ring() end
+return finish(concat(refused))

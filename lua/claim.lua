@@ -1,0 +1,155 @@
+-- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
+-- KIND   write
+-- NEEDS  base head clock mint ring fetch
+-- KEYS   m w j x e E p* d* r*
+-- ARGV   lane sequence version limit quotas claim channel budget
+-- REPLY  token ('' = no jobs), jobs block, left (u32 a level), next due (u48 ms), paused ('0', '1'), [records…]…
+-- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. channel: '' (do not wait) or where to ring.
+-- budget: bytes of records; one job is always given.
+
+-- A worker that holds the timer of the next scheduled job and was not heard of for so long is dead: safety claims come every 10 to 15 s.
+local TIMER_MS = 15000
+
+local NOTHING_LEFT, NO_DUE = string.rep('\0\0\0\0', levels), '\0\0\0\0\0\0'
+
+-- What an earlier claim gave, less what was taken away since (its lease ran out, jobs were deleted).
+local function claimed_before(token)
+  local none = { sequence, replay_h, '', '', NOTHING_LEFT, NO_DUE, '0' }
+  local lease = token ~= '' and call('HGET', key_E, token)
+  if not lease then return none end
+  local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
+  while at <= last do
+    local level, n = unp('>BI2', lease, at)
+    local ids, kept, lefts, records = {}, {}, {}, {}
+    for i = 1, n do ids[i] = sub(lease, at + 8 * i - 5, at + 8 * i + 2) end
+    local running, found = call('HMGET', KEYS[r0 + level], unpack(ids)), call('HMGET', key_j, unpack(ids))
+    for i = 1, n do
+      if running[i] and sub(running[i], 1, 8) == token and found[i] then
+        lefts[#kept + 1] = pack('>I2', #kept) .. sub(running[i], 9, 10)
+        kept[#kept + 1], records[#kept + 1] = ids[i], found[i]
+      end
+    end
+    if kept[1] then
+      blocks[#blocks + 1] = pack('>BI2', level, #kept) .. concat(kept) .. pack('>I2', #lefts) .. concat(lefts)
+      lists[#lists + 1] = records
+    end
+    at = at + 3 + 8 * n
+  end
+  if not lists[1] then return none end
+  return { sequence, replay_h, token, concat(blocks), NOTHING_LEFT, NO_DUE, '0', unpack(lists) }
+end
+
+if replay then return claimed_before(replay) end
+
+local want, most = tonumber(limit), tonumber(budget)
+if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end
+if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
+
+if paused then
+  if channel ~= '' then wait_for_ring(channel) end
+  return { sequence, finish('')[2], '', '', NOTHING_LEFT, NO_DUE, '1' }
+end
+
+local any_due, any_extra = earliest <= now, call('EXISTS', key_x) == 1
+if any_due then earliest = NEVER end
+local token_high, token_low = mint(1)
+local token = pack('>I4I4', token_high, token_low + 1)
+local total, full = 0, false
+local blocks, held, lists, left = {}, {}, {}, {}
+-- marks of a job whose lease is of one job: then nobody has to count
+local sole = want == 1 and 4 or 0
+
+-- Moves what is due of a level from scheduled to ready, n at most: enough, as no more are taken. Returns how many stay due.
+local function move_due(level, n)
+  local key = KEYS[d0 + level]
+  local due = n > 0 and call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES') or {}
+  if due[1] then
+    for i = 1, #due, 2 do due[i], due[i + 1] = due[i + 1], due[i] end
+    send('ZADD', KEYS[p0 + level], due)
+    call('ZREMRANGEBYRANK', key, 0, #due / 2 - 1)
+  end
+  local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if not head[1] then return 0 end
+  earliest = math.min(earliest, tonumber(head[2]))
+  return tonumber(head[2]) <= now and call('ZCOUNT', key, '-inf', now) or 0
+end
+
+-- Takes up to n ready jobs of a level; returns how many.
+local function take(level, n)
+  local ready = KEYS[p0 + level]
+  local line = call('ZRANGE', ready, 0, n - 1, 'WITHSCORES')
+  if not line[1] then return 0 end
+  local ids = {}
+  for i = 1, #line / 2 do ids[i] = line[2 * i - 1] end
+  local records, count, bare = fetch(ids, most)
+  if bare then
+    -- an id without a record (a key was evicted or removed by hand) can not run: it goes, and is counted
+    call('ZREM', ready, ids[bare])
+    call('HINCRBY', key_m, 'lost', 1)
+    return take(level, n)
+  end
+  full = count < #ids
+  if count == 0 then return 0 end
+  local extras = any_extra and call('HMGET', key_x, unpack(ids, 1, count)) or {}
+  local lefts, plain, extended, i = {}, string.char(sole), string.char(sole + 1), 0
+  for r = 1, #records do
+    local list = records[r]
+    for k = 1, #list do
+      i = i + 1
+      local more = extras[i]
+      if more then
+        local attempts = sub(more, 1, 2)
+        lefts[#lefts + 1] = pack('>I2', i - 1) .. attempts
+        line[2 * i] = token .. attempts .. extended .. line[2 * i]
+      else
+        line[2 * i] = token .. sub(list[k], 2, 3) .. plain .. line[2 * i]
+      end
+    end
+    lists[#lists + 1] = list
+  end
+  for k = #line, 2 * count + 1, -1 do line[k] = nil end
+  call('ZREMRANGEBYRANK', ready, 0, count - 1)
+  send('HSET', KEYS[r0 + level], line)
+  local block = pack('>BI2', level, count) .. concat(ids, '', 1, count)
+  held[#held + 1] = block
+  blocks[#blocks + 1] = block .. pack('>I2', #lefts) .. concat(lefts)
+  return count
+end
+
+for level = 1, levels do
+  local n = want - total
+  if quotas ~= '' then n = math.min(n, unp('>I2', quotas, 2 * level - 1)) end
+  if full then n = 0 end
+  local due = any_due and move_due(level, n) or 0
+  local taken = n > 0 and take(level, n) or 0
+  total = total + taken
+  if n == 0 or taken == n or full then due = due + call('ZCARD', KEYS[p0 + level]) end
+  left[level] = due
+end
+
+local ring_on, next_due = false, 0
+for level = 1, levels do
+  ring_on = ring_on or left[level] > 0
+  left[level] = pack('>I4', left[level])
+end
+if total == 0 then
+  token = ''
+  next_due = earliest < NEVER and earliest or 0
+  if channel ~= '' and not ring_on then
+    wait_for_ring(channel)
+    if next_due > 0 then
+      local timer = call('HGET', key_m, 't')
+      local due_ms, since = 0, 0
+      if timer then due_ms, since = unp('>I6I6', timer) end
+      local others = due_ms == next_due and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel
+      if others then next_due = 0 else call('HSET', key_m, 't', pack('>I6I6', next_due, now) .. channel) end
+    end
+  end
+else
+  local ids_block = concat(held)
+  call('ZADD', key_e, now + unp('>I4', config, 13), token)
+  local entry = pack('>I2', #ids_block) .. ids_block .. claim
+  if sole > 0 then call('HSET', key_E, token, entry) else call('HSET', key_E, token, entry, token .. 'n', total) end
+  if ring_on then ring() end
+end
+return { sequence, finish(token)[2], token, concat(blocks), concat(left), pack('>I6', next_due), '0', unpack(lists) }

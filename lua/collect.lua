@@ -1,0 +1,70 @@
+-- collect: removes finished jobs past their time or over their cap, and lanes, tickets and waiters nobody uses any more.
+-- KIND   write
+-- NEEDS  base head clock mint
+-- KEYS   m w j x R f* s*
+-- ARGV   lane sequence version cursor
+-- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 tickets, u32 waiters, u8 more, next cursor
+-- cursor: where to go on among the lanes, '0' at first; the reply's last bytes.
+
+if replay then return { sequence, replay_h, replay } end
+local HOUR_MS = 3600000
+-- A waiter comes back every 10 to 15 s, so one that was not seen for a minute is dead.
+local WAITER_MS = 60000
+
+-- After a jump of the clock ages mean nothing; in an hour every lane in use has a new time.
+local jumped_at = tonumber(call('HGET', key_m, 'g') or '0')
+if jumped_at > 0 and now < jumped_at + HOUR_MS then return finish(pack('>I4I4I4I4I4B', 0, 0, 0, 0, 0, 0) .. '0') end
+
+local keep, succeeded_s, failed_s = unp('>I4I4I4', config, 19)
+local budget, more = 1000, 0
+
+local function remove(key, ids)
+  if not ids[1] then return 0 end
+  send('ZREM', key, ids)
+  send('HDEL', key_j, ids)
+  send('HDEL', key_x, ids)
+  budget = budget - #ids
+  return #ids
+end
+
+local function remove_old(key, ttl_s)
+  if budget == 0 then
+    more = 1
+    return 0
+  end
+  return remove(key, call('ZRANGE', key, '-inf', now - ttl_s * 1000, 'BYSCORE', 'LIMIT', 0, budget))
+end
+
+local succeeded, failed = 0, 0
+for level = 1, levels do
+  failed = failed + remove_old(KEYS[f0 + level], failed_s)
+  succeeded = succeeded + remove_old(KEYS[s0 + level], succeeded_s)
+  local over = math.min(call('ZCARD', KEYS[s0 + level]) - keep, budget)
+  if over > 0 then succeeded = succeeded + remove(KEYS[s0 + level], call('ZRANGE', KEYS[s0 + level], 0, over - 1)) end
+end
+if budget == 0 then more = 1 end
+
+-- The time of a lane is in the h of its last reply; the time of a ticket is its second number.
+local function lane_ms(field, value)
+  if #field ~= 10 or field == lane then return now end
+  local high, low = unp('>I4I4', value, 5)
+  return high * 8192 + floor(low / 524288)
+end
+
+local function ticket_ms(_, value) return (unp('>I6', value, 3)) end
+
+-- Removes what is over an hour old from one page of a hash.
+local function remove_silent(key, from, time_of)
+  local page = call('HSCAN', key, from, 'COUNT', 500)
+  local old = {}
+  for i = 1, #page[2], 2 do
+    if time_of(page[2][i], page[2][i + 1]) < now - HOUR_MS and #old < 1000 then old[#old + 1] = page[2][i] end
+  end
+  if old[1] then send('HDEL', key, old) end
+  return #old, page[1]
+end
+
+local lanes, next_cursor = remove_silent(key_m, cursor, lane_ms)
+local tickets = remove_silent(key_R, '0', ticket_ms)
+local waiters = call('ZREMRANGEBYSCORE', key_w, '-inf', now - WAITER_MS)
+return finish(pack('>I4I4I4I4I4B', succeeded, failed, lanes, tickets, waiters, more) .. next_cursor)

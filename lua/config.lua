@@ -1,0 +1,9 @@
+-- config: the configuration of a queue on this shard, a deleted one's included.
+-- KIND   read
+-- NEEDS  base
+-- KEYS   m
+-- ARGV   nonce
+-- REPLY  configuration ('' = never created), monitor's owner and until ('' = none), ids found without a record
+
+local meta = call('HMGET', key_m, 'h', 'c', 'o', 'lost')
+return { nonce, meta[1] or '\0\0\0\0\0\0\0\0', meta[2] or '', meta[3] or '', meta[4] or '0' }

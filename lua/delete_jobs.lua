@@ -1,0 +1,62 @@
+-- delete_jobs: removes jobs of a state and level, the oldest first, or those named.
+-- KIND   write
+-- NEEDS  base head clock mint lease leave
+-- KEYS   m j x e E p* d* r* f* s*
+-- ARGV   lane sequence version state level limit ids…
+-- REPLY  u32 how many, u8 more of that state are left
+-- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
+
+if replay then return { sequence, replay_h, replay } end
+local at, most, named = tonumber(level), tonumber(limit), #ARGV - ids0
+if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
+if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
+
+local SETS = { ['0'] = { p0, d0 }, ['2'] = { s0 }, ['3'] = { f0 }, [''] = { p0, d0, s0, f0 } }
+local gone, running_gone = {}, {}
+
+local function pick(key, candidates)
+  local found, scores = {}, candidates[1] and call('ZMSCORE', key, unpack(candidates)) or {}
+  for i, score in ipairs(scores) do
+    if score then found[#found + 1] = candidates[i] end
+  end
+  return found
+end
+
+local function pick_running(ids)
+  for i, value in ipairs(ids[1] and call('HMGET', KEYS[r0 + at], unpack(ids)) or {}) do
+    if value and not running_gone[ids[i]] then
+      leaves(value)
+      running_gone[ids[i]] = true
+      gone[#gone + 1] = ids[i]
+    end
+  end
+end
+
+local ids = {}
+for i = 1, named do ids[i] = ARGV[ids0 + i] end
+local more = 0
+if state == '1' or state == '' then
+  local key = KEYS[r0 + at]
+  if named == 0 and most > 0 then
+    -- HKEYS of a large hash is not bounded work; a page of HSCAN is
+    local page = call('HSCAN', key, '0', 'COUNT', most)
+    while #page[2] == 0 and page[1] ~= '0' do page = call('HSCAN', key, page[1], 'COUNT', most) end
+    for i = 1, math.min(#page[2], 2 * most), 2 do ids[#ids + 1] = page[2][i] end
+  end
+  pick_running(ids)
+  if gone[1] then send('HDEL', key, gone) end
+  if state == '1' and call('HLEN', key) > 0 then more = 1 end
+end
+for _, family in ipairs(SETS[state] or {}) do
+  local key = KEYS[family + at]
+  local found = named > 0 and pick(key, ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
+  if found[1] then send('ZREM', key, found) end
+  for _, id in ipairs(found) do gone[#gone + 1] = id end
+  if call('ZCARD', key) > 0 then more = 1 end
+end
+if gone[1] then
+  send('HDEL', key_j, gone)
+  send('HDEL', key_x, gone)
+end
+settle_leases()
+return finish(pack('>I4B', #gone, more))

@@ -1,0 +1,97 @@
+-- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
+-- KIND   write
+-- NEEDS  base head clock mint ring admit lease status
+-- KEYS   m w x e E p* d* r* f*
+-- ARGV   lane sequence version owner hold expected
+-- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others
+-- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
+-- u48 earliest, u48 latest TIME that its own monotonic clock allows.
+
+if replay then return { sequence, replay_h, replay } end
+local lease_ms = unp('>I4', config, 13)
+local hold_ms = tonumber(hold)
+
+local function report(active, jumped, more, leases, retried, failed, until_ms)
+  return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms))
+end
+
+-- A clock that jumped would run every lease out at once, or keep a dead worker's for as long as it went back. So for one lease from
+-- then on nothing expires (who lives renews), and no lease may be longer than one from now.
+local watch = call('HMGET', key_m, 'g', 'o')
+local jumped_at, monitor = watch[1] and tonumber(watch[1]) or 0, watch[2]
+local jumped = jumped_at > now
+if expected ~= '' then
+  local earliest, latest = unp('>I6I6', expected)
+  jumped = jumped or now < earliest or now > latest
+end
+if jumped then
+  jumped_at = now
+  call('HSET', key_m, 'g', now)
+end
+local flag = jumped and 1 or 0
+
+if monitor and sub(monitor, 1, 8) ~= owner then
+  local until_ms = unp('>I6', monitor, 9)
+  -- an end that is further off than anyone may ask for was written by a clock that has gone back since
+  if until_ms > now and until_ms <= now + 2 * hold_ms and not jumped then return report(0, 0, 0, 0, 0, 0, until_ms) end
+end
+call('HSET', key_m, 'o', owner .. pack('>I6', now + hold_ms))
+
+if jumped_at > 0 and now < jumped_at + lease_ms then
+  local long = call('ZRANGE', key_e, '(' .. now + lease_ms, '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
+  for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
+  if long[1] then send('ZADD', key_e, long) end
+  return report(1, flag, #long == 2000 and 1 or 0, 0, 0, 0, now + hold_ms)
+end
+if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
+
+local counts = { leases = 0, jobs = 0, retried = 0, failed = 0 }
+
+-- Jobs of one level that still belong to this lease go back in line, or fail if that was their last attempt.
+local function give_back(level, ids, lease)
+  local values = call('HMGET', KEYS[r0 + level], unpack(ids))
+  local gone, lefts, flagged = {}, {}, {}
+  for i, value in ipairs(values) do
+    if value and lease_of(value) == lease then
+      gone[#gone + 1], lefts[#lefts + 1] = ids[i], unp('>I2', value, 9) - 1
+      flagged[#flagged + 1] = byte(value, 11) % 2 == 1
+    end
+  end
+  if not gone[1] then return false end
+  local extras = call('HMGET', key_x, unpack(gone))
+  local ready, failed, more = {}, {}, {}
+  for i, id in ipairs(gone) do
+    local old = flagged[i] and extras[i]
+    local line = lefts[i] < 1 and failed or ready
+    line[#line + 1], line[#line + 2] = now, id
+    local crashes = old and unp('>I2', old, 9) or 0
+    more[2 * i - 1] = id
+    more[2 * i] = extra(math.max(lefts[i], 0), now, math.min(crashes + 1, 65535), old and sub(old, 11) or '')
+  end
+  send('HDEL', KEYS[r0 + level], gone)
+  send('HSET', key_x, more)
+  if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
+  counts.retried, counts.failed = counts.retried + #ready / 2, counts.failed + #failed / 2
+  return admit(level, ready)
+end
+
+local wake = false
+local expired = call('ZRANGE', key_e, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
+for _, lease in ipairs(expired) do
+  if counts.jobs >= 1000 or counts.leases >= 1000 then break end
+  local entry = call('HGET', key_E, lease)
+  local at, last = 3, entry and 2 + unp('>I2', entry) or 0
+  while at <= last do
+    local level, n = unp('>BI2', entry, at)
+    local ids = {}
+    for i = 1, n do ids[i] = sub(entry, at + 8 * i - 5, at + 8 * i + 2) end
+    wake = give_back(level, ids, lease) or wake
+    counts.jobs = counts.jobs + n
+    at = at + 3 + 8 * n
+  end
+  call('HDEL', key_E, lease, lease .. 'n')
+  call('ZREM', key_e, lease)
+  counts.leases = counts.leases + 1
+end
+if wake then ring() end
+return report(1, flag, #expired > counts.leases and 1 or 0, counts.leases, counts.retried, counts.failed, now + hold_ms)

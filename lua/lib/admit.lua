@@ -1,0 +1,17 @@
+-- Puts jobs of one level in line; tells whether a waiter has a reason to wake (work now, or a new earliest timer).
+-- ready, scheduled: score, id, score, id ... or nil
+local function admit(level, ready, scheduled)
+  local wake = false
+  if ready and ready[1] then
+    send('ZADD', KEYS[p0 + level], ready)
+    wake = true
+  end
+  if scheduled and scheduled[1] then
+    send('ZADD', KEYS[d0 + level], scheduled)
+    for i = 1, #scheduled, 2 do
+      local due_ms = tonumber(scheduled[i])
+      if due_ms < earliest then earliest, wake = due_ms, true end
+    end
+  end
+  return wake
+end

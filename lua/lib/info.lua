@@ -1,0 +1,29 @@
+-- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value of r for a running job.
+local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3
+
+local function created_ms(id)
+  local high, low = unp('>I4I4', id)
+  return high * 8192 + floor(low / 524288)
+end
+
+local function info(state, level, id, record, more, place, with_body)
+  local allowed = unp('>I2', record, 2)
+  local left, updated, crashes, status, claim, run_after = allowed, created_ms(id), 0, '', '', 0
+  if more then
+    left, updated, crashes = unp('>I2I6I2', more)
+    status = sub(more, 11)
+  end
+  if state == RUNNING then
+    local lease = call('HGET', key_E, lease_of(place))
+    run_after = created_ms(sub(place, 1, 8))
+    left, updated = unp('>I2', place, 9), math.max(run_after, more and updated or 0)
+    if lease then claim = sub(lease, 3 + unp('>I2', lease)) end
+  elseif state == PENDING then
+    run_after = tonumber(place)
+  else
+    updated = tonumber(place)
+  end
+  local body = with_body and sub(record, 5) or ''
+  return pack('>BB', state, level) .. id .. pack('>I2I2I6I6I2I2', allowed, left, run_after, updated, crashes, #status)
+    .. status .. pack('>I2', #claim) .. claim .. (with_body and '\1' or '\0') .. body
+end

@@ -1,0 +1,6 @@
+-- TIME, read once and only by those who need it: without it ids go on by sequence.
+local now = 0
+local function read_clock()
+  local time = call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
+end

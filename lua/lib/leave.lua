@@ -1,0 +1,20 @@
+-- What happens when jobs leave a lease. left_lease: lease -> jobs that left it. E[lease .. 'n'] = jobs left, only for a lease of several.
+local SOLE = 1000000
+local left_lease = {}
+
+local function leaves(running)
+  local lease = lease_of(running)
+  left_lease[lease] = (left_lease[lease] or 0) + (byte(running, 11) >= 2 and SOLE or 1)
+end
+
+local function settle_leases()
+  for lease, count in pairs(left_lease) do
+    local left = count < SOLE and tonumber(call('HGET', key_E, lease .. 'n') or '0') or 0
+    if left > count then
+      call('HINCRBY', key_E, lease .. 'n', -count)
+    else
+      call('HDEL', key_E, lease, lease .. 'n')
+      call('ZREM', key_e, lease)
+    end
+  end
+end

@@ -1,0 +1,25 @@
+-- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head.
+local id_high, id_low = unp('>I4I4', meta[2])
+local id_ms, id_sequence = id_high * 8192 + floor(id_low / 524288), id_low % 524288
+local minted = false
+
+-- Takes n ids in a row (n <= 1,000); their halves are high, low + 1 ... low + n.
+local function mint(n)
+  if now > id_ms then id_ms, id_sequence = now, -1 end
+  if id_sequence + n >= 524288 then id_ms, id_sequence = id_ms + 1, -1 end
+  local high, low = floor(id_ms / 8192), (id_ms % 8192) * 524288 + id_sequence
+  id_sequence, minted = id_sequence + n, true
+  return high, low
+end
+
+local function finish(payload)
+  if not minted then mint(1) end
+  local h = pack('>I4I4', floor(id_ms / 8192), (id_ms % 8192) * 524288 + id_sequence)
+  local changed_due = earliest ~= (meta[3] and tonumber(meta[3]) or NEVER)
+  if changed_due or waiting ~= (meta[4] == '1') then
+    call('HSET', key_m, 'h', h, lane, sequence .. h .. payload, 'd', string.format('%.0f', earliest), 'w', waiting and '1' or '0')
+  else
+    call('HSET', key_m, 'h', h, lane, sequence .. h .. payload)
+  end
+  return { sequence, h, payload }
+end

@@ -1,0 +1,14 @@
+-- The bell: wakes one waiter, the next one if nobody listens on its channel any more.
+local function ring()
+  if paused or not waiting then return end
+  for _ = 1, 4 do
+    local waiter = call('ZPOPMAX', key_w)[1]
+    waiting = waiter ~= nil
+    if not waiter or call('PUBLISH', waiter, key_m) > 0 then return end
+  end
+end
+
+local function wait_for_ring(channel)
+  call('ZADD', key_w, now, channel)
+  waiting = true
+end

@@ -1,0 +1,12 @@
+-- peek: how many jobs are due now, a level.
+-- KIND   read
+-- NEEDS  base read clock
+-- KEYS   m p* d*
+-- ARGV   nonce version
+-- REPLY  due (u32 a level), paused ('0', '1')
+
+local due = {}
+for level = 1, levels do
+  due[level] = pack('>I4', call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now))
+end
+return { nonce, h, concat(due), byte(config, 17) % 2 == 1 and '1' or '0' }

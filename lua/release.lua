@@ -1,0 +1,47 @@
+-- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
+-- KIND   write
+-- NEEDS  base head clock mint ring admit lease leave holder
+-- KEYS   m w e E p* d* r*
+-- ARGV   lane sequence version source groups ids…
+-- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
+
+if replay then return { sequence, replay_h, replay } end
+local count = #ARGV - ids0
+if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
+
+local plan, refused, at, base = {}, {}, 1, 0
+while at <= #groups do
+  local level, n = unp('>BI2', groups, at)
+  if level < 1 or level > levels or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
+  at = at + 3
+  local values = call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n))
+  local part = { level = level, ids = {}, ready = {} }
+  local i = 0
+  while i < n do
+    local token, run = unp('>c8I2', groups, at)
+    at = at + 10
+    for k = i + 1, i + run do
+      local value = values[k]
+      if holds(value, token) then
+        leaves(value)
+        part.ids[#part.ids + 1] = ARGV[ids0 + base + k]
+        part.ready[#part.ready + 1] = sub(value, lease_of(value) == sub(value, 1, 8) and 12 or 20)
+        part.ready[#part.ready + 1] = ARGV[ids0 + base + k]
+      else
+        refused[#refused + 1] = pack('>I2', base + k - 1)
+      end
+    end
+    i = i + run
+  end
+  base = base + n
+  if part.ids[1] then plan[#plan + 1] = part end
+end
+if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' .. base .. ' jobs, got ' .. count) end
+
+for _, part in ipairs(plan) do
+  send('HDEL', KEYS[r0 + part.level], part.ids)
+  admit(part.level, part.ready)
+end
+settle_leases()
+if plan[1] then ring() end
+return finish(concat(refused))

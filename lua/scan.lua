@@ -1,0 +1,92 @@
+-- scan: one page of the jobs of a state and level, latest time first.
+-- KIND   read
+-- NEEDS  base read clock lease info
+-- KEYS   m j x E p* d* r* f* s*
+-- ARGV   nonce version state level future cursor limit with_bodies budget
+-- REPLY  next cursor ('' = the end), job info…
+-- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
+-- order, page sizes vary, and one may come twice (HSCAN): the caller drops what it has seen.
+
+local most, at, bodies = tonumber(limit), tonumber(level), with_bodies == '1'
+if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
+if most < 1 or at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no such limit or level') end
+
+local reply, bytes = { nonce, h, '' }, 0
+
+-- false: the page is full
+local function give(kind, id, place)
+  local record = call('HGET', key_j, id)
+  if not record then return true end
+  bytes = bytes + (bodies and #record or 0)
+  if #reply > 3 and bytes > tonumber(budget) then return false end
+  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_x, id), place, bodies)
+  return true
+end
+
+if state == '1' then
+  local page = call('HSCAN', KEYS[r0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
+  -- every element of a page of HSCAN has to be given, or it is never seen: bodies over the budget are left out
+  for i = 1, #page[2], 2 do
+    if not give(RUNNING, page[2][i], page[2][i + 1]) then
+      bodies = false
+      give(RUNNING, page[2][i], page[2][i + 1])
+    end
+  end
+  reply[3] = page[1] == '0' and '' or page[1]
+  return reply
+end
+
+-- (score, id) before (score, id)? Not a string comparison: Lua compares by the server's locale.
+local function before(score, id, other_score, other_id)
+  if score ~= other_score then return score < other_score end
+  local high, low = unp('>I4I4', id)
+  local other_high, other_low = unp('>I4I4', other_id)
+  return high < other_high or (high == other_high and low < other_low)
+end
+
+-- How many members stand before (score, id): binary search by rank, as the member itself may have gone.
+local function rank_of(key, score, id)
+  local low, high = 0, call('ZCARD', key)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local member = call('ZRANGE', key, middle, middle, 'WITHSCORES')
+    if before(tonumber(member[2]), member[1], score, id) then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+local from_score, from_id
+if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
+
+-- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
+local function page_of(key, above, upto)
+  local last = call('ZCOUNT', key, '-inf', upto)
+  if from_id then last = math.min(last, rank_of(key, from_score, from_id)) end
+  local jobs = {}
+  if last == 0 then return jobs end
+  local members = call('ZRANGE', key, math.max(last - most, 0), last - 1, 'WITHSCORES')
+  for i = #members - 1, 1, -2 do
+    if tonumber(members[i + 1]) > above then jobs[#jobs + 1] = { tonumber(members[i + 1]), members[i] } end
+  end
+  return jobs
+end
+
+local kind, jobs, others = tonumber(state), nil, {}
+if kind == PENDING and future == '1' then
+  jobs = page_of(KEYS[d0 + at], now, '+inf')
+elseif kind == PENDING then
+  jobs, others = page_of(KEYS[p0 + at], -1, '+inf'), page_of(KEYS[d0 + at], -1, now)
+else
+  jobs = page_of(KEYS[(kind == SUCCEEDED and s0 or f0) + at], -1, '+inf')
+end
+
+local a, b = 1, 1
+while a + b - 2 < most and (jobs[a] or others[b]) do
+  local job = jobs[a]
+  if not job or (others[b] and before(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
+  if not give(kind, job[2], job[1]) then break end
+  reply[3] = job[2] .. string.format('%.0f', job[1])
+  if job == jobs[a] then a = a + 1 else b = b + 1 end
+end
+if not jobs[a] and not others[b] and a + b - 2 < most then reply[3] = '' end
+return reply

@@ -1,0 +1,37 @@
+"""Every Redis key of PinLater, and nothing else that knows how one is spelled.
+
+Promises that all keys of a queue and shard share one hash tag, so that they stand in one slot of a cluster. The contents of each key: docs/design.md §3.
+"""
+
+from typing import Final
+
+PREFIX: Final = "pl:"
+
+
+def tag(queue: str, shard: str) -> str:
+    """`{queue/shard}`: what the hash slot is computed from."""
+    return f"{{{queue}/{shard}}}"
+
+
+def queue_key(queue: str, shard: str, name: str) -> bytes:
+    """The key `name` (`m`, `j`, `p1`, …) of a queue on a shard."""
+    return f"{PREFIX}{tag(queue, shard)}:{name}".encode()
+
+
+def script_keys(queue: str, shard: str, names: tuple[str, ...], levels: int) -> tuple[bytes, ...]:
+    """KEYS of a script: each name in order, a family (`p*`) as one key a level, level 1 first."""
+    keys = [queue_key(queue, shard, name) for name in names if not name.endswith("*")]
+    for family in names:
+        if family.endswith("*"):
+            keys += [queue_key(queue, shard, f"{family[:-1]}{level}") for level in range(1, levels + 1)]
+    return tuple(keys)
+
+
+def registry_key(shard: str) -> bytes:
+    """The set of the names of a shard's queues: a hint, `m` is the truth."""
+    return f"{PREFIX}{{{shard}}}:queues".encode()
+
+
+def wake_channel(session: bytes) -> bytes:
+    """The Pub/Sub channel on which a client (8 bytes of session) is woken."""
+    return f"{PREFIX}wake:{session.hex()}".encode()

@@ -1,0 +1,153 @@
+//! A job to enqueue.
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use crate::arguments::{Given, bytes_like, check_length, integer, shown, text};
+use crate::bad_argument::BadArgument;
+use crate::descriptor::priority_of;
+use crate::limits::{
+    DEFAULT_ATTEMPTS, DEFAULT_PRIORITY, MAX_ATTEMPTS, MAX_KEY_BYTES, MAX_STATUS_BYTES, MAX_TIME_MS,
+};
+
+/// A job to enqueue: a body and what is asked for it. Immutable.
+///
+/// `body` is any bytes-like object, copied. `run_after_ms` (a time, 0 = now) or `delay_ms` (from Redis's clock), not
+/// both. `key` places jobs that have the same one on the same shard; it is not stored.
+#[pyclass(frozen, module = "pinlater._core")]
+#[derive(Debug)]
+pub struct NewJob {
+    #[pyo3(get)]
+    pub body: Py<PyBytes>,
+    #[pyo3(get)]
+    pub priority: u8,
+    #[pyo3(get)]
+    run_after_ms: Option<u64>,
+    #[pyo3(get)]
+    delay_ms: Option<u64>,
+    #[pyo3(get)]
+    pub attempts: u16,
+    #[pyo3(get)]
+    pub status: String,
+    key: Option<Vec<u8>>,
+}
+
+#[pymethods]
+impl NewJob {
+    #[new]
+    #[pyo3(
+        signature = (body, *, priority=Given(None), run_after_ms=None, delay_ms=None, attempts=Given(None),
+                     status=Given(None), key=None),
+        text_signature = "(body, *, priority=1, run_after_ms=None, delay_ms=None, attempts=2, status='', key=None)"
+    )]
+    #[allow(clippy::needless_pass_by_value, reason = "PyO3 hands optional arguments over by value")]
+    fn new(
+        body: &Bound<'_, PyAny>,
+        priority: Given<'_>,
+        run_after_ms: Option<Bound<'_, PyAny>>,
+        delay_ms: Option<Bound<'_, PyAny>>,
+        attempts: Given<'_>,
+        status: Given<'_>,
+        key: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let time = |name, value: Option<Bound<'_, PyAny>>| {
+            value.map(|value| integer(name, &value, 0, MAX_TIME_MS)).transpose()
+        };
+        let (run_after_ms, delay_ms) = (time("run_after_ms", run_after_ms)?, time("delay_ms", delay_ms)?);
+        if let (Some(run_after_ms), Some(delay_ms)) = (run_after_ms, delay_ms) {
+            return Err(both_times(run_after_ms, delay_ms).into());
+        }
+        Ok(Self {
+            body: bytes_like("body", body)?.unbind(),
+            priority: priority.0.map_or(Ok(DEFAULT_PRIORITY), |value| priority_of(&value))?,
+            run_after_ms,
+            delay_ms,
+            attempts: attempts.0.map_or(Ok(DEFAULT_ATTEMPTS), |value| attempts_of("attempts", &value, 1))?,
+            status: status.0.map_or(Ok(String::new()), |value| status_of(&value))?,
+            key: key.map(|value| key_of(&value)).transpose()?,
+        })
+    }
+
+    /// The placement key's bytes; a str given was encoded as UTF-8.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.key.as_ref().map(|key| PyBytes::new(py, key))
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, Self>) -> bool {
+        self.parts(py) == other.get().parts(py)
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.parts(py).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let mut text = format!("NewJob({}, priority={}", shown(self.body.bind(py)), self.priority);
+        if let Some(run_after_ms) = self.run_after_ms {
+            text += &format!(", run_after_ms={run_after_ms}");
+        }
+        if let Some(delay_ms) = self.delay_ms {
+            text += &format!(", delay_ms={delay_ms}");
+        }
+        text += &format!(", attempts={}", self.attempts);
+        if !self.status.is_empty() {
+            text += &format!(", status={}", shown(PyString::new(py, &self.status).as_any()));
+        }
+        if let Some(key) = self.key(py) {
+            text += &format!(", key={}", shown(&key));
+        }
+        text + ")"
+    }
+}
+
+type Parts<'a> = (&'a [u8], u8, Option<u64>, Option<u64>, u16, &'a str, Option<&'a [u8]>);
+
+impl NewJob {
+    /// When to run it, as the wire has it: kind (0 now, 1 absolute, 2 delay) and milliseconds.
+    pub fn when(&self) -> (u8, u64) {
+        match (self.run_after_ms, self.delay_ms) {
+            (Some(time_ms), _) if time_ms > 0 => (1, time_ms),
+            (_, Some(delay_ms)) if delay_ms > 0 => (2, delay_ms),
+            _ => (0, 0),
+        }
+    }
+
+    fn parts<'a>(&'a self, py: Python<'a>) -> Parts<'a> {
+        let body = self.body.as_bytes(py);
+        let key = self.key.as_deref();
+        (body, self.priority, self.run_after_ms, self.delay_ms, self.attempts, &self.status, key)
+    }
+}
+
+/// Attempts, at least `least`.
+pub fn attempts_of(name: &str, attempts: &Bound<'_, PyAny>, least: u64) -> Result<u16, BadArgument> {
+    let attempts = integer(name, attempts, least, u64::from(MAX_ATTEMPTS))?;
+    Ok(u16::try_from(attempts).unwrap_or(MAX_ATTEMPTS))
+}
+
+/// A custom status: at most 3,000 bytes of UTF-8.
+pub fn status_of(status: &Bound<'_, PyAny>) -> Result<String, BadArgument> {
+    let status = text("status", status)?;
+    check_length("status", status.len(), 0, MAX_STATUS_BYTES)?;
+    Ok(status.to_owned())
+}
+
+fn key_of(key: &Bound<'_, PyAny>) -> Result<Vec<u8>, BadArgument> {
+    let bytes = if key.is_instance_of::<PyString>() {
+        text("key", key)?.as_bytes().to_vec()
+    } else {
+        bytes_like("key", key)?.as_bytes().to_vec()
+    };
+    check_length("key", bytes.len(), 1, MAX_KEY_BYTES)?;
+    Ok(bytes)
+}
+
+fn both_times(run_after_ms: u64, delay_ms: u64) -> BadArgument {
+    BadArgument::Value(format!(
+        "expected run_after_ms or delay_ms, got both: run_after_ms={run_after_ms}, delay_ms={delay_ms}"
+    ))
+}

@@ -1,0 +1,93 @@
+"""Fixtures every test file shares: running servers, and the promise that no process outlives the session.
+
+Promises: `server` is empty at the start of a test; servers of `fresh_server` are stopped after it; a session
+that leaves a process behind, detached ones included, fails.
+Risks: `server` is shared by the session: a test that changes its configuration or ends it takes a fresh one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import KINDS, Kind, Server, is_alive, wait_until
+
+FreshServer = Callable[..., Server]
+
+# Every process started in this session inherits it, so one that detached itself is still found at the end.
+SESSION_MARK = f"PINLATER_TEST_SESSION={uuid.uuid4().hex}"
+LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
+
+
+@pytest.fixture(scope="session")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kind, Server]]:
+    running: dict[Kind, Server] = {}
+    for kind in KINDS:
+        running[kind] = Server(kind, tmp_path_factory.mktemp(kind), unix_socket=True).start()
+    yield running
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, _running: dict[Kind, Server]) -> Server:
+    """The session's server of each kind in turn, flushed (data and scripts)."""
+    running = _running[request.param]
+    running.start()  # a test that ended it by mistake fails alone, not everything after it
+    with running.client() as client:
+        client.flushall()
+        client.script_flush()
+    return running
+
+
+@pytest.fixture
+def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServer]:
+    """`fresh_server(kind="valkey", **options of Server) -> Server`, started; stopped when the test ends."""
+    made: list[Server] = []
+
+    def make(kind: Kind = "valkey", **options: Any) -> Server:
+        server = Server(kind, options.pop("directory", None) or tmp_path_factory.mktemp("server"), **options)
+        made.append(server)
+        return server.start()
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+def pytest_sessionstart() -> None:
+    name, _, value = SESSION_MARK.partition("=")
+    os.environ[name] = value
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session, and name them, if processes started in it still run."""
+    with suppress(TimeoutError):
+        wait_until(lambda: not _left_behind(), "no process left behind", LAST_EXIT_DEADLINE_S)
+    left = _left_behind()
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        names = "; ".join(f"{pid}: {command}" for pid, command in left.items())
+        raise pytest.UsageError(f"expected no process left behind by this session, found {names}")
+
+
+def _left_behind() -> dict[int, str]:
+    """Command lines, by process id, of the living processes that carry this session's mark."""
+    left: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        with suppress(OSError):  # it ended meanwhile, or is another user's
+            marked = SESSION_MARK.encode() in (folder / "environ").read_bytes()
+            if marked and pid != os.getpid() and is_alive(pid):
+                left[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return left
