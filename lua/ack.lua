@@ -1,6 +1,6 @@
 -- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
 -- KIND   write
--- NEEDS  base head late_clock mint ring admit lease leave holder status
+-- NEEDS  base lane head late_clock mint ring admit lease leave holder status
 -- KEYS   m w j x e E T p* d* r* f* s*
 -- ARGV   lane sequence version options source groups statuses ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
@@ -13,7 +13,8 @@ local SUCCEEDED, FAILED = 0, 1
 local argv, keep, tombstones = ARGV, unp('>I4', config, 19), options == '\1'
 
 -- Read: which jobs of a group the caller holds. ids: them; flagged: those with x; positions: of ids, in the call.
-local refused = {}
+-- taken: an id named twice is held once, or its lease would lose two jobs for one.
+local refused, taken = {}, {}
 
 local function read_group(group, base, n, at)
   local values = call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n))
@@ -23,12 +24,12 @@ local function read_group(group, base, n, at)
     local token, run = unp('>c8I2', groups, at)
     local by_token, plain = token ~= NO_TOKEN, 0
     for k = i + 1, math.min(i + run, n) do
-      local value = values[k]
-      if value and (by_token and sub(value, 1, 8) == token or not by_token and holds(value, token)) then
-        m = m + 1
-        ids[m], running[m], positions[m] = argv[ids0 + base + k], value, base + k
+      local id, value = argv[ids0 + base + k], values[k]
+      if value and not taken[id] and (by_token and sub(value, 1, 8) == token or not by_token and holds(value, token)) then
+        m, taken[id] = m + 1, true
+        ids[m], running[m], positions[m] = id, value, base + k
         local marks = byte(value, 11)
-        if marks % 2 == 1 then flagged[#flagged + 1] = ids[m] end
+        if marks % 2 == 1 then flagged[#flagged + 1] = id end
         if by_token and marks < 2 then plain = plain + 1 else leaves(value) end
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
@@ -37,6 +38,7 @@ local function read_group(group, base, n, at)
     if plain > 0 then left_lease[token] = (left_lease[token] or 0) + plain end
     i, at = i + run, at + 10
   end
+  if i ~= n then return end
   group.ids, group.flagged, group.running, group.positions, group.base = ids, flagged, running, positions, base
   if group.kind == FAILED then
     group.delays, at = at, at + 6 * n
@@ -48,9 +50,10 @@ local function read_groups()
   local plan, at, base = {}, 1, 0
   while at <= #groups do
     local level, kind, n = unp('>BBI2', groups, at)
-    if level < 1 or level > levels or n < 1 or base + n > count then return nil, 'a group does not fit' end
+    if level < 1 or level > levels or n < 1 or kind > FAILED or base + n > count then return nil, 'a group does not fit' end
     local group = { level = level, kind = kind }
     at = read_group(group, base, n, at + 4)
+    if not at or at > #groups + 1 then return nil, 'the runs or delays of a group do not fit' end
     base = base + n
     if group.ids[1] then plan[#plan + 1] = group end
   end

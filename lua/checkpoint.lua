@@ -1,6 +1,6 @@
 -- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
 -- KIND   write
--- NEEDS  base head clock mint ring admit lease leave holder status
+-- NEEDS  base lane head clock mint ring admit lease leave holder status
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
@@ -13,7 +13,8 @@ local count = #items / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 if count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the items are cut off') end
 
-local held, refused, body_count = {}, {}, 0
+-- seen: of a job named twice the first stands, so that it is put in line once.
+local jobs, seen, refused, body_count = {}, {}, {}, 0
 for i = 1, count do
   local level, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)
   if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end
@@ -23,9 +24,13 @@ for i = 1, count do
     body = ARGV[bodies0 + body_count]
     if not body then return redis.error_reply('BAD_REQUEST a body is missing') end
   end
-  local running = call('HGET', KEYS[r0 + level], id)
-  if holds(running, token) then
-    held[#held + 1] = {
+  if floor(what / 4) % 2 == 1 and attempts < 1 then return redis.error_reply('BAD_REQUEST attempts: expected 1 to 65535, got 0') end
+  local running = not seen[id] and call('HGET', KEYS[r0 + level], id)
+  -- without its record there is nothing to rewrite
+  local whole = what % 2 == 0 and floor(what / 4) % 2 == 0 or call('HEXISTS', key_j, id) == 1
+  if whole and holds(running, token) then
+    seen[id] = true
+    jobs[#jobs + 1] = {
       level = level, id = id, running = running, body = body, position = i,
       move = floor(what / 2) % 2 == 1, kind = kind, ms = ms,
       attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
@@ -35,12 +40,6 @@ for i = 1, count do
   end
 end
 local texts = read_statuses(statuses)
-local seen, jobs = {}, {}
-for _, job in ipairs(held) do
-  -- the same job twice: the first stands, so that no job is put in line twice
-  if not seen[job.id] then jobs[#jobs + 1] = job end
-  seen[job.id] = true
-end
 
 local function keep_record(job)
   if not job.body and not job.attempts then return end

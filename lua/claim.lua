@@ -1,9 +1,9 @@
 -- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
 -- KIND   write
--- NEEDS  base head clock mint ring fetch
+-- NEEDS  base lane head clock mint ring fetch
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version limit quotas claim channel budget
--- REPLY  token ('' = no jobs), jobs block, left (u32 a level), next due (u48 ms), paused ('0', '1'), [records…]…
+-- REPLY  token ('' = no jobs), jobs block, left (u32 a level), due in (u48 ms from now; 0: none, or another holds the timer), paused ('0', '1'), [records…]…
 -- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. channel: '' (do not wait) or where to ring.
 -- budget: bytes of records; one job is always given.
 
@@ -12,10 +12,15 @@ local TIMER_MS = 15000
 
 local NOTHING_LEFT, NO_DUE = string.rep('\0\0\0\0', levels), '\0\0\0\0\0\0'
 
+-- A claim that gave nothing: its lane keeps paused (1 byte), due in (6), left.
+local function empty_handed(done)
+  return { done[1], done[2], '', '', sub(done[3], 8), sub(done[3], 2, 7), sub(done[3], 1, 1) }
+end
+
 -- What an earlier claim gave, less what was taken away since (its lease ran out, jobs were deleted).
 local function claimed_before(token)
+  local lease = call('HGET', key_E, token)
   local none = { sequence, replay_h, '', '', NOTHING_LEFT, NO_DUE, '0' }
-  local lease = token ~= '' and call('HGET', key_E, token)
   if not lease then return none end
   local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
   while at <= last do
@@ -39,22 +44,26 @@ local function claimed_before(token)
   return { sequence, replay_h, token, concat(blocks), NOTHING_LEFT, NO_DUE, '0', unpack(lists) }
 end
 
-if replay then return claimed_before(replay) end
+if replay then
+  return #replay == 8 and claimed_before(replay) or empty_handed({ sequence, replay_h, replay })
+end
 
 local want, most = tonumber(limit), tonumber(budget)
 if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
+if quotas ~= '' and #quotas ~= 2 * levels then return redis.error_reply('BAD_REQUEST quotas: expected one a level') end
 
 if paused then
   if channel ~= '' then wait_for_ring(channel) end
-  return { sequence, finish('')[2], '', '', NOTHING_LEFT, NO_DUE, '1' }
+  return empty_handed(finish('1' .. NO_DUE .. NOTHING_LEFT))
 end
 
 local any_due, any_extra = earliest <= now, call('EXISTS', key_x) == 1
 if any_due then earliest = NEVER end
 local token_high, token_low = mint(1)
 local token = pack('>I4I4', token_high, token_low + 1)
-local total, full = 0, false
+-- full: the byte budget is used up. holes: there were ids without a record
+local total, full, holes = 0, false, false
 local blocks, held, lists, left = {}, {}, {}, {}
 -- marks of a job whose lease is of one job: then nobody has to count
 local sole = want == 1 and 4 or 0
@@ -74,19 +83,27 @@ local function move_due(level, n)
   return tonumber(head[2]) <= now and call('ZCOUNT', key, '-inf', now) or 0
 end
 
+-- Ids without a record can not run: they go, and are counted.
+local function drop_bare(ready, line)
+  local whole, bare = part(line)
+  send('ZREM', ready, bare)
+  send('HDEL', key_x, bare)
+  call('HINCRBY', key_m, 'lost', #bare)
+  holes = true
+  return whole
+end
+
 -- Takes up to n ready jobs of a level; returns how many.
 local function take(level, n)
   local ready = KEYS[p0 + level]
   local line = call('ZRANGE', ready, 0, n - 1, 'WITHSCORES')
   if not line[1] then return 0 end
-  local ids = {}
-  for i = 1, #line / 2 do ids[i] = line[2 * i - 1] end
-  local records, count, bare = fetch(ids, most)
-  if bare then
-    -- an id without a record (a key was evicted or removed by hand) can not run: it goes, and is counted
-    call('ZREM', ready, ids[bare])
-    call('HINCRBY', key_m, 'lost', 1)
-    return take(level, n)
+  local ids = ids_of(line)
+  local records, count = fetch(ids, most)
+  if not records then
+    line = drop_bare(ready, line)
+    ids = ids_of(line)
+    records, count = fetch(ids, most)
   end
   full = count < #ids
   if count == 0 then return 0 end
@@ -123,33 +140,39 @@ for level = 1, levels do
   local due = any_due and move_due(level, n) or 0
   local taken = n > 0 and take(level, n) or 0
   total = total + taken
-  if n == 0 or taken == n or full then due = due + call('ZCARD', KEYS[p0 + level]) end
+  if n == 0 or taken == n or full or holes then due = due + call('ZCARD', KEYS[p0 + level]) end
   left[level] = due
 end
 
-local ring_on, next_due = false, 0
+-- One of those who wait holds the timer of the next scheduled job. Returns whether the caller does.
+local function hold_timer(due)
+  local timer = call('HGET', key_m, 't')
+  if timer then
+    local due_ms, since = unp('>I6I6', timer)
+    if due_ms == due and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel then return false end
+  end
+  call('HSET', key_m, 't', pack('>I6I6', due, now) .. channel)
+  return true
+end
+
+local ring_on = false
 for level = 1, levels do
   ring_on = ring_on or left[level] > 0
   left[level] = pack('>I4', left[level])
 end
+local all_left = concat(left)
 if total == 0 then
-  token = ''
-  next_due = earliest < NEVER and earliest or 0
-  if channel ~= '' and not ring_on then
+  local due_in = earliest < NEVER and math.max(earliest - now, 1) or 0
+  if channel ~= '' then
     wait_for_ring(channel)
-    if next_due > 0 then
-      local timer = call('HGET', key_m, 't')
-      local due_ms, since = 0, 0
-      if timer then due_ms, since = unp('>I6I6', timer) end
-      local others = due_ms == next_due and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel
-      if others then next_due = 0 else call('HSET', key_m, 't', pack('>I6I6', next_due, now) .. channel) end
-    end
+    -- jobs it may not take now (quotas), or behind ids without a record: a waiter is rung for them, itself perhaps
+    if ring_on then ring() elseif due_in > 0 and not hold_timer(earliest) then due_in = 0 end
   end
-else
-  local ids_block = concat(held)
-  call('ZADD', key_e, now + unp('>I4', config, 13), token)
-  local entry = pack('>I2', #ids_block) .. ids_block .. claim
-  if sole > 0 then call('HSET', key_E, token, entry) else call('HSET', key_E, token, entry, token .. 'n', total) end
-  if ring_on then ring() end
+  return empty_handed(finish('0' .. pack('>I6', due_in) .. all_left))
 end
-return { sequence, finish(token)[2], token, concat(blocks), concat(left), pack('>I6', next_due), '0', unpack(lists) }
+local ids_block = concat(held)
+call('ZADD', key_e, now + unp('>I4', config, 13), token)
+local entry = pack('>I2', #ids_block) .. ids_block .. claim
+if sole > 0 then call('HSET', key_E, token, entry) else call('HSET', key_E, token, entry, token .. 'n', total) end
+if ring_on then ring() end
+return { sequence, finish(token)[2], token, concat(blocks), all_left, NO_DUE, '0', unpack(lists) }

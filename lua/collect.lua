@@ -1,12 +1,13 @@
 -- collect: removes finished jobs past their time or over their cap, and lanes, tickets and waiters nobody uses any more.
 -- KIND   write
--- NEEDS  base head clock mint
+-- NEEDS  base lane head clock mint
 -- KEYS   m w j x R f* s*
 -- ARGV   lane sequence version cursor
 -- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 tickets, u32 waiters, u8 more, next cursor
--- cursor: where to go on among the lanes, '0' at first; the reply's last bytes.
+-- cursor: where to go on among the lanes and tickets, '0' at first and when all were seen; the reply's last bytes.
 
 if replay then return { sequence, replay_h, replay } end
+if s0 - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local HOUR_MS = 3600000
 -- A waiter comes back every 10 to 15 s, so one that was not seen for a minute is dead.
 local WAITER_MS = 60000
@@ -64,7 +65,9 @@ local function remove_silent(key, from, time_of)
   return #old, page[1]
 end
 
-local lanes, next_cursor = remove_silent(key_m, cursor, lane_ms)
-local tickets = remove_silent(key_R, '0', ticket_ms)
+local lane_cursor, ticket_cursor = string.match(cursor, '^(%d+):(%d+)$')
+local lanes, next_lane = remove_silent(key_m, lane_cursor or '0', lane_ms)
+local tickets, next_ticket = remove_silent(key_R, ticket_cursor or '0', ticket_ms)
 local waiters = call('ZREMRANGEBYSCORE', key_w, '-inf', now - WAITER_MS)
+local next_cursor = next_lane == '0' and next_ticket == '0' and '0' or next_lane .. ':' .. next_ticket
 return finish(pack('>I4I4I4I4I4B', succeeded, failed, lanes, tickets, waiters, more) .. next_cursor)

@@ -1,6 +1,6 @@
 -- delete_jobs: removes jobs of a state and level, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base head clock mint lease leave
+-- NEEDS  base lane head clock mint lease leave
 -- KEYS   m j x e E p* d* r* f* s*
 -- ARGV   lane sequence version state level limit ids…
 -- REPLY  u32 how many, u8 more of that state are left
@@ -12,7 +12,10 @@ if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: exp
 if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
 
 local SETS = { ['0'] = { p0, d0 }, ['2'] = { s0 }, ['3'] = { f0 }, [''] = { p0, d0, s0, f0 } }
-local gone, running_gone = {}, {}
+if state ~= '1' and not SETS[state] or state == '' and most > 0 then
+  return redis.error_reply('BAD_REQUEST state: expected 0 to 3, or none and ids')
+end
+local gone = {}
 
 local function pick(key, candidates)
   local found, scores = {}, candidates[1] and call('ZMSCORE', key, unpack(candidates)) or {}
@@ -24,16 +27,18 @@ end
 
 local function pick_running(ids)
   for i, value in ipairs(ids[1] and call('HMGET', KEYS[r0 + at], unpack(ids)) or {}) do
-    if value and not running_gone[ids[i]] then
+    if value then
       leaves(value)
-      running_gone[ids[i]] = true
       gone[#gone + 1] = ids[i]
     end
   end
 end
 
-local ids = {}
-for i = 1, named do ids[i] = ARGV[ids0 + i] end
+local ids, seen = {}, {}
+for i = ids0 + 1, #ARGV do
+  if not seen[ARGV[i]] then ids[#ids + 1] = ARGV[i] end
+  seen[ARGV[i]] = true
+end
 local more = 0
 if state == '1' or state == '' then
   local key = KEYS[r0 + at]

@@ -1,13 +1,14 @@
 -- delete_queue: removes everything of a queue but its high-water mark: ids, tokens and configuration versions never come back.
 -- KIND   write
--- NEEDS  base head clock mint
+-- NEEDS  base lane head clock mint order version
 -- KEYS   m w j x e E R T p* d* r* f* s*
 -- ARGV   lane sequence version
 -- REPLY  nothing
--- The lanes go too: a resent request is then answered with QUEUE_NOT_FOUND, which its client reads as unknown.
+-- Of the lanes only this one stays: another request that is resent is answered with QUEUE_NOT_FOUND, which its client reads as unknown.
 
-local high, low = mint(1)
-local drawn = pack('>I4I4', high, low + 1)
+if replay then return { sequence, replay_h, replay } end
+local drawn, new_h = draw_version()
+local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config, 18)
 call('UNLINK', unpack(KEYS))
-call('HSET', key_m, 'c', drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config, 18), 'h', drawn)
-return { sequence, drawn, '' }
+call('HSET', key_m, 'c', tombstone, 'h', new_h, lane, sequence .. new_h)
+return { sequence, new_h, '' }

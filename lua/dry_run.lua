@@ -1,6 +1,6 @@
 -- dry_run: what a claim would give, without taking it.
 -- KIND   read
--- NEEDS  base read clock fetch
+-- NEEDS  base read clock order fetch
 -- KEYS   m j x p* d*
 -- ARGV   nonce version limit budget
 -- REPLY  as claim, token ''
@@ -10,14 +10,6 @@ if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
 local paused = byte(config, 17) % 2 == 1
 
--- Not a[2] < b[2]: Lua compares strings by the server's locale.
-local function before(a, b)
-  if a[1] ~= b[1] then return a[1] < b[1] end
-  local a_high, a_low = unp('>I4I4', a[2])
-  local b_high, b_low = unp('>I4I4', b[2])
-  return a_high < b_high or (a_high == b_high and a_low < b_low)
-end
-
 -- The first n of a level in the order a claim takes them: ready and due, by run-after, then id.
 local function line_of(level, n)
   local jobs = {}
@@ -26,32 +18,29 @@ local function line_of(level, n)
   for _, line in ipairs({ ready, due }) do
     for i = 1, #line, 2 do jobs[#jobs + 1] = { tonumber(line[i + 1]), line[i] } end
   end
-  table.sort(jobs, before)
-  local ids = {}
-  for i = 1, math.min(n, #jobs) do ids[i] = jobs[i][2] end
-  return ids
+  table.sort(jobs, function(a, b) return a[1] < b[1] or (a[1] == b[1] and before(a[2], b[2])) end)
+  local first = {}
+  for i = 1, math.min(n, #jobs) do first[2 * i - 1], first[2 * i] = jobs[i][2], jobs[i][1] end
+  return first
 end
 
 local blocks, lists, left, total, full = {}, {}, {}, 0, false
 for level = 1, levels do
   local due = call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now)
   local n = (paused or full) and 0 or want - total
-  local ids = n > 0 and due > 0 and line_of(level, n) or {}
-  local records, count, bare = fetch(ids, most)
-  full = full or count < #ids and not bare
+  local line = n > 0 and due > 0 and line_of(level, n) or {}
+  local records, count = fetch(ids_of(line), most)
+  if not records then
+    line = part(line)
+    records, count = fetch(ids_of(line), most)
+  end
+  full = full or count < #line / 2
   if count > 0 then
-    local extras, lefts, i = call('HMGET', key_x, unpack(ids, 1, count)), {}, 0
-    for _, list in ipairs(records) do
-      for k = 1, #list do
-        if i < count then
-          i = i + 1
-          if extras[i] then lefts[#lefts + 1] = pack('>I2', i - 1) .. sub(extras[i], 1, 2) end
-        else
-          list[k] = nil
-        end
-      end
-      lists[#lists + 1] = list
+    local ids, lefts = ids_of(line), {}
+    for i, more in ipairs(call('HMGET', key_x, unpack(ids, 1, count))) do
+      if more then lefts[#lefts + 1] = pack('>I2', i - 1) .. sub(more, 1, 2) end
     end
+    for _, list in ipairs(records) do lists[#lists + 1] = list end
     blocks[#blocks + 1] = pack('>BI2', level, count) .. concat(ids, '', 1, count) .. pack('>I2', #lefts) .. concat(lefts)
     total = total + count
   end

@@ -1,6 +1,6 @@
 -- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base head clock mint ring admit lease status
+-- NEEDS  base lane head clock mint ring admit lease status
 -- KEYS   m w x e E p* d* r* f*
 -- ARGV   lane sequence version owner hold expected
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others
@@ -8,6 +8,7 @@
 -- u48 earliest, u48 latest TIME that its own monotonic clock allows.
 
 if replay then return { sequence, replay_h, replay } end
+if d0 - p0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local lease_ms = unp('>I4', config, 13)
 local hold_ms = tonumber(hold)
 
@@ -38,7 +39,7 @@ end
 call('HSET', key_m, 'o', owner .. pack('>I6', now + hold_ms))
 
 if jumped_at > 0 and now < jumped_at + lease_ms then
-  local long = call('ZRANGE', key_e, '(' .. now + lease_ms, '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
+  local long = call('ZRANGE', key_e, string.format('(%.0f', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
   for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
   if long[1] then send('ZADD', key_e, long) end
   return report(1, flag, #long == 2000 and 1 or 0, 0, 0, 0, now + hold_ms)

@@ -1,6 +1,6 @@
 -- load: puts jobs in line under ids that prepare issued; the ticket is used up.
 -- KIND   admit
--- NEEDS  base head clock mint ring admit status arrive
+-- NEEDS  base lane head clock mint ring admit status arrive
 -- KEYS   m w j x R p* d*
 -- ARGV   lane sequence version ticket spec statuses records…
 -- REPLY  id of the first job

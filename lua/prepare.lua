@@ -1,6 +1,6 @@
 -- prepare: issues ids for jobs that will be loaded later, and a ticket for them.
 -- KIND   admit
--- NEEDS  base head clock mint
+-- NEEDS  base lane head clock mint
 -- KEYS   m R
 -- ARGV   lane sequence version count
 -- REPLY  ticket = id of the first job

@@ -1,6 +1,6 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
--- NEEDS  base head clock mint ring admit lease leave holder
+-- NEEDS  base lane head clock mint ring admit lease leave holder
 -- KEYS   m w e E p* d* r*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
@@ -9,7 +9,8 @@ if replay then return { sequence, replay_h, replay } end
 local count = #ARGV - ids0
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 
-local plan, refused, at, base = {}, {}, 1, 0
+-- taken: an id named twice is held once, or its lease would lose two jobs for one.
+local plan, refused, taken, at, base = {}, {}, {}, 1, 0
 while at <= #groups do
   local level, n = unp('>BI2', groups, at)
   if level < 1 or level > levels or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
@@ -20,19 +21,21 @@ while at <= #groups do
   while i < n do
     local token, run = unp('>c8I2', groups, at)
     at = at + 10
-    for k = i + 1, i + run do
-      local value = values[k]
-      if holds(value, token) then
+    for k = i + 1, math.min(i + run, n) do
+      local id, value = ARGV[ids0 + base + k], values[k]
+      if not taken[id] and holds(value, token) then
+        taken[id] = true
         leaves(value)
-        part.ids[#part.ids + 1] = ARGV[ids0 + base + k]
-        part.ready[#part.ready + 1] = sub(value, lease_of(value) == sub(value, 1, 8) and 12 or 20)
-        part.ready[#part.ready + 1] = ARGV[ids0 + base + k]
+        part.ids[#part.ids + 1] = id
+        part.ready[#part.ready + 1] = sub(value, floor(byte(value, 11) / 2) % 2 == 1 and 20 or 12)
+        part.ready[#part.ready + 1] = id
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
       end
     end
     i = i + run
   end
+  if i ~= n then return redis.error_reply('BAD_REQUEST the runs of a group do not fit') end
   base = base + n
   if part.ids[1] then plan[#plan + 1] = part end
 end

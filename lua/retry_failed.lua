@@ -1,6 +1,6 @@
 -- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base head clock mint ring admit status
+-- NEEDS  base lane head clock mint ring admit status
 -- KEYS   m w x p* d* f*
 -- ARGV   lane sequence version level limit attempts kind ms ids…
 -- REPLY  u32 how many

@@ -1,6 +1,6 @@
 -- scan: one page of the jobs of a state and level, latest time first.
 -- KIND   read
--- NEEDS  base read clock lease info
+-- NEEDS  base read clock lease order info
 -- KEYS   m j x E p* d* r* f* s*
 -- ARGV   nonce version state level future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
@@ -17,8 +17,9 @@ local reply, bytes = { nonce, h, '' }, 0
 local function give(kind, id, place)
   local record = call('HGET', key_j, id)
   if not record then return true end
-  bytes = bytes + (bodies and #record or 0)
-  if #reply > 3 and bytes > tonumber(budget) then return false end
+  local size = bodies and #record or 0
+  if size > 0 and #reply > 3 and bytes + size > tonumber(budget) then return false end
+  bytes = bytes + size
   reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_x, id), place, bodies)
   return true
 end
@@ -36,12 +37,8 @@ if state == '1' then
   return reply
 end
 
--- (score, id) before (score, id)? Not a string comparison: Lua compares by the server's locale.
-local function before(score, id, other_score, other_id)
-  if score ~= other_score then return score < other_score end
-  local high, low = unp('>I4I4', id)
-  local other_high, other_low = unp('>I4I4', other_id)
-  return high < other_high or (high == other_high and low < other_low)
+local function earlier(score, id, other_score, other_id)
+  return score < other_score or (score == other_score and before(id, other_id))
 end
 
 -- How many members stand before (score, id): binary search by rank, as the member itself may have gone.
@@ -50,7 +47,7 @@ local function rank_of(key, score, id)
   while low < high do
     local middle = floor((low + high) / 2)
     local member = call('ZRANGE', key, middle, middle, 'WITHSCORES')
-    if before(tonumber(member[2]), member[1], score, id) then low = middle + 1 else high = middle end
+    if earlier(tonumber(member[2]), member[1], score, id) then low = middle + 1 else high = middle end
   end
   return low
 end
@@ -83,7 +80,7 @@ end
 local a, b = 1, 1
 while a + b - 2 < most and (jobs[a] or others[b]) do
   local job = jobs[a]
-  if not job or (others[b] and before(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
+  if not job or (others[b] and earlier(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
   if not give(kind, job[2], job[1]) then break end
   reply[3] = job[2] .. string.format('%.0f', job[1])
   if job == jobs[a] then a = a + 1 else b = b + 1 end

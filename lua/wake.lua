@@ -1,6 +1,6 @@
 -- wake: rings one waiter (a woken worker that is full passes the bell on).
 -- KIND   write
--- NEEDS  base head clock mint ring
+-- NEEDS  base lane head clock mint ring
 -- KEYS   m w
 -- ARGV   lane sequence version
 -- REPLY  nothing

@@ -7,9 +7,9 @@ Risks: `server` is shared by the session: a test that changes its configuration 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +21,7 @@ from tests.servers import KINDS, Kind, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
 
-# Every process started in this session inherits it, so one that detached itself is still found at the end.
-SESSION_MARK = f"PINLATER_TEST_SESSION={uuid.uuid4().hex}"
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
 
 
@@ -63,8 +62,7 @@ def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServ
 
 
 def pytest_sessionstart() -> None:
-    name, _, value = SESSION_MARK.partition("=")
-    os.environ[name] = value
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that detached processes are found at the end
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -82,12 +80,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _left_behind() -> dict[int, str]:
-    """Command lines, by process id, of the living processes that carry this session's mark."""
-    left: dict[int, str] = {}
+    """Command lines, by process id, of the living processes below this one."""
+    parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        with suppress(OSError):  # it ended meanwhile, or is another user's
-            marked = SESSION_MARK.encode() in (folder / "environ").read_bytes()
-            if marked and pid != os.getpid() and is_alive(pid):
-                left[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return left
+        with suppress(OSError):  # it ended meanwhile
+            status = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(folder.name)] = int(status[1])
+    return {pid: _command_line(pid) for pid in parents if _is_below(pid, parents) and is_alive(pid)}
+
+
+def _is_below(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def _command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "ended"

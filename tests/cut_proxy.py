@@ -1,9 +1,9 @@
 """A TCP proxy between client and server that cuts a connection at a chosen point of a chosen command.
 
 Promises: it forwards whole requests and whole replies and pairs them, so a cut falls where it was asked for:
-before the server sees the request, after it executed it, or inside the reply; replies to earlier requests of the
-connection are delivered first. Connections made after a cut work.
-Risks: requests pipelined behind the one that is cut AFTER or in the REPLY may execute too, as on a real network.
+before the server sees the request, after it executed it, or inside the reply; replies to earlier requests of
+the connection are delivered first. Connections made after a cut work.
+Risks: requests pipelined behind the one that is cut AFTER or in the REPLY may execute too, as on a network.
 It knows no TLS and no CLIENT REPLY OFF; a RESP2 subscriber's connection is passed on uncut.
 """
 
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from tests.resp import Command, message_end, parse_command
 from tests.servers import free_port
 
 DEADLINE_S = 20.0  # for a cut to happen: a round trip takes under 1 ms, a loaded machine may take seconds
 CHUNK_BYTES = 1 << 16  # one read
 LANE_BYTES = 10  # 8 of session, 2 of slot: tells a write script's arguments from a read's 4-byte nonce
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger on, for 0 s: close() sends RST
-
-Command = list[bytes]
 
 
 class Cut(enum.Enum):
@@ -68,7 +67,7 @@ class Seen:
     def _lane_and_sequence(self) -> tuple[bytes | None, int | None]:
         if not is_script(self.command):
             return None, None
-        lane, sequence = (self.command[3 + int(self.command[2]) :] + [b"", b""])[:2]
+        lane, sequence = [*self.command[3 + int(self.command[2]) :], b"", b""][:2]
         if len(lane) != LANE_BYTES or len(sequence) != 4:
             return None, None
         return lane, int.from_bytes(sequence, "big")
@@ -81,7 +80,7 @@ def is_script(command: Command) -> bool:
 
 @dataclass
 class Arm:
-    """A cut that waits for its command: the `nth` that matches, and the `count` - 1 matching ones after it."""
+    """A cut that waits for its command: the `nth` that matches, and the next `count` - 1 that match."""
 
     cut: Cut
     reply_bytes: int
@@ -134,8 +133,8 @@ class CutProxy:
     ) -> Arm:
         """Cut at the `nth` command from now for which `match(command)` holds, and `count` - 1 after it.
 
-        `reset` ends the connection with RST, otherwise with FIN. `reply_bytes` past the reply's end delivers all
-        of it. Several arms are asked in the order they were made.
+        `reset` ends the connection with RST, otherwise with FIN. `reply_bytes` past the reply's end delivers
+        all of it. Several arms are asked in the order they were made.
         """
         made = Arm(cut, reply_bytes, match, nth, count, reset, delay_s)
         with self.changed:
@@ -148,7 +147,7 @@ class CutProxy:
             self._arms.clear()
 
     def wait_cut(self, timeout_s: float = DEADLINE_S, cuts: int = 1) -> None:
-        """Return once `cuts` cuts have happened since the proxy began; TimeoutError if they have not in time."""
+        """Return once `cuts` cuts have happened since the proxy began; TimeoutError after `timeout_s`."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.cuts >= cuts, timeout_s):
                 raise TimeoutError(f"expected {cuts} cuts within {timeout_s:g} s, saw {self.cuts}")
@@ -317,7 +316,8 @@ class _Connection:
                 del buffer[:end]
                 if not self._reply(reply):
                     return
-        _shut(self._client, socket.SHUT_WR)
+        if not self._ended:  # a FIN here would come before the RST of a cut
+            _shut(self._client, socket.SHUT_WR)
 
     def _reply(self, reply: bytes) -> bool:
         """Deliver the reply, or cut; whether later replies are to be delivered."""
@@ -358,53 +358,17 @@ class _Connection:
 
     def _end(self, arm: Arm) -> None:
         """End the connection for both sides; the thread for requests closes the sockets."""
+        self._ended = True
         _shut(self._server, socket.SHUT_RDWR)
         if arm.reset:
             self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            _shut(
-                self._client, socket.SHUT_RD
-            )  # wakes the thread for requests, whose close then sends the RST
+            _shut(self._client, socket.SHUT_RD)  # wakes the thread for requests, whose close sends the RST
         else:
             _shut(self._client, socket.SHUT_WR)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> None:
         with self._proxy.changed:
             self._proxy.changed.wait_for(lambda: condition() or self._ended, timeout_s)
-
-
-def message_end(buffer: bytes | bytearray) -> int | None:
-    """Where the first whole RESP message (2 or 3) of `buffer` ends; None while it is not all there."""
-    position, wanted = 0, 1
-    while wanted:
-        line_end = buffer.find(b"\r\n", position)
-        if line_end < 0:
-            return None
-        kind, line = buffer[position : position + 1], bytes(buffer[position + 1 : line_end])
-        position = line_end + 2
-        wanted -= 1
-        if kind in b"*~>":
-            wanted += max(int(line), 0)
-        elif kind in b"%":
-            wanted += 2 * int(line)
-        elif kind in b"|":
-            wanted += 2 * int(line) + 1  # an attribute comes before the value it is about
-        elif kind in b"$=!" and int(line) >= 0:
-            position += int(line) + 2
-    return position if position <= len(buffer) else None
-
-
-def parse_command(message: bytes) -> Command:
-    """The arguments of one whole request (an array of bulk strings, as every client library sends)."""
-    if not message.startswith(b"*"):
-        return message.split()
-    command: Command = []
-    position = message.index(b"\r\n") + 2
-    while position < len(message):
-        line_end = message.index(b"\r\n", position)
-        start, size = line_end + 2, int(message[position + 1 : line_end])
-        command.append(message[start : start + size])
-        position = start + size + 2
-    return command
 
 
 def _receive(end: socket.socket) -> bytes:

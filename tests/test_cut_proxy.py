@@ -15,7 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.cut_proxy import Cut, CutProxy, is_script, message_end, parse_command
+from tests.cut_proxy import Cut, CutProxy, is_script
+from tests.resp import message_end, parse_command
 from tests.servers import Server, wait_until
 
 LANE = b"session!" + b"\0\1"
@@ -37,7 +38,7 @@ def client(proxy: CutProxy) -> Iterator[redis.Redis]:
 
 
 def count(client: redis.Redis, sequence: int = 1) -> object:
-    return client.execute_command("EVAL", COUNT_SCRIPT, 1, "count", LANE, sequence.to_bytes(4, "big"))
+    return client.eval(COUNT_SCRIPT, 1, "count", LANE, sequence.to_bytes(4, "big"))
 
 
 def request(*words: bytes) -> bytes:
@@ -111,10 +112,8 @@ def test_replies_before_the_cut_arrive(server: Server, proxy: CutProxy) -> None:
     assert executed(server) == 0
 
 
-def test_an_arm_waits_for_its_command_and_counts(
-    server: Server, proxy: CutProxy, client: redis.Redis
-) -> None:
-    proxy.arm(Cut.AFTER, match=lambda command: command[0] == b"INCR", nth=2, count=2)
+def test_an_arm_waits_for_its_command_and_counts(proxy: CutProxy, client: redis.Redis) -> None:
+    proxy.arm(Cut.AFTER, match=lambda command: command[0] == b"INCRBY", nth=2, count=2)
     assert count(client) == 1
     assert client.incr("count") == 2
     for _ in range(2):

@@ -1,3 +1,6 @@
+-- A record begins with its format, the attempts allowed (2) and the priority.
+local HEADER_BYTES = 4
+
 -- Puts new jobs in line under ids low + 1 ... low + count (as mint gives them). arrival: score of a job that may run at once.
 -- Returns the id of the first job, or nil and an error before anything was written.
 local function arrive(high, low, arrival)
@@ -5,7 +8,9 @@ local function arrive(high, low, arrival)
   arrival = string.format('%.0f', arrival)
   local fields, ready, scheduled = {}, {}, {}
   for i = 1, count do
-    fields[2 * i - 1], fields[2 * i] = pack('>I4I4', high, low + i), ARGV[records0 + i]
+    local record = ARGV[records0 + i]
+    if #record < HEADER_BYTES then return nil, redis.error_reply('BAD_REQUEST record ' .. i - 1 .. ' is cut off') end
+    fields[2 * i - 1], fields[2 * i] = pack('>I4I4', high, low + i), record
   end
   if #spec == 1 then
     local line = {}
@@ -31,12 +36,14 @@ local function arrive(high, low, arrival)
     end
   end
 
-  send('HSET', key_j, fields)
   local more = {}
   for position, text in pairs(read_statuses(statuses)) do
+    if position > count then return nil, redis.error_reply('BAD_REQUEST no job ' .. position - 1 .. ' for a status') end
     more[#more + 1] = fields[2 * position - 1]
-    more[#more + 1] = extra(unp('>I2', fields[2 * position], 2), now, 0, text)
+    more[#more + 1] = extra(unp('>I2', fields[2 * position], 2), now, 0, append_status('', text))
   end
+
+  send('HSET', key_j, fields)
   if more[1] then send('HSET', key_x, more) end
   local wake = false
   for level = 1, levels do

@@ -1,5 +1,5 @@
 -- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head.
-local id_high, id_low = unp('>I4I4', meta[2])
+local id_high, id_low = unp('>I4I4', meta[2] or '\0\0\0\0\0\0\0\0')
 local id_ms, id_sequence = id_high * 8192 + floor(id_low / 524288), id_low % 524288
 local minted = false
 

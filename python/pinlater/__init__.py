@@ -1,1 +1,55 @@
-"""PinLater."""
+"""PinLater: a Redis-native job queue. Atomic Lua transitions, a Rust-accelerated core; nothing acknowledged is lost."""
+
+from pinlater._core import __version__
+from pinlater.async_client import AsyncClient
+from pinlater.client import Client
+from pinlater.config import QueueConfig
+from pinlater.errors import (
+    ConfigConflict,
+    EnqueueRefused,
+    InvalidArgument,
+    OutcomeUnknown,
+    PartialDelete,
+    PartialEnqueue,
+    PinLaterError,
+    QueueError,
+    QueueNotFound,
+    ServerError,
+    ServerFull,
+    ServerRefused,
+    ServerReplyError,
+    ServerTooOld,
+    ServerUnavailable,
+    TicketGone,
+)
+from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
+
+__all__ = [
+    "Ack",
+    "AsyncClient",
+    "Checkpoint",
+    "Client",
+    "ConfigConflict",
+    "CountsByState",
+    "EnqueueRefused",
+    "InvalidArgument",
+    "Job",
+    "JobInfo",
+    "NewJob",
+    "OutcomeUnknown",
+    "PartialDelete",
+    "PartialEnqueue",
+    "PinLaterError",
+    "QueueConfig",
+    "QueueError",
+    "QueueNotFound",
+    "ServerError",
+    "ServerFull",
+    "ServerRefused",
+    "ServerReplyError",
+    "ServerTooOld",
+    "ServerUnavailable",
+    "State",
+    "TicketGone",
+    "__version__",
+]

@@ -17,8 +17,11 @@ impl<'py> FromPyObject<'py> for Given<'py> {
 }
 
 /// An int within `low..=high`; a bool or a float is not one.
-pub fn integer(name: &str, value: &Bound<'_, PyAny>, low: u64, high: u64) -> Result<u64, BadArgument> {
-    let range = || format!("{} to {}", grouped(low), grouped(high));
+pub fn integer<T>(name: &str, value: &Bound<'_, PyAny>, low: T, high: T) -> Result<T, BadArgument>
+where
+    T: Copy + PartialOrd + Into<u64> + for<'py> FromPyObject<'py>,
+{
+    let range = || format!("{} to {}", grouped(low.into()), grouped(high.into()));
     if !value.is_instance_of::<PyInt>() || value.is_instance_of::<PyBool>() {
         return Err(BadArgument::Type(format!(
             "{name}: expected an int from {}, got {}",
@@ -26,7 +29,7 @@ pub fn integer(name: &str, value: &Bound<'_, PyAny>, low: u64, high: u64) -> Res
             shown(value)
         )));
     }
-    match value.extract::<u64>() {
+    match value.extract::<T>() {
         Ok(number) if (low..=high).contains(&number) => Ok(number),
         _ => Err(BadArgument::Value(format!("{name}: expected {}, got {}", range(), shown(value)))),
     }
@@ -37,11 +40,8 @@ pub fn bytes_like<'py>(name: &str, value: &Bound<'py, PyAny>) -> Result<Bound<'p
     if let Ok(bytes) = value.downcast_exact::<PyBytes>() {
         return Ok(bytes.clone());
     }
-    let hint = if value.is_instance_of::<PyString>() {
-        "; encode it first, such as text.encode()"
-    } else {
-        ""
-    };
+    let hint =
+        if value.is_instance_of::<PyString>() { "; encode it first, such as text.encode()" } else { "" };
     PyMemoryView::from(value)
         .and_then(|view| view.call_method0("tobytes"))
         .ok()
@@ -58,17 +58,10 @@ pub fn bytes_like<'py>(name: &str, value: &Bound<'py, PyAny>) -> Result<Bound<'p
 /// Text that UTF-8 can encode.
 pub fn text<'a>(name: &str, value: &'a Bound<'_, PyAny>) -> Result<&'a str, BadArgument> {
     let string = value.downcast::<PyString>().map_err(|_| {
-        BadArgument::Type(format!(
-            "{name}: expected a str, got {} {}",
-            type_name(value),
-            shown(value)
-        ))
+        BadArgument::Type(format!("{name}: expected a str, got {} {}", type_name(value), shown(value)))
     })?;
     string.to_str().map_err(|_| {
-        BadArgument::Value(format!(
-            "{name}: expected text that UTF-8 can encode, got {}",
-            shown(value)
-        ))
+        BadArgument::Value(format!("{name}: expected text that UTF-8 can encode, got {}", shown(value)))
     })
 }
 
@@ -82,10 +75,7 @@ pub fn check_length(name: &str, length: usize, least: usize, most: usize) -> Res
     } else {
         format!("{least} to {}", grouped(most as u64))
     };
-    Err(BadArgument::Value(format!(
-        "{name}: expected {range} bytes, got {}",
-        grouped(length as u64)
-    )))
+    Err(BadArgument::Value(format!("{name}: expected {range} bytes, got {}", grouped(length as u64))))
 }
 
 /// A value as a message shows it: its repr, cut.
@@ -93,7 +83,15 @@ pub fn shown(value: &Bound<'_, PyAny>) -> String {
     match value.repr() {
         Ok(repr) => cut(&repr.to_string_lossy()),
         // Python refuses to print an int of thousands of digits.
-        Err(_) => format!("{} that can not be shown", type_name(value)),
+        Err(_) => format!("a {} too long to show", type_name(value)),
+    }
+}
+
+/// A body as a repr shows it: only its start is looked at, as it may be a mebibyte.
+pub fn shown_body(body: &Bound<'_, PyBytes>) -> String {
+    match body.as_bytes().get(..SHOWN_CHARS) {
+        Some(start) => cut(&shown(&PyBytes::new(body.py(), start))),
+        None => shown(body),
     }
 }
 

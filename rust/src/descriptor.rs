@@ -40,7 +40,9 @@ impl<'a> Descriptor<'a> {
         Ok(Self {
             queue: Some(queue).filter(|name| is_queue(name)).ok_or("the queue is not [A-Za-z0-9_]{1,255}")?,
             shard: shard.ok_or("the shard is not s[A-Za-z0-9_-]{1,32}")?,
-            priority: priority.and_then(|level| u8::try_from(level).ok()).ok_or("the priority is not p1 to p100")?,
+            priority: priority
+                .and_then(|level| u8::try_from(level).ok())
+                .ok_or("the priority is not p1 to p100")?,
             id: decimal(id, MAX_ID).ok_or("the id is not a decimal number from 1 to 2**63 - 1")?,
         })
     }
@@ -92,7 +94,9 @@ pub fn format_descriptors<'py>(
 
 /// (queue, shard, priority, id) of a descriptor. `ValueError` that names the wrong part, `TypeError` for no str.
 #[pyfunction]
-pub fn parse_descriptor<'py>(text: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyString>, Bound<'py, PyString>, u8, u64)> {
+pub fn parse_descriptor<'py>(
+    text: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyString>, Bound<'py, PyString>, u8, u64)> {
     let descriptor = Descriptor::parse(crate::arguments::text("job descriptor", text)?)?;
     let py = text.py();
     let (queue, shard) = (PyString::new(py, descriptor.queue), PyString::new(py, descriptor.shard));
@@ -125,8 +129,7 @@ pub fn shard_name<'a>(name: &'a Bound<'_, PyAny>) -> Result<&'a str, BadArgument
 
 /// A priority: 1 to 100.
 pub fn priority_of(priority: &Bound<'_, PyAny>) -> Result<u8, BadArgument> {
-    let priority = integer("priority", priority, 1, u64::from(MAX_PRIORITY))?;
-    Ok(u8::try_from(priority).unwrap_or(MAX_PRIORITY))
+    integer("priority", priority, 1, MAX_PRIORITY)
 }
 
 fn priorities_of(priorities: &Bound<'_, PyAny>, count: u64) -> Result<impl FnMut(usize) -> u8, BadArgument> {

@@ -4,12 +4,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::arguments::{bytes_like, integer, shown};
+use crate::arguments::{bytes_like, integer, shown, shown_body};
 use crate::bad_argument::BadArgument;
 use crate::descriptor::{Descriptor, priority_of, queue_name, shard_name};
-use crate::limits::{MAX_ID, SEQUENCE_BITS};
-use crate::new_job::attempts_of;
-use crate::reader::big_endian;
+use crate::limits::{MAX_ATTEMPTS, MAX_ID, SEQUENCE_BITS};
+use crate::packed::big_endian;
 
 /// Bytes of a token.
 const TOKEN_BYTES: usize = 8;
@@ -60,8 +59,8 @@ impl Job {
             id: integer("id", id, 1, MAX_ID)?,
             body: bytes_like("body", body)?.unbind(),
             token: PyBytes::new(py, &token_of(token)?.to_be_bytes()).unbind(),
-            attempts_allowed: attempts_of("attempts_allowed", attempts_allowed, 1)?,
-            attempts_remaining: attempts_of("attempts_remaining", attempts_remaining, 0)?,
+            attempts_allowed: integer("attempts_allowed", attempts_allowed, 1, MAX_ATTEMPTS)?,
+            attempts_remaining: integer("attempts_remaining", attempts_remaining, 0, MAX_ATTEMPTS)?,
         })
     }
 
@@ -107,7 +106,7 @@ impl Job {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (descriptor, attempt) = (self.descriptor(py)?, self.attempt());
-        let body = shown(self.body.bind(py));
+        let body = shown_body(self.body.bind(py));
         Ok(format!("<Job {descriptor} attempt {attempt} of {} body={body}>", self.attempts_allowed))
     }
 }

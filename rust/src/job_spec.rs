@@ -6,7 +6,7 @@ use crate::arguments::{bytes_like, grouped};
 use crate::bad_argument::BadArgument;
 use crate::limits::{DEFAULT_ATTEMPTS, DEFAULT_PRIORITY, MAX_POSITIONS};
 use crate::new_job::NewJob;
-use crate::reader::u48_bytes;
+use crate::packed::{u16_bytes, u48_bytes};
 use crate::record::Record;
 
 /// (spec, statuses, records)
@@ -42,10 +42,93 @@ pub fn pack_jobs<'py>(
     let limits = Limits { body_bytes: body_limit, levels };
     let mut spec = JobSpec::default();
     let mut records = Vec::new();
-    for (position, job) in jobs.try_iter()?.enumerate() {
-        let at = |refusal: BadArgument| refusal.at(format_args!("job {}", first + position));
-        let record = spec.add(&job?, position, &limits).map_err(at)?;
+    for (position, item) in jobs.try_iter()?.enumerate() {
+        let item = item?;
+        let at = |refusal: BadArgument| refusal.at(format_args!("job {}", first.saturating_add(position)));
+        if position >= MAX_POSITIONS {
+            return Err(at(too_many()).into());
+        }
+        let job = item.downcast::<NewJob>().ok().map(Bound::get);
+        let body = match job {
+            Some(job) => job.body.bind(py).clone(),
+            None => bytes_like("body", &item).map_err(at)?,
+        };
+        let record = spec.add(position, body.as_bytes(), job, &limits).map_err(at)?;
         records.push(record.write(py)?);
     }
     Ok((PyBytes::new(py, &spec.pack()), PyBytes::new(py, &spec.statuses), records))
+}
+
+impl JobSpec {
+    /// Checks a job and adds it; without a `job` the body is all that was given.
+    fn add<'a>(
+        &mut self,
+        position: usize,
+        body: &'a [u8],
+        job: Option<&NewJob>,
+        limits: &Limits,
+    ) -> Result<Record<'a>, BadArgument> {
+        limits.check_body(body.len())?;
+        let Some(job) = job else {
+            limits.check_priority(DEFAULT_PRIORITY)?;
+            self.entries.push((DEFAULT_PRIORITY, 0, 0));
+            return Ok(Record { attempts_allowed: DEFAULT_ATTEMPTS, priority: DEFAULT_PRIORITY, body });
+        };
+        limits.check_priority(job.priority)?;
+        let (kind, ms) = job.when();
+        self.entries.push((job.priority, kind, ms));
+        push_status(&mut self.statuses, position, &job.status);
+        Ok(Record { attempts_allowed: job.attempts, priority: job.priority, body })
+    }
+
+    /// One byte if all jobs have one priority and run now, else 8 a job.
+    fn pack(&self) -> Vec<u8> {
+        let Some((first, _, _)) = self.entries.first() else { return Vec::new() };
+        if self.entries.iter().all(|entry| *entry == (*first, 0, 0)) {
+            return vec![*first];
+        }
+        let mut spec = Vec::with_capacity(8 * self.entries.len());
+        for (priority, kind, ms) in &self.entries {
+            spec.extend([*priority, *kind]);
+            spec.extend(u48_bytes(*ms));
+        }
+        spec
+    }
+}
+
+impl Limits {
+    fn check_body(&self, bytes: usize) -> Result<(), BadArgument> {
+        if bytes <= self.body_bytes {
+            return Ok(());
+        }
+        Err(BadArgument::Value(format!(
+            "body: expected at most {} bytes (the queue's body limit), got {}",
+            grouped(self.body_bytes as u64),
+            grouped(bytes as u64)
+        )))
+    }
+
+    fn check_priority(&self, priority: u8) -> Result<(), BadArgument> {
+        if priority <= self.levels {
+            return Ok(());
+        }
+        let (levels, s) = (self.levels, if self.levels == 1 { "" } else { "s" });
+        Err(BadArgument::Value(format!(
+            "priority: expected 1 to {levels} (the queue has {levels} level{s}), got {priority}"
+        )))
+    }
+}
+
+fn too_many() -> BadArgument {
+    BadArgument::Value(format!("expected at most {} jobs a call, got more", grouped(MAX_POSITIONS as u64)))
+}
+
+/// Appends a run of `u16 position, u16 length, bytes`; nothing for an empty status.
+pub fn push_status(statuses: &mut Vec<u8>, position: usize, status: &str) {
+    if status.is_empty() {
+        return;
+    }
+    statuses.extend(u16_bytes(position));
+    statuses.extend(u16_bytes(status.len()));
+    statuses.extend(status.as_bytes());
 }

@@ -1,8 +1,66 @@
-//! `pinlater._core`: the native part of PinLater. Bytes in, values out.
+//! `pinlater._core`: the native part of `PinLater`. Bytes in, values out.
+//!
+//! Promises: no socket and no clock (but for the lease renewer), no panic on any input. Risks: it holds the GIL, so a
+//! call's size is bounded.
+mod ack_batch;
+mod ack_item;
+mod arguments;
+mod bad_argument;
+mod claim;
+mod descriptor;
+mod descriptor_group;
+mod job;
+mod job_info;
+mod job_spec;
+mod limits;
+mod new_job;
+mod packed;
+mod reader;
+mod record;
+mod renewer;
+mod shard_index;
+mod token_bucket;
+
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
+    use crate::limits;
+
     #[pymodule_export]
+    use crate::ack_batch::{AckBatch, group_acks, group_releases};
+    #[pymodule_export]
+    use crate::claim::{Claim, decode_claim};
+    #[pymodule_export]
+    use crate::descriptor::{format_descriptor, format_descriptors, parse_descriptor};
+    #[pymodule_export]
+    use crate::descriptor_group::group_descriptors;
+    #[pymodule_export]
+    use crate::job::Job;
+    #[pymodule_export]
+    use crate::job_info::unpack_info;
+    #[pymodule_export]
+    use crate::job_spec::pack_jobs;
+    #[pymodule_export]
+    use crate::new_job::NewJob;
+    #[pymodule_export]
+    use crate::record::unpack_record;
+    #[pymodule_export]
+    use crate::renewer::{LeaseRenewer, RenewerStats};
+    #[pymodule_export]
+    use crate::token_bucket::TokenBucket;
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    const MAX_STATUS_BYTES: usize = limits::MAX_STATUS_BYTES;
+    #[pymodule_export]
+    const MAX_PRIORITY: u8 = limits::MAX_PRIORITY;
+    #[pymodule_export]
+    const MAX_ATTEMPTS: u16 = limits::MAX_ATTEMPTS;
+    #[pymodule_export]
+    const MAX_TIME_MS: u64 = limits::MAX_TIME_MS;
+    #[pymodule_export]
+    const MAX_BATCH: usize = limits::MAX_BATCH;
 }

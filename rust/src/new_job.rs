@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::arguments::{Given, bytes_like, check_length, integer, shown, text};
+use crate::arguments::{Given, bytes_like, check_length, integer, shown, shown_body, text};
 use crate::bad_argument::BadArgument;
 use crate::descriptor::priority_of;
 use crate::limits::{
@@ -63,7 +63,9 @@ impl NewJob {
             priority: priority.0.map_or(Ok(DEFAULT_PRIORITY), |value| priority_of(&value))?,
             run_after_ms,
             delay_ms,
-            attempts: attempts.0.map_or(Ok(DEFAULT_ATTEMPTS), |value| attempts_of("attempts", &value, 1))?,
+            attempts: attempts
+                .0
+                .map_or(Ok(DEFAULT_ATTEMPTS), |value| integer("attempts", &value, 1, MAX_ATTEMPTS))?,
             status: status.0.map_or(Ok(String::new()), |value| status_of(&value))?,
             key: key.map(|value| key_of(&value)).transpose()?,
         })
@@ -86,21 +88,15 @@ impl NewJob {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let mut text = format!("NewJob({}, priority={}", shown(self.body.bind(py)), self.priority);
-        if let Some(run_after_ms) = self.run_after_ms {
-            text += &format!(", run_after_ms={run_after_ms}");
-        }
-        if let Some(delay_ms) = self.delay_ms {
-            text += &format!(", delay_ms={delay_ms}");
-        }
-        text += &format!(", attempts={}", self.attempts);
+        let mut parts = vec![shown_body(self.body.bind(py)), format!("priority={}", self.priority)];
+        parts.extend(self.run_after_ms.map(|time_ms| format!("run_after_ms={time_ms}")));
+        parts.extend(self.delay_ms.map(|delay_ms| format!("delay_ms={delay_ms}")));
+        parts.push(format!("attempts={}", self.attempts));
         if !self.status.is_empty() {
-            text += &format!(", status={}", shown(PyString::new(py, &self.status).as_any()));
+            parts.push(format!("status={}", shown(&PyString::new(py, &self.status))));
         }
-        if let Some(key) = self.key(py) {
-            text += &format!(", key={}", shown(&key));
-        }
-        text + ")"
+        parts.extend(self.key(py).map(|key| format!("key={}", shown(&key))));
+        format!("NewJob({})", parts.join(", "))
     }
 }
 
@@ -121,12 +117,6 @@ impl NewJob {
         let key = self.key.as_deref();
         (body, self.priority, self.run_after_ms, self.delay_ms, self.attempts, &self.status, key)
     }
-}
-
-/// Attempts, at least `least`.
-pub fn attempts_of(name: &str, attempts: &Bound<'_, PyAny>, least: u64) -> Result<u16, BadArgument> {
-    let attempts = integer(name, attempts, least, u64::from(MAX_ATTEMPTS))?;
-    Ok(u16::try_from(attempts).unwrap_or(MAX_ATTEMPTS))
 }
 
 /// A custom status: at most 3,000 bytes of UTF-8.

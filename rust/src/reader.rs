@@ -1,5 +1,6 @@
 //! Reads packed big-endian integers and byte runs; never past the end.
 use crate::bad_argument::BadArgument;
+use crate::packed::big_endian;
 
 /// A position in packed bytes.
 pub struct Reader<'a> {
@@ -54,15 +55,4 @@ impl<'a> Reader<'a> {
         let bytes = self.take(2)?;
         Ok(u16::from_be_bytes([bytes[0], bytes[1]]))
     }
-}
-
-/// The number that at most 8 bytes stand for.
-pub fn big_endian(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-/// The low 6 bytes of a number: a u48.
-pub fn u48_bytes(number: u64) -> [u8; 6] {
-    let [_, _, rest @ ..] = number.to_be_bytes();
-    rest
 }

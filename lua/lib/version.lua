@@ -1,0 +1,17 @@
+-- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
+local SETTINGS_BYTES = 22
+
+-- Returns the new version, and the h it was drawn from.
+local function draw_version()
+  local high, low = mint(1)
+  local drawn = pack('>I4I4', high, low + 1)
+  if not config or before(sub(config, 1, 8), drawn) then return drawn, drawn end
+  high, low = unp('>I4I4', config)
+  return low == 4294967295 and pack('>I4I4', high + 1, 0) or pack('>I4I4', high, low + 1), drawn
+end
+
+local function refuse_settings(settings)
+  if #settings ~= SETTINGS_BYTES or byte(settings, 5) >= 128 or byte(settings, 6) < 1 or byte(settings, 6) > 100 then
+    return redis.error_reply('BAD_REQUEST settings: expected 22 bytes, not deleted, with 1 to 100 levels')
+  end
+end

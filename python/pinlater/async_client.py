@@ -1,0 +1,281 @@
+"""The asyncio client.
+
+Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one turn leave as one script call.
+Risks: a cancelled call may still be carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Self, TypeVar
+
+from pinlater import dequeuing, operations, queues
+from pinlater.async_transport import AsyncTransport
+from pinlater.client import ClientSettings, both_given, give_drive, new_job, unseen
+from pinlater.coalescer import Coalescer
+from pinlater.config import QueueConfig, check_queue_name
+from pinlater.errors import PartialEnqueue, PinLaterError
+from pinlater.exchange import Flow
+from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A client for one event loop. Use it in an `async with` block, or close() it. Arguments, methods and errors are those of Client."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        shards: Mapping[str, str] | None = None,
+        source: str | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
+        self._settings = ClientSettings(
+            url,
+            shards=shards,
+            source=source,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+        )
+        self._session = self._settings.session
+        self._transport = AsyncTransport(self._session.channel, *self._settings.timeouts)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._enqueues: dict[str, Coalescer[NewJob]] = {}
+        self._acks: Coalescer[tuple[list[Any], list[Any]]] = Coalescer(self._ack_together, self._tasks)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Waits for what is on its way, closes all connections, lets go of an embedded server. Twice is fine."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transport.close()
+        for server in self._session.servers:
+            server.release()
+
+    async def _run(self, make: Callable[[float], Flow[T]]) -> T:
+        """Drives the flow that `make` gives for a deadline."""
+        if self._session.renew_after_fork():
+            self._transport.after_fork(self._session.channel)
+            self._enqueues.clear()
+        try:
+            return await self._transport.drive(make(self._settings.deadline_s()))
+        except PinLaterError as error:
+            give_drive(error, self._run)
+            raise
+
+    # queues
+
+    async def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
+        """See Client.create_queue."""
+        return await self._run(lambda end: queues.create_queue(self._session, queue, config or QueueConfig(), end))
+
+    async def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
+        """See Client.configure_queue."""
+        return await self._run(lambda end: queues.configure_queue(self._session, queue, changes, end))
+
+    async def queue_config(self, queue: str) -> QueueConfig:
+        """See Client.queue_config."""
+        return await self._run(lambda end: queues.queue_config(self._session, queue, end))
+
+    async def delete_queue(self, queue: str) -> bool:
+        """See Client.delete_queue."""
+        return await self._run(lambda end: queues.delete_queue(self._session, queue, end))
+
+    async def queue_names(self) -> list[str]:
+        """See Client.queue_names."""
+        return await self._run(lambda end: queues.queue_names(self._session, end))
+
+    # putting in
+
+    async def enqueue(
+        self,
+        queue: str,
+        body: bytes,
+        *,
+        priority: int = 1,
+        run_after_ms: int | None = None,
+        delay_ms: int | None = None,
+        attempts: int = 2,
+        status: str = "",
+        key: str | bytes | None = None,
+    ) -> str:
+        """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels nothing."""
+        job = new_job(
+            body, priority=priority, run_after_ms=run_after_ms, delay_ms=delay_ms, attempts=attempts, status=status, key=key
+        )
+        known = self._session.known_config(queue)
+        if known is None:
+            await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
+            known = self._session.known_config(queue)
+        if known is not None:
+            operations.pack_jobs([job], known)
+        coalescer = self._enqueues.get(queue)
+        if coalescer is None:
+            coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
+        descriptor: str = await coalescer.add(job, len(body))
+        return descriptor
+
+    async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
+        try:
+            return await self.enqueue_many(queue, jobs)
+        except PartialEnqueue as error:
+            return error.results
+
+    async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
+        """See Client.enqueue_many."""
+        jobs = list(jobs)
+        return await self._run(lambda end: operations.enqueue_many(self._session, queue, jobs, end))
+
+    # working
+
+    async def dequeue(
+        self, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False
+    ) -> list[Job]:
+        """See Client.dequeue."""
+        if dry_run:
+            return await self._run(lambda end: dequeuing.dry_run(self._session, queue, limit, end))
+        source, timeout_s = self._settings.source, self._settings.timeout_s
+        return await self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
+
+    async def ack(
+        self, *, succeeded: Iterable[Claimed | Ack | str] = (), failed: Iterable[Claimed | Ack | str] = (), source: str = ""
+    ) -> list[Any]:
+        """See Client.ack. Acks that wait in the same turn of the loop leave together."""
+        ended = list(succeeded), list(failed)
+        if source:
+            return await self._run(lambda end: operations.ack(self._session, *ended, source, False, end))
+        operations.check_acks(*ended)
+        refused: list[Any] = await self._acks.add(ended, 0)
+        return refused
+
+    async def _ack_together(self, calls: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:
+        succeeded = [item for ended, _ in calls for item in ended]
+        failed = [item for _, ended in calls for item in ended]
+        refused = await self._run(lambda end: operations.ack(self._session, succeeded, failed, "", False, end))
+        gone = {id(item) for item in refused}
+        return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
+
+    async def release(self, jobs: Iterable[Claimed]) -> list[Any]:
+        """See Client.release."""
+        held = list(jobs)
+        return await self._run(lambda end: operations.release(self._session, held, "", end))
+
+    async def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
+        """See Client.renew."""
+        held = list(jobs)
+        return await self._run(lambda end: operations.renew(self._session, held, own, end))
+
+    async def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
+        """See Client.checkpoint."""
+        return await self._run(lambda end: operations.checkpoint(self._session, checkpoints, source, end))
+
+    # looking
+
+    async def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
+        """See Client.lookup."""
+        asked = list(descriptors)
+        return await self._run(lambda end: operations.lookup(self._session, asked, with_body, end))
+
+    async def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
+        """See Client.count."""
+        return await self._run(lambda end: operations.count(self._session, queue, priority, end))
+
+    async def peek(self, queue: str) -> dict[int, int]:
+        """See Client.peek."""
+        return await self._run(lambda end: operations.peek(self._session, queue, end))
+
+    async def scan(
+        self,
+        queue: str,
+        state: State | str = State.PENDING,
+        *,
+        priority: int | None = None,
+        future: bool = False,
+        with_body: bool = False,
+        page_size: int = 100,
+    ) -> AsyncIterator[JobInfo]:
+        """See Client.scan."""
+        cursor, seen = "", set[str]()
+        while True:
+            page, cursor = await self.scan_page(
+                queue, state, priority=priority, future=future, with_body=with_body, limit=page_size, cursor=cursor
+            )
+            for info in unseen(page, state, seen):
+                yield info
+            if not cursor:
+                return
+
+    async def scan_page(
+        self,
+        queue: str,
+        state: State | str = State.PENDING,
+        *,
+        priority: int | None = None,
+        future: bool = False,
+        with_body: bool = False,
+        limit: int = 100,
+        cursor: str = "",
+    ) -> tuple[list[JobInfo], str]:
+        """See Client.scan_page."""
+        return await self._run(
+            lambda end: operations.scan_page(
+                self._session, queue, state, priority, future, with_body, limit, cursor, end
+            )
+        )
+
+    # bringing back and removing
+
+    async def retry_failed(
+        self,
+        queue: str,
+        *,
+        priority: int | None = None,
+        limit: int = 1000,
+        attempts: int = 1,
+        run_after_ms: int | None = None,
+        delay_ms: int | None = None,
+    ) -> int:
+        """See Client.retry_failed."""
+        return await self._run(
+            lambda end: operations.retry_failed(
+                self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
+            )
+        )
+
+    async def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
+        """See Client.retry_jobs."""
+        named = list(descriptors)
+        return await self._run(lambda end: operations.retry_jobs(self._session, named, attempts, end))
+
+    async def delete_jobs(
+        self,
+        queue: str | None = None,
+        state: State | str | None = None,
+        *,
+        priority: int | None = None,
+        limit: int = 1000,
+        descriptors: Iterable[str] | None = None,
+    ) -> int:
+        """See Client.delete_jobs."""
+        if descriptors is not None:
+            named = list(descriptors)
+            return await self._run(lambda end: operations.delete_named(self._session, named, end))
+        wanted_queue, wanted_state = both_given(queue, state)
+        return await self._run(
+            lambda end: operations.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+        )
+
+    async def purge(self, queue: str) -> int:
+        """See Client.purge."""
+        return await self._run(lambda end: operations.purge(self._session, queue, end))

@@ -1,0 +1,148 @@
+"""Carries out effects on an event loop: redis-py's asyncio connections, one checked out an exchange.
+
+Promises that an exchange once begun is read to its end or its connection is dropped, whoever is cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import hiredis
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from pinlater.async_waker import AsyncWaker
+from pinlater.errors import PinLaterError, ServerUnavailable
+from pinlater.exchange import AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T
+from pinlater.servers import Server
+from pinlater.sync_transport import connect_error, reply_error
+
+#: More free connections than this a server are closed.
+MAX_FREE: Final = 64
+
+
+class AsyncTransport:
+    """Drives flows. connect_timeout_s, read_timeout_s: for one connect, one exchange."""
+
+    def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
+        self._timeouts = (connect_timeout_s, read_timeout_s)
+        self._free: dict[Server, list[Any]] = {}
+        self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
+        self.waker = AsyncWaker(channel, self.connect)
+
+    async def drive(self, flow: Flow[T]) -> T:
+        """Runs a flow to its end and returns its result."""
+        result: Any = None
+        try:
+            while True:
+                result = await self._perform(flow.send(result))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            flow.close()
+
+    def after_fork(self, channel: bytes) -> None:
+        """In a forked child: forgets the parent's connections."""
+        self._free, self._pools = {}, {}
+        self.waker = AsyncWaker(channel, self.connect)
+
+    async def close(self) -> None:
+        """Closes every connection; twice is fine."""
+        await self.waker.close()
+        free, self._free = self._free, {}
+        for connections in free.values():
+            for connection in connections:
+                await connection.disconnect()
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case [single]:
+                return [await self._exchange(single)]
+            case list():
+                return await asyncio.gather(*map(self._exchange, effect))
+            case Sleep(seconds):
+                await asyncio.sleep(seconds)
+            case Listen(servers):
+                return await self.waker.listen(servers)
+            case AwaitRing(seconds, since):
+                await self.waker.wait(seconds, since)
+        return None
+
+    async def _exchange(self, effect: Send) -> list[Any]:
+        server = effect.server
+        try:
+            connection = await self._take(server)
+        except PinLaterError as error:
+            return [Failure(False, error)] * len(effect.commands)
+        answers: list[Any] = []
+        try:
+            async with asyncio.timeout(self._timeouts[1]):
+                await connection.send_packed_command(b"".join(map(hiredis.pack_command, effect.commands)), check_health=False)
+                for _ in effect.commands:
+                    answers.append(await _read_one(connection))
+        except (RedisError, OSError, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            why = f"no answer within {self._timeouts[1]} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
+            lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
+            return answers + [lost] * (len(effect.commands) - len(answers))
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self._give_back(server, connection)
+        return answers
+
+    async def _take(self, server: Server) -> Any:
+        free = self._free.get(server)
+        while free:
+            connection = free.pop()
+            if not _closed(connection):
+                return connection
+            await connection.disconnect(nowait=True)
+        return await self.connect(server)
+
+    def _give_back(self, server: Server, connection: Any) -> None:
+        free = self._free.setdefault(server, [])
+        if len(free) < MAX_FREE:
+            free.append(connection)
+        else:
+            connection._close()
+
+    async def connect(self, server: Server) -> Any:
+        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+        url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
+        # an exchange has one timeout as a whole; a second one a read would cost as much as the read
+        arguments["socket_timeout"] = None
+        known = self._pools.get(server)
+        if known is None or known[0] != url:
+            known = (url, redis.asyncio.ConnectionPool.from_url(url, **arguments))
+            self._pools[server] = known
+        connection = known[1].connection_class(**known[1].connection_kwargs)
+        try:
+            async with asyncio.timeout(sum(self._timeouts)):
+                await connection.connect()
+                if server.version is None:
+                    await connection.send_command("INFO", "server", check_health=False)
+                    server.check_version((await connection.read_response(disable_decoding=True)).decode())
+        except (RedisError, OSError, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            server.restart_embedded()
+            raise connect_error(server, error) from None
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        server.contacted = True
+        return connection
+
+
+def _closed(connection: Any) -> bool:
+    """Whether the server closed a free connection: nothing was sent on it, so another one is taken."""
+    reader, writer = connection._reader, connection._writer
+    return reader is None or reader.at_eof() or writer.is_closing()
+
+
+async def _read_one(connection: Any) -> Any:
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except RedisError as error:
+        return reply_error(error)

@@ -1,0 +1,339 @@
+"""The blocking client.
+
+Promises what every operation promises (operations.py), from any number of threads, and after a fork. Risks: a call can block for `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Self, TypeVar
+
+from pinlater import dequeuing, operations, queues
+from pinlater.config import QueueConfig
+from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError
+from pinlater.exchange import Flow
+from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
+from pinlater.shards import Session, resolve_shards
+from pinlater.sync_transport import SyncTransport
+
+T = TypeVar("T")
+
+#: A request may be resent for so long at most: its lane keeps the answer for an hour.
+MAX_TIMEOUT_S: Final = 600.0
+
+
+class ClientSettings:
+    """What both clients are made from; see Client."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        shards: Mapping[str, str] | None = None,
+        source: str | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
+        self.session = Session(resolve_shards(url, shards))
+        self.source = source if source is not None else f"python:{socket.gethostname()}:{os.getpid()}"
+        if not isinstance(self.source, str) or not 1 <= len(self.source.encode()) <= 255:
+            raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
+        self.timeout_s = _seconds("timeout_s", timeout_s)
+        self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
+
+    def deadline_s(self) -> float:
+        """When a call that begins now has to end (monotonic seconds)."""
+        return time.monotonic() + self.timeout_s
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value <= MAX_TIMEOUT_S:
+        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+    return float(value)
+
+
+def give_drive(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
+    """Lets resolve() of an unknown outcome, alone or inside a partial one, ask through a client."""
+    unknown = [error] if isinstance(error, OutcomeUnknown) else []
+    if isinstance(error, PartialEnqueue):
+        unknown = [result for result in error.results if isinstance(result, OutcomeUnknown)]
+    for each in unknown:
+        each.drive = drive
+
+
+class Client:
+    """A client that blocks. Use it in a `with` block, or close() it.
+
+    url: `redis://`, `rediss://`, `unix://` or `embedded://`; by default PINLATER_URL, else the embedded server. shards: names and URLs of
+    several shards, instead of a URL. source: names this client in claim descriptors. timeout_s: for a whole call, up to 600.
+    connect_timeout_s, read_timeout_s: for one connect, one read.
+
+    Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue, ServerUnavailable if no
+    server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and its answer was lost.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        shards: Mapping[str, str] | None = None,
+        source: str | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
+        self._settings = ClientSettings(
+            url,
+            shards=shards,
+            source=source,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+        )
+        self._session = self._settings.session
+        self._transport = SyncTransport(self._session.channel, *self._settings.timeouts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections and lets go of an embedded server. Twice is fine."""
+        self._transport.close()
+        for server in self._session.servers:
+            server.release()
+
+    def _run(self, make: Callable[[float], Flow[T]]) -> T:
+        """Drives the flow that `make` gives for a deadline."""
+        if self._session.renew_after_fork():
+            self._transport.after_fork(self._session.channel)
+        try:
+            return self._transport.drive(make(self._settings.deadline_s()))
+        except PinLaterError as error:
+            give_drive(error, self._run)
+            raise
+
+    # queues
+
+    def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
+        """Makes a queue; True if it was made, False if it was there (its configuration is left as it is)."""
+        return self._run(lambda end: queues.create_queue(self._session, queue, config or QueueConfig(), end))
+
+    def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
+        """Changes settings of a queue (fields of QueueConfig) on every shard; returns the new configuration."""
+        return self._run(lambda end: queues.configure_queue(self._session, queue, changes, end))
+
+    def queue_config(self, queue: str) -> QueueConfig:
+        """The configuration of a queue."""
+        return self._run(lambda end: queues.queue_config(self._session, queue, end))
+
+    def delete_queue(self, queue: str) -> bool:
+        """Deletes a queue and all its jobs; True if it was there. Raises PartialDelete if a shard did not answer."""
+        return self._run(lambda end: queues.delete_queue(self._session, queue, end))
+
+    def queue_names(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return self._run(lambda end: queues.queue_names(self._session, end))
+
+    # putting in
+
+    def enqueue(
+        self,
+        queue: str,
+        body: bytes,
+        *,
+        priority: int = 1,
+        run_after_ms: int | None = None,
+        delay_ms: int | None = None,
+        attempts: int = 2,
+        status: str = "",
+        key: str | bytes | None = None,
+    ) -> str:
+        """Puts one job in line; returns its descriptor.
+
+        priority: 1 (first) to the queue's levels. run_after_ms: not before this time (ms since 1970, by Redis's clock). delay_ms: not
+        before so long from now. attempts: how often it may be tried, 1 to 65,535. status: custom status. key: jobs of one key go to one
+        shard.
+        """
+        job = new_job(
+            body, priority=priority, run_after_ms=run_after_ms, delay_ms=delay_ms, attempts=attempts, status=status, key=key
+        )
+        return self._run(lambda end: operations.enqueue_many(self._session, queue, [job], end))[0]
+
+    def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
+        """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000 jobs failed."""
+        jobs = list(jobs)
+        return self._run(lambda end: operations.enqueue_many(self._session, queue, jobs, end))
+
+    # working
+
+    def dequeue(self, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False) -> list[Job]:
+        """Claims up to `limit` due jobs, highest priority first.
+
+        wait: seconds to wait for the first job; None or 0: return at once. dry_run: only show what would be given.
+        """
+        if dry_run:
+            return self._run(lambda end: dequeuing.dry_run(self._session, queue, limit, end))
+        source, timeout_s = self._settings.source, self._settings.timeout_s
+        return self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
+
+    def ack(
+        self, *, succeeded: Iterable[Claimed | Ack | str] = (), failed: Iterable[Claimed | Ack | str] = (), source: str = ""
+    ) -> list[Any]:
+        """Ends running jobs; returns those that were refused because this client does not hold them (any more).
+
+        An item is a Job, (descriptor, token), or an Ack with a status or a delay. A failed job with attempts left is tried again. source:
+        for items without a token: the source of the client that claimed them.
+        """
+        ended = list(succeeded), list(failed)
+        return self._run(lambda end: operations.ack(self._session, *ended, source, False, end))
+
+    def release(self, jobs: Iterable[Claimed]) -> list[Any]:
+        """Hands unstarted jobs back: attempts and place in line stay. Returns those that were refused."""
+        held = list(jobs)
+        return self._run(lambda end: operations.release(self._session, held, "", end))
+
+    def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
+        """Gives the leases of running jobs their full length again; returns the jobs that are not held any more.
+
+        A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
+        """
+        held = list(jobs)
+        return self._run(lambda end: operations.renew(self._session, held, own, end))
+
+    def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
+        """Keeps the progress of running jobs, or puts them back in line; returns the checkpoints that were refused."""
+        return self._run(lambda end: operations.checkpoint(self._session, checkpoints, source, end))
+
+    # looking
+
+    def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
+        """What is known of jobs, by descriptor; unknown ones are left out."""
+        asked = list(descriptors)
+        return self._run(lambda end: operations.lookup(self._session, asked, with_body, end))
+
+    def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
+        """How many jobs there are in each state, of one priority or all."""
+        return self._run(lambda end: operations.count(self._session, queue, priority, end))
+
+    def peek(self, queue: str) -> dict[int, int]:
+        """How many jobs are due now, by priority; zeros for a paused queue."""
+        return self._run(lambda end: operations.peek(self._session, queue, end))
+
+    def scan(
+        self,
+        queue: str,
+        state: State | str = State.PENDING,
+        *,
+        priority: int | None = None,
+        future: bool = False,
+        with_body: bool = False,
+        page_size: int = 100,
+    ) -> Iterator[JobInfo]:
+        """Goes through the jobs of a state, page by page; a job that stays where it is comes exactly once.
+
+        future: of pending jobs, those that are due later instead of those due now. Shard by shard, priority by priority, latest time first.
+        """
+        cursor, seen = "", set[str]()
+        while True:
+            page, cursor = self.scan_page(
+                queue, state, priority=priority, future=future, with_body=with_body, limit=page_size, cursor=cursor
+            )
+            yield from unseen(page, state, seen)
+            if not cursor:
+                return
+
+    def scan_page(
+        self,
+        queue: str,
+        state: State | str = State.PENDING,
+        *,
+        priority: int | None = None,
+        future: bool = False,
+        with_body: bool = False,
+        limit: int = 100,
+        cursor: str = "",
+    ) -> tuple[list[JobInfo], str]:
+        """One page of a scan, and the cursor of the next ("" at the end). Running jobs may come twice, in pages of any size."""
+        return self._run(
+            lambda end: operations.scan_page(
+                self._session, queue, state, priority, future, with_body, limit, cursor, end
+            )
+        )
+
+    # bringing back and removing
+
+    def retry_failed(
+        self,
+        queue: str,
+        *,
+        priority: int | None = None,
+        limit: int = 1000,
+        attempts: int = 1,
+        run_after_ms: int | None = None,
+        delay_ms: int | None = None,
+    ) -> int:
+        """Puts up to `limit` failed jobs back in line, with so many attempts; returns how many."""
+        return self._run(
+            lambda end: operations.retry_failed(
+                self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
+            )
+        )
+
+    def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
+        """Puts the named failed jobs back in line; returns how many of them were failed."""
+        named = list(descriptors)
+        return self._run(lambda end: operations.retry_jobs(self._session, named, attempts, end))
+
+    def delete_jobs(
+        self,
+        queue: str | None = None,
+        state: State | str | None = None,
+        *,
+        priority: int | None = None,
+        limit: int = 1000,
+        descriptors: Iterable[str] | None = None,
+    ) -> int:
+        """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how many."""
+        if descriptors is not None:
+            named = list(descriptors)
+            return self._run(lambda end: operations.delete_named(self._session, named, end))
+        wanted_queue, wanted_state = both_given(queue, state)
+        return self._run(
+            lambda end: operations.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+        )
+
+    def purge(self, queue: str) -> int:
+        """Removes every job of a queue in every state; the queue stays. Returns how many."""
+        return self._run(lambda end: operations.purge(self._session, queue, end))
+
+
+def new_job(body: bytes, **options: Any) -> NewJob:
+    """A NewJob, or InvalidArgument."""
+    try:
+        return NewJob(body, **options)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def unseen(page: list[JobInfo], state: State | str, seen: set[str]) -> list[JobInfo]:
+    """Drops what a scan gave before: only running jobs can come twice."""
+    if State.of(state) is not State.IN_PROGRESS:
+        return page
+    fresh = [info for info in page if info.descriptor not in seen]
+    seen.update(info.descriptor for info in fresh)
+    return fresh
+
+
+def both_given(queue: str | None, state: State | str | None) -> tuple[str, State | str]:
+    """queue and state of delete_jobs, which needs both or descriptors."""
+    if queue is None or state is None:
+        raise InvalidArgument("delete_jobs: expected a queue and a state, or descriptors")
+    return queue, state

@@ -1,0 +1,122 @@
+"""What a queue is told to do, and how it is stored.
+
+Promises that a packed configuration reads back as it was, and that every bad value is named before anything is sent. docs/design.md §3 has the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from pinlater import _core
+from pinlater.errors import InvalidArgument
+
+_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
+_SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
+
+# version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit
+_HEAD: Final = struct.Struct(">8sI")
+_SETTINGS: Final = struct.Struct(">IBBIIII")
+_PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
+
+MAX_U32: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """Configuration of a queue, the same on every shard.
+
+    lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no job is taken in.
+    levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are kept a shard and priority (0: none).
+    succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to 256 MiB.
+    """
+
+    lease_ms: int = 30_000
+    paused: bool = False
+    refuse_enqueue: bool = False
+    levels: int = 3
+    keep_succeeded: int = 0
+    succeeded_ttl_s: int = 24 * 3600
+    failed_ttl_s: int = 168 * 3600
+    body_limit: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
+        _check_integer("levels", self.levels, 1, _core.MAX_PRIORITY)
+        _check_integer("keep_succeeded", self.keep_succeeded, 0, MAX_U32)
+        _check_integer("succeeded_ttl_s", self.succeeded_ttl_s, 0, MAX_U32)
+        _check_integer("failed_ttl_s", self.failed_ttl_s, 0, MAX_U32)
+        _check_integer("body_limit", self.body_limit, 1, 256 * 1024 * 1024)
+        for name in ("paused", "refuse_enqueue"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name}: expected True or False, got {getattr(self, name)!r}")
+
+    def pack(self) -> bytes:
+        """The settings as the scripts `create` and `configure` take them."""
+        flags = (_PAUSED if self.paused else 0) | (_REFUSE_ENQUEUE if self.refuse_enqueue else 0)
+        return _SETTINGS.pack(
+            self.lease_ms, flags, self.levels, self.keep_succeeded, self.succeeded_ttl_s, self.failed_ttl_s, self.body_limit
+        )
+
+
+CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConfig:
+    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, and whether the queue was deleted."""
+
+    version: bytes
+    generation: int
+    deleted: bool
+    config: QueueConfig
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        """Reads what field `c` of key `m` holds."""
+        version, generation = _HEAD.unpack_from(packed)
+        lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(packed, _HEAD.size)
+        config = QueueConfig(
+            lease_ms=lease_ms,
+            paused=bool(flags & _PAUSED),
+            refuse_enqueue=bool(flags & _REFUSE_ENQUEUE),
+            levels=levels,
+            keep_succeeded=keep,
+            succeeded_ttl_s=succeeded_ttl_s,
+            failed_ttl_s=failed_ttl_s,
+            body_limit=body_limit,
+        )
+        return cls(version, generation, bool(flags & _DELETED), config)
+
+
+def check_queue_name(name: object) -> str:
+    """Returns the name of a queue, or raises InvalidArgument."""
+    if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
+        raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
+    return name
+
+
+def check_shard_name(name: object) -> str:
+    """Returns the name of a shard, or raises InvalidArgument."""
+    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
+        raise InvalidArgument(f"shard name: expected 1 to 32 letters, digits, underscores or hyphens, got {_shorten(name)}")
+    return name
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Returns an int in [low, high], or raises InvalidArgument (bool, float and NaN included)."""
+    _check_integer(name, value, low, high)
+    assert isinstance(value, int)
+    return value
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgument(f"{name}: expected an integer from {low:,} to {high:,}, got {_shorten(value)}")
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"

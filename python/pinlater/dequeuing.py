@@ -1,0 +1,215 @@
+"""Claims: one queue's due jobs over its shards, higher priority first, and waiting for them. Flows only, no I/O.
+
+Promises that `limit` is never exceeded, that a job of a higher priority is not passed over on another shard that was peeked, and that a waiting
+client is registered in the same script that found nothing. Risks: a hint up to 50 ms old can cost an empty claim.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pinlater import _core
+from pinlater.config import check_integer
+from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
+from pinlater.exchange import AwaitRing, Flow, Listen, complete, read, together, write
+from pinlater.jobs import Job
+from pinlater.operations import HINT_S, MAX_BATCH, REPLY_BYTES, peek_at
+from pinlater.queues import ASK_AGAIN_S, known_places
+from pinlater.shards import QueueShard, Session
+
+#: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer. Jittered, so that idle
+#: workers do not come all at once.
+SAFETY_S: Final = (10.0, 15.0)
+_START_MS: Final = int(time.time() * 1000)
+_HOST: Final = socket.gethostname().replace(":", "_")
+
+
+def claim_descriptor(session: Session, source: str) -> str:
+    """`host:port:start ms:source:counter`, as PinLater writes it; a client has no port."""
+    session.claims += 1
+    return f"{_HOST}:0:{_START_MS}:{source}:{session.claims}"
+
+
+def dequeue(
+    session: Session, queue: str, limit: int, wait_s: float | None, source: str, timeout_s: float
+) -> Flow[list[Job]]:
+    """Claims up to `limit` due jobs.
+
+    wait_s: None or 0: return at once; else return on the first jobs found, or with none after so many seconds. timeout_s: for each call on
+    the servers.
+    """
+    check_integer("limit", limit, 0, 2**31 - 1)
+    until_s = time.monotonic() + _check_wait(wait_s)
+    while True:
+        deadline_s = time.monotonic() + timeout_s
+        places = yield from known_places(session, queue, deadline_s)
+        if limit == 0:
+            return []
+        waiting = bool(wait_s) and time.monotonic() < until_s
+        since = (yield Listen([place.shard.server for place in places])) if waiting else 0
+        channel = session.channel if waiting else b""
+        claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
+        jobs = [job for claim in claims for job in claim.jobs]
+        if jobs or not waiting:
+            return jobs
+        yield AwaitRing(_pause_s(claims, until_s), since)
+
+
+def _check_wait(wait_s: float | None) -> float:
+    if wait_s is None:
+        return 0.0
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
+        raise InvalidArgument(f"wait: expected seconds, 0 or more, got {wait_s!r}")
+    return float(wait_s)
+
+
+def _pause_s(claims: Sequence[_core.Claim], until_s: float) -> float:
+    """How long to wait for a ring: to the next scheduled job, the safety claim or the deadline, whichever is first."""
+    due_s = [claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms]
+    return max(0.0, min([until_s - time.monotonic(), random.uniform(*SAFETY_S), *due_s]))
+
+
+def claim_round(
+    session: Session, places: list[QueueShard], limit: int, channel: bytes, source: str, deadline_s: float
+) -> Flow[list[_core.Claim]]:
+    """Claims over the places of one queue. A claim without jobs says where the client is registered as waiting."""
+    now_s = time.monotonic()
+    answering = [place for place in places if place.silent_until_s <= now_s] or places
+    if len(answering) == 1:
+        return (yield from _claim_alone(session, answering[0], limit, channel, source, deadline_s))
+    claims: list[_core.Claim] = []
+    for _ in range(2):  # once by hints or peeks, and topped up once
+        yield from _refresh_hints(answering, deadline_s)
+        quotas = share_out([place.left for place in answering], limit - _taken(claims))
+        chosen = [(place, quota) for place, quota in zip(answering, quotas, strict=True) if any(quota)]
+        if not chosen:
+            break
+        flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in chosen]
+        claims += yield from _survivors([place for place, _ in chosen], flows)
+        if _taken(claims) >= limit:
+            return claims
+    if not _taken(claims) and channel:
+        none = [0]
+        flows = [
+            claim_at(session, place, 1, none * max(1, len(place.left)), channel, source, deadline_s) for place in answering
+        ]
+        claims = yield from _survivors(answering, flows)
+    return claims
+
+
+def _claim_alone(
+    session: Session, place: QueueShard, limit: int, channel: bytes, source: str, deadline_s: float
+) -> Flow[list[_core.Claim]]:
+    """A limit over 1,000 takes several claims; the first one that finds less than it asked for is the last."""
+    claims: list[_core.Claim] = []
+    while (want := limit - _taken(claims)) > 0:
+        try:
+            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, channel, source, deadline_s)
+        except PinLaterError:
+            if claims:
+                break
+            raise
+        claims.append(claim)
+        if not claim.jobs or not any(claim.left):
+            break
+        channel = b""
+    return claims
+
+
+def claim_at(
+    session: Session,
+    place: QueueShard,
+    limit: int,
+    quota: Sequence[int] | None,
+    channel: bytes,
+    source: str,
+    deadline_s: float,
+) -> Flow[_core.Claim]:
+    """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken, the client is registered as waiting."""
+    quotas = struct.pack(f">{len(quota)}H", *(min(n, MAX_BATCH) for n in quota)) if quota is not None else b""
+    descriptor = claim_descriptor(session, source)
+
+    def decode(reply: list[Any]) -> _core.Claim:
+        claim = _core.decode_claim(reply, place.queue, place.shard.name)
+        place.left = claim.left
+        place.left_at_s = time.monotonic()
+        return claim
+
+    arguments = [min(limit, MAX_BATCH), quotas, descriptor, channel, REPLY_BYTES]
+    return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
+
+
+def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow[list[Job]]:
+    """What a dequeue would give now, without taking it. Tokens are empty."""
+    check_integer("limit", limit, 0, MAX_BATCH)
+    places = yield from known_places(session, queue, deadline_s)
+    if limit == 0:
+        return []
+    replies = yield from together([read(place, "dry_run", [limit, REPLY_BYTES], deadline_s) for place in places])
+    errors = [reply for reply in replies if isinstance(reply, PinLaterError)]
+    if len(errors) == len(replies):
+        raise errors[0]
+    jobs = [
+        job
+        for place, reply in zip(places, replies, strict=True)
+        if not isinstance(reply, PinLaterError)
+        for job in _core.decode_claim(reply, queue, place.shard.name).jobs
+    ]
+    return sorted(jobs, key=lambda job: job.priority)[:limit]
+
+
+def _taken(claims: Sequence[_core.Claim]) -> int:
+    return sum(len(claim.jobs) for claim in claims)
+
+
+def _refresh_hints(places: list[QueueShard], deadline_s: float) -> Flow[None]:
+    """Peeks at every place, one pipeline a server, if any hint is too old."""
+    if all(time.monotonic() - place.left_at_s <= HINT_S for place in places):
+        return
+    results = yield from together([peek_at(place, deadline_s) for place in places])
+    failed = [result for result in results if isinstance(result, PinLaterError)]
+    for place, result in zip(places, results, strict=True):
+        if isinstance(result, PinLaterError):
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            place.left = []
+    if len(failed) == len(places):
+        raise failed[0]
+
+
+def _survivors(places: list[QueueShard], flows: list[Flow[_core.Claim]]) -> Flow[list[_core.Claim]]:
+    """The claims that came; an error is raised only if none did."""
+    results = yield from together(flows)
+    claims = [result for result in results if not isinstance(result, PinLaterError)]
+    errors = [result for result in results if isinstance(result, PinLaterError)]
+    for place, result in zip(places, results, strict=True):
+        if isinstance(result, ServerUnavailable | OutcomeUnknown):
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+    if errors and not claims:
+        raise errors[0]
+    return claims
+
+
+def share_out(left: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
+    """How many jobs to claim from each place and level: level by level, evenly over the places that have some.
+
+    left: due jobs a level, for each place (an empty list: nothing is known to be there).
+    """
+    levels = max((len(counts) for counts in left), default=0)
+    quotas = [[0] * levels for _ in left]
+    for level in range(levels):
+        open_ = [i for i, counts in enumerate(left) if level < len(counts) and counts[level] > 0]
+        random.shuffle(open_)
+        while open_ and limit > 0:
+            share = max(1, limit // len(open_))
+            for i in list(open_):
+                n = min(share, left[i][level] - quotas[i][level], limit)
+                quotas[i][level] += n
+                limit -= n
+                if quotas[i][level] == left[i][level]:
+                    open_.remove(i)
+    return quotas

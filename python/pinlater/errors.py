@@ -1,0 +1,161 @@
+"""Every error PinLater raises, in one tree, and the one table that turns what a server says into them.
+
+    PinLaterError
+    ├── InvalidArgument (also ValueError)   the call is wrong; nothing was sent
+    ├── QueueError
+    │   ├── QueueNotFound
+    │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
+    │   ├── ConfigConflict                  somebody else changed the configuration first
+    │   └── TicketGone
+    ├── ServerError
+    │   ├── ServerUnavailable               nothing was changed
+    │   ├── ServerFull                      maxmemory; nothing was changed
+    │   ├── ServerRefused                   wrong password, missing permission, a command the server does not know
+    │   ├── ServerTooOld
+    │   └── ServerReplyError                an answer no version of PinLater gives
+    ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
+    ├── PartialEnqueue                      some parts of a large enqueue were refused
+    └── PartialDelete                       a queue is still there on some shards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PinLaterError(Exception):
+    """Base of all errors of PinLater."""
+
+
+class InvalidArgument(PinLaterError, ValueError):
+    """An argument is not what was expected; nothing was sent and nothing changed."""
+
+
+class QueueError(PinLaterError):
+    """The queue is not in a state that allows the call; nothing was changed."""
+
+
+class QueueNotFound(QueueError):
+    """There is no such queue."""
+
+
+class EnqueueRefused(QueueError):
+    """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
+
+
+class ConfigConflict(QueueError):
+    """The queue's configuration was changed by somebody else since it was read."""
+
+
+class TicketGone(QueueError):
+    """The ids of a ticket were loaded before, or the ticket is older than an hour."""
+
+
+class ServerError(PinLaterError):
+    """The server could not or would not do it."""
+
+
+class ServerUnavailable(ServerError):
+    """No server answered; it is certain that nothing was changed."""
+
+
+class ServerFull(ServerError):
+    """The server reached its maxmemory: it takes no new jobs, everything else works."""
+
+
+class ServerRefused(ServerError):
+    """The server refused the login or the command."""
+
+
+class ServerTooOld(ServerError):
+    """The server's version is below 7.0."""
+
+
+class ServerReplyError(ServerError):
+    """The server answered something this version of PinLater does not know."""
+
+
+class OutcomeUnknown(PinLaterError):
+    """The call was sent and no answer came in time: it may have been carried out, or not.
+
+    `resolve()` sends the same request again, on the same lane: it is carried out at most once, and the answer is the real one.
+    On an AsyncClient `resolve()` returns an awaitable. It can be called again while it raises OutcomeUnknown, for an hour.
+    """
+
+    def __init__(self, message: str, resume: Callable[[float], Any]) -> None:
+        super().__init__(message)
+        #: deadline (monotonic seconds) -> the flow that asks again
+        self.resume = resume
+        #: set by the client whose call this was
+        self.drive: Callable[[Callable[[float], Any]], Any] | None = None
+
+    def resolve(self) -> Any:
+        """Returns what the call would have returned, or raises what it would have raised."""
+        if self.drive is None:
+            raise PinLaterError("resolve(): this error did not come from a client")
+        return self.drive(self.resume)
+
+
+class PartialEnqueue(PinLaterError):
+    """A large enqueue_many was carried out in part.
+
+    `results` has, for each job in order, its descriptor (str) or the error of the part it was in.
+    """
+
+    def __init__(self, results: Sequence[str | PinLaterError]) -> None:
+        self.results = list(results)
+        failed = [result for result in self.results if isinstance(result, PinLaterError)]
+        super().__init__(f"enqueue_many: {len(failed)} of {len(self.results)} jobs are not certain to be in: {failed[0]}")
+
+
+class PartialDelete(PinLaterError):
+    """A queue could not be deleted on every shard; `errors` maps shard names to what went wrong there."""
+
+    def __init__(self, queue: str, errors: dict[str, PinLaterError]) -> None:
+        self.errors = errors
+        told = "; ".join(f"shard {shard}: {error}" for shard, error in errors.items())
+        super().__init__(f"delete_queue {queue!r}: not deleted everywhere, call it again: {told}")
+
+
+#: First word of an error reply of our scripts -> the error it becomes.
+SCRIPT_CODES: dict[str, type[PinLaterError]] = {
+    "QUEUE_NOT_FOUND": QueueNotFound,
+    "ENQUEUE_REFUSED": EnqueueRefused,
+    "TICKET_GONE": TicketGone,
+    "TOO_MANY": InvalidArgument,
+    "BAD_REQUEST": InvalidArgument,
+    "STALE_REQUEST": ServerReplyError,
+    "CONFIG_CHANGED": ConfigConflict,
+}
+
+#: First word of an error reply of the server -> the error it becomes. All of them mean that the script did not run.
+SERVER_CODES: dict[str, type[PinLaterError]] = {
+    "OOM": ServerFull,
+    "NOAUTH": ServerRefused,
+    "WRONGPASS": ServerRefused,
+    "NOPERM": ServerRefused,
+    "LOADING": ServerUnavailable,
+    "READONLY": ServerUnavailable,
+    "MASTERDOWN": ServerUnavailable,
+    "CLUSTERDOWN": ServerUnavailable,
+    "MISCONF": ServerUnavailable,
+    "NOREPLICAS": ServerUnavailable,
+    "BUSY": ServerUnavailable,
+    "TRYAGAIN": ServerUnavailable,
+}
+
+
+def from_reply(text: str, where: str) -> PinLaterError:
+    """The error for an error reply.
+
+    text: the reply, its code first. where: which call, queue and server, for the message.
+    """
+    code, _, rest = text.partition(" ")
+    kind = SCRIPT_CODES.get(code) or SERVER_CODES.get(code) or ServerReplyError
+    if kind is ServerFull:
+        rest = "the server is at its maxmemory and takes no new jobs; acks and dequeues still work"
+    return kind(f"{where}: {rest or code}" if code in SCRIPT_CODES or kind is ServerFull else f"{where}: {text}")

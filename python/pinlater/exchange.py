@@ -1,0 +1,367 @@
+"""How one request becomes an answer: lanes, resends, script loading, configuration changes, deadlines. No I/O stands here.
+
+A flow is a generator: it yields effects, a driver (sync_transport, async_transport) carries them out and sends the result back in. Promises
+that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the caller gets the real answer or
+OutcomeUnknown. Risks only time: a request is sent again until its deadline.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+from pinlater.config import QueueConfig, StoredConfig
+from pinlater.errors import (
+    OutcomeUnknown,
+    PinLaterError,
+    QueueNotFound,
+    ServerFull,
+    ServerReplyError,
+    ServerUnavailable,
+    from_reply,
+)
+from pinlater.lanes import Lane
+from pinlater.scripts import Script, load_scripts
+from pinlater.servers import Server
+from pinlater.shards import QueueShard
+
+# Between two tries of one request: from 20 ms, doubled, to half a second.
+FIRST_PAUSE_S: Final = 0.02
+LAST_PAUSE_S: Final = 0.5
+
+Argument: TypeAlias = bytes | str | int
+Command: TypeAlias = tuple[Argument, ...]
+Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order."""
+
+    server: Server
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Effect: time passes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result: rings so far."""
+
+    servers: Sequence[Server]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitRing:
+    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result: None."""
+
+    seconds: float
+    since: int
+
+
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing
+T = TypeVar("T")
+R = TypeVar("R")
+Flow: TypeAlias = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyError:
+    """Answer: an error reply, code first."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Answer: no reply came. sent: whether the server may have got the command."""
+
+    sent: bool
+    error: PinLaterError
+
+
+def send(server: Server, *commands: Command) -> Flow[list[Any]]:
+    """Sends commands to one server; returns the answers."""
+    answers = yield [Send(server, commands)]
+    return list(answers[0])
+
+
+def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
+    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in order."""
+    results: list[Any] = [None] * len(flows)
+    waiting: dict[int, Effect] = {}
+
+    def advance(index: int, value: Any) -> None:
+        try:
+            waiting[index] = flows[index].send(value)
+        except StopIteration as stop:
+            results[index] = stop.value
+        except PinLaterError as error:
+            results[index] = error
+
+    for index in range(len(flows)):
+        advance(index, None)
+    while waiting:
+        sends = {index: effect for index, effect in waiting.items() if isinstance(effect, list)}
+        if sends:
+            for index, answers in (yield from _send_merged(sends)).items():
+                del waiting[index]
+                advance(index, answers)
+        else:
+            index, effect = min(waiting.items(), key=lambda item: getattr(item[1], "seconds", 0.0))
+            del waiting[index]
+            advance(index, (yield effect))
+    return results
+
+
+def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]]]:
+    commands: dict[Server, list[Command]] = {}
+    for effects in sends.values():
+        for effect in effects:
+            commands.setdefault(effect.server, []).extend(effect.commands)
+    answers = yield [Send(server, merged) for server, merged in commands.items()]
+    streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
+    return {
+        index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects] for index, effects in sends.items()
+    }
+
+
+def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
+    """Carries out a reading script; sends it again until the deadline (monotonic seconds) while no answer comes."""
+    script = load_scripts()[verb]
+    pauses = _pauses()
+    while True:
+        config = yield from known_config(place, deadline_s)
+        nonce = secrets.token_bytes(4)
+        head = [nonce, config.version] if "version" in script.arguments else [nonce]
+        answer = yield from _evaluate(place, script, config, [*head, *_arguments(arguments, config)])
+        if isinstance(answer, list):
+            if answer and answer[0] == nonce:
+                return answer
+            answer = Failure(True, ServerReplyError(f"{verb} of {place}: the answer is not for this request"))
+        if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
+            place.stored = None
+            continue
+        error = _error_of(answer, verb, place)
+        if isinstance(error, QueueNotFound):
+            place.stored = None
+        if not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
+            raise error
+        yield from _pause_or_raise(pauses, deadline_s, error)
+
+
+def write(
+    place: QueueShard, verb: str, arguments: Arguments, deadline_s: float, *, patient: bool = True
+) -> Flow[list[Any]]:
+    """Carries out a writing script at most once; returns its reply.
+
+    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has another shard). Raises
+    OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried out.
+    """
+    request = _Write(place, load_scripts()[verb], arguments, place.lanes.take())
+    return (yield from request.run(deadline_s, patient))
+
+
+class _Write:
+    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell."""
+
+    def __init__(self, place: QueueShard, script: Script, arguments: Arguments, lane: Lane) -> None:
+        self.place = place
+        self.script = script
+        self.arguments = arguments
+        self.lane = lane
+        self.sequence = lane.sequence
+        self.maybe_done = False
+
+    def run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
+        try:
+            reply = yield from self._run(deadline_s, patient)
+        except OutcomeUnknown:
+            raise  # the lane stays parked: it belongs to this request until it is resolved
+        except GeneratorExit:
+            raise  # abandoned in flight: nobody knows what became of it
+        except PinLaterError:
+            self.place.lanes.give_back(self.lane)
+            raise
+        self.place.lanes.give_back(self.lane)
+        return reply
+
+    def _run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
+        pauses = _pauses()
+        while True:
+            answer = yield from self._try(deadline_s)
+            if isinstance(answer, list):
+                if answer and answer[0] == self.sequence:
+                    self.place.h = max(self.place.h, answer[1])
+                    return answer
+                answer = Failure(True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request"))
+            if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
+                self.place.stored = None
+                continue
+            self.maybe_done = self.maybe_done or (isinstance(answer, Failure) and answer.sent)
+            error = _error_of(answer, self.script.verb, self.place)
+            if isinstance(error, QueueNotFound):
+                self.place.stored = None
+            if not self._again(error, patient):
+                raise error
+            try:
+                yield from _pause_or_raise(pauses, deadline_s, error)
+            except PinLaterError as last:
+                raise (self._unknown(last) if self.maybe_done else last) from None
+
+    def _try(self, deadline_s: float) -> Flow[Any]:
+        """One try; an answer, or what kept the configuration from being read, as a Failure that was not sent."""
+        try:
+            config = yield from known_config(self.place, deadline_s)
+        except QueueNotFound as error:
+            if self.maybe_done:
+                raise self._unknown(error) from None
+            raise
+        except PinLaterError as error:
+            return Failure(False, error)
+        head: list[Argument] = [self.lane.field, self.sequence]
+        if "version" in self.script.arguments:
+            head.append(config.version)
+        arguments = [*head, *_arguments(self.arguments, config)]
+        return (yield from _evaluate(self.place, self.script, config, arguments))
+
+    def _again(self, error: PinLaterError, patient: bool) -> bool:
+        if self.maybe_done:
+            if isinstance(error, QueueNotFound):
+                raise self._unknown(error)
+            return isinstance(error, ServerUnavailable | ServerReplyError | ServerFull)
+        return patient and isinstance(error, ServerUnavailable) and self.place.shard.server.contacted
+
+    def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
+        message = f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve() asks again"
+        return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
+
+
+def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
+    """A flow and what its caller makes of its result; resolve() of an unknown outcome does both."""
+    try:
+        result = yield from flow
+    except OutcomeUnknown as error:
+        resume = error.resume
+        raise OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish)) from None
+    return finish(result)
+
+
+def all_of(flows: Sequence[Flow[T]], combine: Callable[[list[T]], R]) -> Flow[R]:
+    """Runs flows side by side to their ends, then combines their results; raises the first error once all have ended.
+
+    If only unknown outcomes keep it from the end, resolve() settles those, and then combines.
+    """
+    results = yield from together(flows)
+    return (yield from _settle(results, combine))
+
+
+def _settle(results: list[T | PinLaterError], combine: Callable[[list[T]], R]) -> Flow[R]:
+    errors = [result for result in results if isinstance(result, PinLaterError)]
+    for error in errors:
+        if not isinstance(error, OutcomeUnknown):
+            raise error
+    if errors:
+        raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, deadline_s))
+    return combine([result for result in results if not isinstance(result, PinLaterError)])
+    yield  # a flow, though it has nothing to send
+
+
+def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) -> Flow[R]:
+    unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)]
+    again = yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
+    for index, result in zip(unknown, again, strict=True):
+        results[index] = result
+    return (yield from _settle(results, combine))
+
+
+def known_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig]:
+    """The configuration of a queue on a shard, read if it is not known. Raises QueueNotFound."""
+    if place.stored is None:
+        yield from load_config(place, deadline_s)
+    stored = place.stored
+    if stored is None or stored.deleted:
+        place.stored = None
+        raise QueueNotFound(f"queue {place.queue!r}: not found on {place.shard}; create_queue makes it")
+    return stored
+
+
+def load_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig | None]:
+    """Reads and remembers what the shard has of a queue: its configuration, a deleted one's included, or None."""
+    script = load_scripts()["config"]
+    pauses = _pauses()
+    while True:
+        nonce = secrets.token_bytes(4)
+        answer = yield from _evaluate(place, script, None, [nonce])
+        if isinstance(answer, list) and answer[0] == nonce:
+            place.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
+            return place.stored
+        error = _error_of(answer, "config", place)
+        if not isinstance(error, ServerUnavailable) or not place.shard.server.contacted:
+            raise error
+        yield from _pause_or_raise(pauses, deadline_s, error)
+
+
+def create(place: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
+    """Makes a queue on a shard if it is not there; True if it was made. Remembers the configuration it has now."""
+    request = _Create(place, load_scripts()["create"], [settings, carried], place.lanes.take())
+    reply = (yield from request.run(deadline_s, True))[2]
+    place.stored = StoredConfig.unpack(reply[1:])
+    return bool(reply[:1] == b"\1")
+
+
+class _Create(_Write):
+    """A write that needs no configuration."""
+
+    def _try(self, deadline_s: float) -> Flow[Any]:
+        arguments: list[Argument] = [self.lane.field, self.sequence, *_arguments(self.arguments, None)]
+        return (yield from _evaluate(self.place, self.script, None, arguments))
+
+
+def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Argument]:
+    if callable(arguments):
+        assert config is not None
+        return arguments(config.config)
+    return arguments
+
+
+def _evaluate(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Flow[Any]:
+    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly not run)."""
+    keys = place.keys(script.verb, config.config.levels if config else 0)
+    command: Command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+    server = place.shard.server
+    answer = (yield from send(server, command))[0]
+    if isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT"):
+        answers = yield from send(server, ("SCRIPT", "LOAD", script.source), command)
+        return answers[1]
+    return answer
+
+
+def _error_of(answer: Any, verb: str, place: QueueShard) -> PinLaterError:
+    if isinstance(answer, ReplyError):
+        return from_reply(answer.text, f"{verb} of {place}")
+    if isinstance(answer, Failure):
+        return answer.error
+    return ServerReplyError(f"{verb} of {place}: expected a list, got {answer!r:.80}")
+
+
+def _pauses() -> Generator[float, None, None]:
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) -> Flow[None]:
+    pause_s = next(pauses)
+    if time.monotonic() + pause_s >= deadline_s:
+        raise error
+    yield Sleep(pause_s)

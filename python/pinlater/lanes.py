@@ -1,0 +1,62 @@
+"""Lanes: how a request whose answer was lost is sent again without being carried out twice.
+
+A lane is a session (8 random bytes of a client in a process) and a slot; it carries one request at a time, numbered. The scripts keep the last
+reply of each lane for an hour. Promises that a number is used for one request only, and that a lane whose outcome is unknown is not used again.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from pinlater.errors import PinLaterError
+
+MAX_SLOTS: Final = 65_536  # a slot is a u16 on the wire
+_MAX_SEQUENCE: Final = 2**32 - 1
+
+
+class Lane:
+    """One slot: `field` names it in Redis, `sequence` is its present request (4 bytes)."""
+
+    __slots__ = ("_number", "field", "sequence")
+
+    def __init__(self, session: bytes, slot: int) -> None:
+        self.field = session + struct.pack(">H", slot)
+        self._number = 0
+        self.sequence = b""
+
+    def advance(self) -> bool:
+        """Numbers the next request; False when the numbers are used up."""
+        self._number += 1
+        self.sequence = struct.pack(">I", self._number & _MAX_SEQUENCE)
+        return self._number <= _MAX_SEQUENCE
+
+
+class LanePool:
+    """The lanes of one session on one queue and shard. Safe for threads: each method is one list operation."""
+
+    def __init__(self, session: bytes) -> None:
+        self._session = session
+        self._free: list[Lane] = []
+        self._made = 0
+
+    def take(self) -> Lane:
+        """A lane with a fresh sequence, for one request."""
+        while True:
+            try:
+                lane = self._free.pop()
+            except IndexError:
+                lane = self._make()
+            if lane.advance():
+                return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """The request's outcome is known: the lane may carry another."""
+        self._free.append(lane)
+
+    def _make(self) -> Lane:
+        slot = self._made
+        self._made += 1
+        if slot >= MAX_SLOTS:
+            raise PinLaterError(f"more than {MAX_SLOTS:,} requests of one client are in flight or unknown on one queue and shard")
+        return Lane(self._session, slot)

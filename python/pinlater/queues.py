@@ -1,0 +1,232 @@
+"""Queues on their shards: making, configuring, finding and deleting them. Flows only, no I/O.
+
+Promises that a queue made or configured on one shard reaches the others by the first client that sees the difference, and that a deleted one does
+not come back by that. Versions may differ between shards meanwhile; each script call is checked against its own shard's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from pinlater.config import CONFIG_FIELDS, QueueConfig, StoredConfig, check_queue_name
+from pinlater.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    PartialDelete,
+    PinLaterError,
+    QueueNotFound,
+    ServerError,
+    from_reply,
+)
+from pinlater.exchange import Flow, ReplyError, create, load_config, send, together, write
+from pinlater.keys import registry_key
+from pinlater.servers import Server
+from pinlater.shards import QueueShard, Session
+
+log: Final = logging.getLogger("pinlater.queues")
+
+#: A shard that could not be asked is asked again after so long; until then the others serve.
+ASK_AGAIN_S: Final = 5.0
+
+
+def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[bool]:
+    """Makes a queue on every shard that answers; True if it was not there before. Changes nothing of a queue that exists."""
+    check_queue_name(queue)
+    places = session.places(queue)
+    found = yield from _load_all(places, deadline_s)
+    newest = _newest(found)
+    if newest is not None:
+        yield from _carry(session, places, newest, deadline_s)
+        return False
+    errors: list[PinLaterError] = []
+    for place in places:
+        try:
+            yield from _register(session, place, deadline_s)
+            made = yield from create(place, config.pack(), b"", deadline_s)
+        except ServerError as error:
+            errors.append(error)
+            continue
+        assert place.stored is not None
+        yield from _carry(session, places, place.stored, deadline_s)
+        return made
+    raise errors[0]
+
+
+def queue_config(session: Session, queue: str, deadline_s: float) -> Flow[QueueConfig]:
+    """The newest configuration of a queue. Raises QueueNotFound."""
+    places = session.places(check_queue_name(queue))
+    found = yield from _load_all(places, deadline_s)
+    newest = _newest(found)
+    if newest is None:
+        raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+    yield from _carry(session, places, newest, deadline_s)
+    return newest.config
+
+
+def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadline_s: float) -> Flow[QueueConfig]:
+    """Changes settings of a queue on every shard: compare-and-set on the first, carried to the others. Returns the new configuration."""
+    for name in changes:
+        if name not in CONFIG_FIELDS:
+            raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
+    before = yield from queue_config(session, queue, deadline_s)
+    new = replace(before, **changes)
+    if new.levels < before.levels:
+        raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got {new.levels}")
+    for place in session.places(queue):
+        if place.stored is None or place.stored.deleted:
+            continue
+        # made anew from what the shard has, should somebody else have changed another setting meanwhile
+        reply = yield from write(place, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s)
+        stored = StoredConfig.unpack(reply[2])
+        place.stored = stored
+        yield from _carry(session, session.places(queue), stored, deadline_s)
+        return stored.config
+    raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+
+
+def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
+    """Deletes a queue and all its jobs on every shard; True if it was anywhere. Raises PartialDelete if a shard did not answer."""
+    check_queue_name(queue)
+    places = session.places(queue)
+    results = yield from together([_delete(session, place, deadline_s) for place in places])
+    errors = {
+        place.shard.name: result for place, result in zip(places, results, strict=True) if isinstance(result, PinLaterError)
+    }
+    if errors:
+        raise PartialDelete(queue, errors)
+    return any(results)
+
+
+def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
+    """The names of all queues, sorted. The registries are a hint; each name is checked."""
+    names: set[str] = set()
+    errors: list[PinLaterError] = []
+    for shard in session.shards.values():
+        answer = (yield from send(shard.server, ("SMEMBERS", registry_key(shard.name))))[0]
+        if isinstance(answer, list):
+            names.update(name.decode() for name in answer)
+        else:
+            errors.append(answer.error if hasattr(answer, "error") else ServerError(f"{shard}: {answer}"))
+    if len(errors) == len(session.shards):
+        raise errors[0]
+    found = []
+    for name in sorted(names):
+        configs = yield from _load_all(session.places(name), deadline_s)
+        if _newest(configs) is not None:
+            found.append(name)
+    return found
+
+
+def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:
+    """The places of a queue that may be used now: configured alike, on servers that answered when last asked. Raises QueueNotFound.
+
+    Costs nothing while all places are known and agree.
+    """
+    places = session.places(queue)
+    stored = places[0].stored
+    if stored is not None and not stored.deleted and all(place.stored is stored or _agrees(place, stored) for place in places):
+        return places
+    check_queue_name(queue)
+    now_s = time.monotonic()
+    ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]
+    known = [place for place in places if place.stored is not None]
+    errors: list[PinLaterError] = []
+    if ask or not known:
+        found = yield from _load_all(ask or places, deadline_s, errors)
+        known += [place for place in (ask or places) if found.get(place) is not None]
+    newest = _newest({place: place.stored for place in places})
+    if newest is None:
+        for place in places:
+            place.stored = None
+        if errors and len(errors) == len(places):
+            raise errors[0]
+        raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+    yield from _carry(session, [place for place in places if place.silent_until_s <= now_s], newest, deadline_s)
+    return [place for place in places if place.stored is not None and not place.stored.deleted]
+
+
+def _agrees(place: QueueShard, stored: StoredConfig) -> bool:
+    return place.stored is not None and place.stored.version == stored.version
+
+
+def _newest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None:
+    """The configuration with the highest version; None if there is none, or if that one is a deletion."""
+    known = [stored for stored in found.values() if stored is not None]
+    newest = max(known, key=lambda stored: stored.version, default=None)
+    return None if newest is None or newest.deleted else newest
+
+
+def _load_all(
+    places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
+) -> Flow[dict[QueueShard, StoredConfig | None]]:
+    """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is raised."""
+    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in places])
+    found: dict[QueueShard, StoredConfig | None] = {}
+    failed: list[PinLaterError] = []
+    for place, result in zip(places, results, strict=True):
+        if isinstance(result, PinLaterError):
+            failed.append(result)
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        else:
+            found[place] = result
+    if not found and failed:
+        raise failed[0]
+    if errors is not None:
+        errors += failed
+    return found
+
+
+def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
+    """Brings every place that has an older configuration, or none, to the newest one."""
+    behind = [place for place in places if place.stored is None or place.stored.version < newest.version]
+    results = yield from together([_carry_to(session, place, newest, deadline_s) for place in behind])
+    for place, result in zip(behind, results, strict=True):
+        if isinstance(result, PinLaterError):
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            log.warning("configuration of queue %s not brought to shard %s yet: %s", place.queue, place.shard.name, result)
+
+
+def _carry_to(session: Session, place: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:
+    if place.stored is None or place.stored.deleted:
+        yield from _register(session, place, deadline_s)
+        yield from create(place, newest.config.pack(), newest.version, deadline_s)
+        return
+    reply = yield from write(place, "configure", [newest.config.pack(), newest.version], deadline_s)
+    place.stored = StoredConfig.unpack(reply[2])
+
+
+def _register(session: Session, place: QueueShard, deadline_s: float) -> Flow[None]:
+    yield from _registry_call(place.shard.server, "SADD", place)
+
+
+def _registry_call(server: Server, command: str, place: QueueShard) -> Flow[None]:
+    answer = (yield from send(server, (command, registry_key(place.shard.name), place.queue)))[0]
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"{command} in the registry of {place.shard}")
+    if not isinstance(answer, int):
+        raise answer.error
+
+
+def _delete(session: Session, place: QueueShard, deadline_s: float) -> Flow[bool]:
+    stored = yield from load_config(place, deadline_s)
+    there = stored is not None and not stored.deleted
+    if there:
+        try:
+            yield from write(place, "delete_queue", [], deadline_s)
+        except QueueNotFound:
+            there = False
+        except OutcomeUnknown as error:
+            # a resend finds it gone: by the first try, or by somebody else; either way it is deleted
+            if (yield from _is_there(place, deadline_s)):
+                raise error
+    place.stored = None
+    yield from _registry_call(place.shard.server, "SREM", place)
+    return there
+
+
+def _is_there(place: QueueShard, deadline_s: float) -> Flow[bool]:
+    stored = yield from load_config(place, deadline_s + 1.0)
+    return stored is not None and not stored.deleted

@@ -1,0 +1,104 @@
+"""Redis and Valkey servers by URL: what a connection is made from, and what a server must be.
+
+Promises that a server too old to run our scripts is refused by name, before anything is sent to it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pinlater import embedded
+from pinlater.errors import InvalidArgument, ServerTooOld
+
+MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
+SCHEMES: Final = ("redis", "rediss", "unix", "embedded")
+
+
+class Server:
+    """One server. `contacted`: a connection to it has worked before (then a refused one is worth waiting for)."""
+
+    def __init__(self, url: str) -> None:
+        scheme = urlsplit(url).scheme if isinstance(url, str) else None
+        if scheme not in SCHEMES:
+            raise InvalidArgument(f"server URL: expected redis://, rediss://, unix:// or embedded://, got {hide_password(url)!r}")
+        self.url = url
+        self.contacted = False
+        self.version: str | None = None
+        self._attachment: embedded.EmbeddedServer | None = None
+
+    def __repr__(self) -> str:
+        return hide_password(self.url)
+
+    def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
+        """The URL and keyword arguments redis-py's connection pools are made from; starts an embedded server if it is one.
+
+        Nothing is retried by redis-py: a write that is sent again must say so on its lane.
+        """
+        return self.resolve(), {
+            "socket_connect_timeout": connect_timeout_s,
+            "socket_timeout": read_timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            "client_name": "pinlater",
+        }
+
+    def resolve(self) -> str:
+        """The URL to connect to; an embedded server is started if it does not run."""
+        if urlsplit(self.url).scheme != "embedded":
+            return self.url
+        if self._attachment is None:
+            self._attachment = embedded.attach(self.url)
+        return self._attachment.redis_url
+
+    def restart_embedded(self) -> None:
+        """Lets go of an embedded server that does not answer; the next resolve() starts it again."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.release()
+
+    def release(self) -> None:
+        """Lets go of an embedded server; its last user stops it."""
+        self.restart_embedded()
+
+    def check_version(self, info: str) -> None:
+        """info: the reply of INFO server. Raises ServerTooOld; remembers the version (`Valkey 9.1.2`, `Redis 7.0.15`)."""
+        found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
+        numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
+        if numbers < MIN_VERSION:
+            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
+        self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
+        self.contacted = True
+
+
+def check_url(url: str) -> None:
+    """Raises InvalidArgument for a URL that redis-py can not read."""
+    server = Server(url)
+    if urlsplit(server.url).scheme == "embedded":
+        return
+    try:
+        redis.ConnectionPool.from_url(url)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"server URL {hide_password(url)!r}: {error}") from None
+
+
+def hide_password(url: object) -> str:
+    """The URL as it may stand in a message or a log."""
+    if not isinstance(url, str):
+        return repr(url)
+    try:
+        parts = urlsplit(url)
+        if parts.password is None and "password=" not in parts.query:
+            return url
+        user = f"{parts.username or ''}:***@" if parts.password is not None else ""
+        netloc = user + parts.netloc.rpartition("@")[2]
+        query = re.sub(r"password=[^&]*", "password=***", parts.query)
+        return urlunsplit((parts.scheme, netloc, parts.path, query, parts.fragment))
+    except ValueError:
+        return "(a malformed URL)"

@@ -1,0 +1,152 @@
+"""Shards: where the jobs of a queue may be, and what a client knows of each place.
+
+Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing). What it knows of a queue (its
+configuration, how much is left) is a memory that scripts correct.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final
+
+from pinlater.config import QueueConfig, StoredConfig, check_shard_name
+from pinlater.errors import InvalidArgument
+from pinlater.keys import script_keys, wake_channel
+from pinlater.lanes import LanePool
+from pinlater.scripts import load_scripts
+from pinlater.servers import Server, check_url
+
+URL_VARIABLE: Final = "PINLATER_URL"
+DEFAULT_URL: Final = "embedded://"
+_NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
+
+
+class Shard:
+    """A named namespace on one server."""
+
+    __slots__ = ("name", "server")
+
+    def __init__(self, name: str, server: Server) -> None:
+        self.name = check_shard_name(name)
+        self.server = server
+
+    def __repr__(self) -> str:
+        return f"shard {self.name} ({self.server})"
+
+
+class QueueShard:
+    """A queue on a shard, as one session knows it.
+
+    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when (monotonic). h: the highest id
+    answered. silent_until_s: its server did not answer; others are preferred until then (monotonic).
+    """
+
+    __slots__ = ("_keys", "h", "lanes", "left", "left_at_s", "queue", "shard", "silent_until_s", "stored")
+
+    def __init__(self, queue: str, shard: Shard, session: bytes) -> None:
+        self.queue = queue
+        self.shard = shard
+        self.stored: StoredConfig | None = None
+        self.lanes = LanePool(session)
+        self.left: list[int] = []
+        self.left_at_s = float("-inf")
+        self.silent_until_s = float("-inf")
+        self.h = b""
+        self._keys: dict[tuple[str, int], tuple[bytes, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"queue {self.queue!r} on {self.shard}"
+
+    def keys(self, verb: str, levels: int) -> tuple[bytes, ...]:
+        """KEYS of a script."""
+        known = self._keys.get((verb, levels))
+        if known is None:
+            known = script_keys(self.queue, self.shard.name, load_scripts()[verb].keys, levels)
+            self._keys[verb, levels] = known
+        return known
+
+
+class Session:
+    """One client object in one process: its random name, its shards, and what it knows of queues."""
+
+    def __init__(self, shards: Mapping[str, str]) -> None:
+        if not shards:
+            raise InvalidArgument("shards: expected at least one name and URL, got none")
+        servers: dict[str, Server] = {}
+        for url in shards.values():
+            if url not in servers:
+                check_url(url)
+                servers[url] = Server(url)
+        self.shards = {name: Shard(name, servers[url]) for name, url in shards.items()}
+        self.servers = list(servers.values())
+        self._begin()
+
+    def _begin(self) -> None:
+        self.id = secrets.token_bytes(8)
+        self.channel = wake_channel(self.id)
+        self.pid = os.getpid()
+        self.claims = 0
+        self._queues: dict[tuple[str, str], QueueShard] = {}
+
+    def renew_after_fork(self) -> bool:
+        """In a forked child: becomes a new session, so that two processes never share a lane. True if it did."""
+        if os.getpid() == self.pid:
+            return False
+        self._begin()
+        return True
+
+    def place(self, queue: str, shard: str) -> QueueShard:
+        """What is known of a queue on a shard."""
+        known = self._queues.get((queue, shard))
+        if known is None:
+            known = self._queues.setdefault((queue, shard), QueueShard(queue, self._shard(shard), self.id))
+        return known
+
+    def places(self, queue: str) -> list[QueueShard]:
+        """What is known of a queue, on every shard, in the shards' order."""
+        return [self.place(queue, shard) for shard in self.shards]
+
+    def known_config(self, queue: str) -> QueueConfig | None:
+        """A queue's configuration, if one of its shards told it."""
+        for shard in self.shards:
+            known = self._queues.get((queue, shard))
+            if known is not None and known.stored is not None and not known.stored.deleted:
+                return known.stored.config
+        return None
+
+    def _shard(self, name: str) -> Shard:
+        try:
+            return self.shards[name]
+        except KeyError:
+            known = ", ".join(self.shards)
+            raise InvalidArgument(f"shard: expected one of {known}, got {name!r}") from None
+
+
+def shard_for_key(key: bytes, shards: list[str]) -> str:
+    """Rendezvous hashing: the shard on which all jobs of this key are placed."""
+    return max(shards, key=lambda shard: (blake2b(key, digest_size=8, person=shard.encode()[:16], salt=shard.encode()[16:]).digest(), shard))
+
+
+def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[str, str]:
+    """Shard names and URLs from what the caller gave: a URL, a mapping, or nothing (PINLATER_URL, else the embedded server).
+
+    A URL may also read `1=redis://a:6379,2=redis://b:6379`.
+    """
+    if url is not None and shards is not None:
+        raise InvalidArgument("expected a URL or shards, got both")
+    if shards is not None:
+        if not isinstance(shards, Mapping):
+            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
+        return dict(shards)
+    text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    if not isinstance(text, str):
+        raise InvalidArgument(f"server URL: expected a str, got {text!r}")
+    names = list(_NAMED.finditer(text))
+    if not names:
+        return {"1": text}
+    ends = [match.start() for match in names[1:]] + [len(text)]
+    return {match[1]: text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)}

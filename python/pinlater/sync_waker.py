@@ -1,0 +1,102 @@
+"""The wake channel of a blocking client: one subscription a server, shared by its threads.
+
+Promises that a ring that comes after `listen` returned ends the next `wait`, in every thread that waits, and that a lost subscription ends it
+too (the caller then listens and claims again).
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from pinlater.errors import PinLaterError
+from pinlater.servers import Server
+
+
+class SyncWaker:
+    """Subscriptions of one channel. One of the waiting threads reads the sockets, and tells the others."""
+
+    def __init__(self, channel: bytes, connect: Callable[[Server], Any]) -> None:
+        self._channel = channel
+        self._connect = connect
+        self._subscriptions: dict[Server, Any] = {}
+        self._changed = threading.Condition()
+        self._rings = 0
+        self._reading = False
+
+    def listen(self, servers: Sequence[Server]) -> int:
+        """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so far."""
+        with self._changed:
+            for server in servers:
+                if server not in self._subscriptions:
+                    self._subscribe(server)
+            return self._rings
+
+    def wait(self, seconds: float, since: int) -> None:
+        """Returns when it rang more often than `since`, when a subscription is lost, or after so many seconds."""
+        deadline_s = time.monotonic() + seconds
+        with self._changed:
+            while self._rings == since and (left_s := deadline_s - time.monotonic()) > 0:
+                if self._reading:
+                    self._changed.wait(left_s)
+                else:
+                    self._read_as_leader(left_s)
+
+    def close(self) -> None:
+        """Ends every subscription; threads that wait return."""
+        with self._changed:
+            connections, self._subscriptions = list(self._subscriptions.values()), {}
+            self._rings += 1
+            self._changed.notify_all()
+        for connection in connections:
+            connection.disconnect()
+
+    def _subscribe(self, server: Server) -> None:
+        try:
+            connection = self._connect(server)
+        except PinLaterError:
+            return
+        try:
+            connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            connection.read_response(disable_decoding=True)
+        except (RedisError, OSError):
+            connection.disconnect()
+            return
+        self._subscriptions[server] = connection
+
+    def _read_as_leader(self, seconds: float) -> None:
+        """Called with the lock held; lets go of it while it polls."""
+        self._reading = True
+        connections = dict(self._subscriptions)
+        self._changed.release()
+        try:
+            ready = _poll(connections, seconds)
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        for server in ready:
+            self._rings += 1
+            try:
+                connections[server].read_response(disable_decoding=True)
+                while connections[server].can_read(timeout=0):
+                    connections[server].read_response(disable_decoding=True)
+            except (RedisError, OSError, AttributeError):
+                connections[server].disconnect()
+                self._subscriptions.pop(server, None)
+
+
+def _poll(connections: dict[Server, Any], seconds: float) -> list[Server]:
+    poll = select.poll()
+    by_descriptor = {}
+    for server, connection in connections.items():
+        if connection._sock is None:
+            return [server]
+        by_descriptor[connection._sock.fileno()] = server
+        poll.register(connection._sock, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(max(1, int(seconds * 1000)))]

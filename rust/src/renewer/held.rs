@@ -1,0 +1,161 @@
+//! Which leases are held, and which of them are due: state without I/O and without a clock of its own.
+//!
+//! Promises: a token is due a third of its lease after it was held or last renewed; a call carries all due tokens of
+//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone.
+//! Risks: time is `Instant` (`CLOCK_MONOTONIC`), which stands still while the machine is suspended.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tokens in one call: the scripts refuse more than 1,000 elements.
+const MAX_TOKENS: usize = 1_000;
+/// A lease is renewed when 1/3 of it has passed: two more tries fit before it ends.
+const DUE_PART: u32 = 3;
+/// A token due within 1/12 of its lease joins a call that goes out anyway, so that leases drift into step.
+const EARLY_PART: u32 = 12;
+/// Pause after the first failure, doubled for each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause between tries: a fifteenth of the default lease.
+const LAST_PAUSE: Duration = Duration::from_secs(2);
+
+pub type Token = [u8; 8];
+
+/// One renewal to send: `tokens` (1 to 1,000) of `queue`, due at `taken_at`.
+pub struct Call {
+    pub queue: u16,
+    pub keys: Arc<[Vec<u8>]>,
+    pub sequence: u32,
+    pub tokens: Vec<Token>,
+    pub taken_at: Instant,
+}
+
+/// What became of a call.
+pub enum Outcome {
+    /// Renewed, but for the tokens at these positions, which the server no longer knows.
+    Renewed(Vec<usize>),
+    /// The server does not know the queue: nothing of it is held any more.
+    Gone,
+    /// The server refused this queue's call: the error.
+    Refused(String),
+    /// There is no working connection: the error.
+    Broken(String),
+}
+
+/// Pauses between tries; not waiting when made.
+#[derive(Default)]
+pub struct Backoff {
+    retry_at: Option<Instant>,
+    pause: Option<Duration>,
+}
+
+impl Backoff {
+    pub fn fail(&mut self, now: Instant) {
+        let pause = self.pause.map_or(FIRST_PAUSE, |last| (last * 2).min(LAST_PAUSE));
+        *self = Self { retry_at: Some(now + pause), pause: Some(pause) };
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// `wanted`, or later if a pause is on.
+    pub fn after(&self, wanted: Instant) -> Instant {
+        self.retry_at.map_or(wanted, |retry_at| wanted.max(retry_at))
+    }
+}
+
+struct Lease {
+    length: Duration,
+    due_at: Instant,
+}
+
+/// The leases of one queue-shard.
+pub struct Queue {
+    keys: Arc<[Vec<u8>]>,
+    sequence: u32,
+    leases: HashMap<Token, Lease>,
+    /// No lease is due before this (it may be early: drops do not move it). None when nothing is held.
+    due_at: Option<Instant>,
+    backoff: Backoff,
+}
+
+impl Queue {
+    pub fn new(keys: Vec<Vec<u8>>) -> Self {
+        let backoff = Backoff::default();
+        Self { keys: keys.into(), sequence: 0, leases: HashMap::new(), due_at: None, backoff }
+    }
+
+    pub fn held(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Hold `token` from `now` on; returns when it is due.
+    pub fn hold(&mut self, token: Token, length: Duration, now: Instant) -> Instant {
+        let due_at = now + length / DUE_PART;
+        self.leases.insert(token, Lease { length, due_at });
+        self.due_at = Some(self.due_at.map_or(due_at, |earliest| earliest.min(due_at)));
+        due_at
+    }
+
+    pub fn drop_token(&mut self, token: Token) {
+        self.leases.remove(&token);
+    }
+
+    /// When to look at this queue next; None when nothing is held.
+    pub fn wake_at(&self) -> Option<Instant> {
+        if self.leases.is_empty() {
+            return None;
+        }
+        self.due_at.map(|due_at| self.backoff.after(due_at))
+    }
+
+    /// The next call, if a lease is due. Its leases stay due until `settle`.
+    pub fn take_call(&mut self, queue: u16, now: Instant) -> Option<Call> {
+        self.find_due();
+        if self.wake_at().is_none_or(|wake_at| wake_at > now) {
+            return None;
+        }
+        let joining = self.leases.iter().filter(|(_, lease)| lease.due_at <= now + lease.length / EARLY_PART);
+        let tokens: Vec<Token> = joining.map(|(token, _)| *token).take(MAX_TOKENS).collect();
+        // Wraps after 4 billion renewals of one queue: more than a century at one a second.
+        self.sequence = self.sequence.wrapping_add(1);
+        Some(Call { queue, keys: Arc::clone(&self.keys), sequence: self.sequence, tokens, taken_at: now })
+    }
+
+    /// Apply a call's outcome; returns the tokens lost by it. A token dropped meanwhile is not lost.
+    pub fn settle(&mut self, call: &Call, outcome: &Outcome, now: Instant) -> Vec<Token> {
+        match outcome {
+            Outcome::Renewed(refused) => {
+                self.backoff.clear();
+                let refused = refused.iter().filter_map(|at| call.tokens.get(*at)).copied();
+                let lost = refused.filter(|token| self.leases.remove(token).is_some()).collect();
+                self.move_due(call);
+                lost
+            }
+            Outcome::Gone => {
+                self.backoff.clear();
+                self.due_at = None;
+                self.leases.drain().map(|(token, _)| token).collect()
+            }
+            Outcome::Refused(_) => {
+                self.backoff.fail(now);
+                Vec::new()
+            }
+            Outcome::Broken(_) => Vec::new(),
+        }
+    }
+
+    fn move_due(&mut self, call: &Call) {
+        for token in &call.tokens {
+            if let Some(lease) = self.leases.get_mut(token) {
+                lease.due_at = call.taken_at + lease.length / DUE_PART;
+            }
+        }
+        self.find_due();
+    }
+
+    fn find_due(&mut self) {
+        self.due_at = self.leases.values().map(|lease| lease.due_at).min();
+    }
+}

@@ -1,0 +1,409 @@
+"""What each piece of `pinlater._core` does, in plain Python: the reference of its tests and its bench.
+
+Promises: the same values, and the same error type for the same bad input; the formats are read from
+docs/design.md, not from the Rust. Risks: slow; messages differ, so they are tested by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+MAX_STATUS_BYTES = 3_000
+MAX_PRIORITY = 100
+MAX_ATTEMPTS = 65_535
+MAX_TIME_MS = 2**44 - 1
+MAX_BATCH = 1_000
+MAX_POSITIONS = 65_536  # a status names its job's position in two bytes
+MAX_ID = 2**63 - 1
+NO_TOKEN = bytes(8)
+
+_DESCRIPTOR = re.compile(
+    r"([A-Za-z0-9_]{1,255}):s([A-Za-z0-9_-]{1,32}):p([1-9][0-9]{0,2}):([1-9][0-9]{0,18})", re.ASCII
+)
+
+
+class NewJob(NamedTuple):
+    """A job to enqueue; made by `new_job`."""
+
+    body: bytes
+    priority: int
+    run_after_ms: int | None
+    delay_ms: int | None
+    attempts: int
+    status: str
+    key: bytes | None
+
+
+class Job(NamedTuple):
+    """A claimed job."""
+
+    queue: str
+    shard: str
+    priority: int
+    id: int
+    body: bytes
+    token: bytes
+    attempts_allowed: int
+    attempts_remaining: int
+
+
+class Claim(NamedTuple):
+    """What one dequeue gave."""
+
+    token: bytes
+    jobs: list[Job]
+    left: list[int]
+    due_in_ms: int
+    paused: bool
+
+
+class AckBatch(NamedTuple):
+    """At most 1,000 acks or releases of one shard."""
+
+    queue: str
+    shard: str
+    flags: bytes
+    groups: bytes
+    statuses: bytes
+    ids: list[bytes]
+    positions: list[int]
+    tokenless: bool
+
+
+class _Ack(NamedTuple):
+    queue: str
+    shard: str
+    level: int
+    kind: int
+    id: int
+    token: bytes
+    delay_ms: int
+    status: str
+    position: int
+
+
+def new_job(
+    body: Any,
+    *,
+    priority: Any = 1,
+    run_after_ms: Any = None,
+    delay_ms: Any = None,
+    attempts: Any = 2,
+    status: Any = "",
+    key: Any = None,
+) -> NewJob:
+    """As `NewJob`."""
+    for time_ms in (run_after_ms, delay_ms):
+        if time_ms is not None:
+            _integer(time_ms, 0, MAX_TIME_MS)
+    if run_after_ms is not None and delay_ms is not None:
+        raise ValueError("both")
+    return NewJob(
+        _bytes_like(body),
+        _integer(priority, 1, MAX_PRIORITY),
+        run_after_ms,
+        delay_ms,
+        _integer(attempts, 1, MAX_ATTEMPTS),
+        _status(status),
+        None if key is None else _key(key),
+    )
+
+
+def format_descriptor(queue: str, shard: str, priority: int, id: int) -> str:
+    """As `format_descriptor`."""
+    parse_descriptor(f"{queue}:s{shard}:p1:1")
+    return f"{queue}:s{shard}:p{_integer(priority, 1, MAX_PRIORITY)}:{_integer(id, 1, MAX_ID)}"
+
+
+def format_descriptors(
+    queue: str, shard: str, priorities: bytes | int, first_id: int, count: int
+) -> list[str]:
+    """As `format_descriptors`."""
+    parse_descriptor(f"{queue}:s{shard}:p1:1")
+    _integer(count, 0, MAX_POSITIONS)
+    _integer(first_id, 1, MAX_ID - max(count - 1, 0))
+    if not isinstance(priorities, bytes):
+        priorities = bytes([_integer(priorities, 1, MAX_PRIORITY)]) * count
+    if len(priorities) != count or any(not 1 <= priority <= MAX_PRIORITY for priority in priorities):
+        raise ValueError("priorities")
+    return [f"{queue}:s{shard}:p{priority}:{first_id + i}" for i, priority in enumerate(priorities)]
+
+
+def parse_descriptor(text: str) -> tuple[str, str, int, int]:
+    """As `parse_descriptor`."""
+    if not isinstance(text, str):
+        raise TypeError("descriptor")
+    match = _DESCRIPTOR.fullmatch(text)
+    if match is None or int(match[3]) > MAX_PRIORITY or int(match[4]) > MAX_ID:
+        raise ValueError("descriptor")
+    return match[1], match[2], int(match[3]), int(match[4])
+
+
+def group_descriptors(
+    descriptors: Sequence[str],
+) -> list[tuple[str, str, bytes, list[bytes], list[int]]]:
+    """As `group_descriptors`."""
+    shards: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    for position, text in enumerate(descriptors):
+        queue, shard, priority, id = parse_descriptor(text)
+        shards.setdefault((queue, shard), []).append((priority, id, position))
+    groups = []
+    for (queue, shard), items in shards.items():
+        for chunk in _chunks(items, MAX_BATCH):
+            ids = [id.to_bytes(8, "big") for _, id, _ in chunk]
+            groups.append((queue, shard, bytes(p for p, _, _ in chunk), ids, [at for _, _, at in chunk]))
+    return groups
+
+
+def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes, bytes, list[bytes]]:
+    """As `pack_jobs`; a job is a `NewJob` of this file or of `_core`, or bytes-like."""
+    entries: list[tuple[int, int, int]] = []
+    statuses = bytearray()
+    records = []
+    for position, item in enumerate(jobs):
+        job = item if hasattr(item, "attempts") else new_job(item)
+        if job.priority > levels or len(job.body) > body_limit or position >= MAX_POSITIONS:
+            raise ValueError("job")
+        kind = 1 if job.run_after_ms else 2 if job.delay_ms else 0
+        entries.append((job.priority, kind, job.run_after_ms or job.delay_ms or 0))
+        statuses += _status_run(position, job.status)
+        records.append(struct.pack(">BHB", 1, job.attempts, job.priority) + job.body)
+    if entries and set(entries) == {(entries[0][0], 0, 0)}:
+        return bytes([entries[0][0]]), bytes(statuses), records
+    spec = b"".join(struct.pack(">BBHI", p, kind, ms >> 32, ms & 0xFFFFFFFF) for p, kind, ms in entries)
+    return spec, bytes(statuses), records
+
+
+def unpack_record(record: bytes) -> tuple[int, int, bytes]:
+    """As `unpack_record`."""
+    if len(record) < 4 or record[0] != 1:
+        raise ValueError("record")
+    attempts, priority = struct.unpack_from(">HB", record, 1)
+    return attempts, priority, record[4:]
+
+
+def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
+    """As `decode_claim`."""
+    if len(reply) < 7 or not all(isinstance(element, bytes) for element in reply[2:7]):
+        raise ValueError("reply")
+    token, block, left, due_in, paused = reply[2:7]
+    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or paused not in (b"0", b"1"):
+        raise ValueError("reply")
+    if not all(isinstance(part, list) for part in reply[7:]):
+        raise ValueError("records")
+    records = [record for part in reply[7:] for record in part]
+    taken = list(_read_ids(block))
+    if len(records) != len(taken) or not all(isinstance(record, bytes) for record in records):
+        raise ValueError("records")
+    jobs = []
+    for (level, id, remaining), record in zip(taken, records, strict=True):
+        allowed, _, body = unpack_record(record)
+        left_over = allowed if remaining is None else remaining
+        jobs.append(Job(queue, shard, level, id, body, token or NO_TOKEN, allowed, left_over))
+    counts = list(struct.unpack(f">{len(left) // 4}I", left))
+    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1")
+
+
+def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool = False) -> list[AckBatch]:
+    """As `group_acks`; a job is anything that has a `Job`'s attributes."""
+    items = [(0, item) for item in succeeded] + [(1, item) for item in failed]
+    acks = [_read_ack(item, kind, position) for position, (kind, item) in enumerate(items)]
+    return [_pack_acks(chunk, bytes([tombstone]), False) for chunk in _ack_chunks(acks)]
+
+
+def group_releases(jobs: Sequence[Any]) -> list[AckBatch]:
+    """As `group_releases`."""
+    acks = [_Ack(*_target(job), 0, "", position) for position, job in enumerate(jobs)]
+    return [_pack_acks(chunk, b"\0", True) for chunk in _ack_chunks(acks)]
+
+
+def unpack_info(
+    info: bytes,
+) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
+    """As `unpack_info`."""
+    try:
+        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(
+            ">BBQHHHIHIH", info
+        )
+        status, at = _sized(info, struct.calcsize(">BBQHHHIHIH"))
+        claim, at = _sized(info, at)
+        has_body = info[at]
+    except (struct.error, IndexError) as error:
+        raise ValueError("info") from error
+    body = info[at + 1 :]
+    if state > 3 or has_body > 1 or (body and not has_body):
+        raise ValueError("info")
+    texts = (status.decode(errors="replace"), claim.decode(errors="replace"))
+    times = (after_high << 32 | after, up_high << 32 | up)
+    return state, level, id, allowed, left, *times, crashes, *texts, body if has_body else None
+
+
+class TokenBucket:
+    """As `TokenBucket`."""
+
+    def __init__(self, rate_per_s: float, burst: float | None = None) -> None:
+        self._fixed_burst = burst
+        if burst is not None and not 1 <= burst < math.inf:
+            raise ValueError("burst")
+        self._set(rate_per_s)
+        self._tokens = self.burst
+        self._latest_s: float | None = None
+
+    def take(self, n: int, now_s: float) -> int:
+        self._refill(n, now_s)
+        granted = min(n, math.floor(self._tokens + 1e-9)) if self.rate_per_s else 0
+        self._tokens = max(self._tokens - granted, 0.0)
+        return granted
+
+    def give_back(self, n: int) -> None:
+        if n < 0:
+            raise ValueError("n")
+        self._tokens = min(self._tokens + n, self.burst)
+
+    def wait_s(self, n: int, now_s: float) -> float:
+        self._refill(n, now_s)
+        if not self.rate_per_s or n > self.burst:
+            return math.inf
+        missing = n - self._tokens
+        return missing / self.rate_per_s if missing > 1e-9 else 0.0
+
+    def set_rate(self, rate_per_s: float, now_s: float) -> None:
+        self._refill(0, now_s if 0 <= rate_per_s < math.inf else math.nan)
+        self._set(rate_per_s)
+        self._tokens = min(self._tokens, self.burst)
+
+    def _set(self, rate_per_s: float) -> None:
+        if not 0 <= rate_per_s < math.inf:
+            raise ValueError("rate_per_s")
+        self.rate_per_s = rate_per_s
+        self.burst = max(rate_per_s, 1.0) if self._fixed_burst is None else self._fixed_burst
+
+    def _refill(self, n: int, now_s: float) -> None:
+        if n < 0 or not math.isfinite(now_s):
+            raise ValueError("n or now_s")
+        if self._latest_s is not None and now_s > self._latest_s:
+            self._tokens = min(self._tokens + (now_s - self._latest_s) * self.rate_per_s, self.burst)
+        self._latest_s = now_s if self._latest_s is None else max(now_s, self._latest_s)
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("integer")
+    if not low <= value <= high:
+        raise ValueError("range")
+    return value
+
+
+def _bytes_like(value: Any) -> bytes:
+    return bytes(memoryview(value))
+
+
+def _key(key: Any) -> bytes:
+    packed = key.encode() if isinstance(key, str) else _bytes_like(key)
+    if not 1 <= len(packed) <= 1024:
+        raise ValueError("key")
+    return packed
+
+
+def _status(status: Any) -> str:
+    if not isinstance(status, str):
+        raise TypeError("status")
+    if len(status.encode()) > MAX_STATUS_BYTES:
+        raise ValueError("status")
+    return status
+
+
+def _status_run(position: int, status: str) -> bytes:
+    packed = status.encode()
+    return struct.pack(">HH", position, len(packed)) + packed if status else b""
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None]]:
+    at = 0
+    while at < len(block):
+        try:
+            level, count = struct.unpack_from(">BH", block, at)
+            ids = struct.unpack_from(f">{count}Q", block, at + 3)
+            at += 3 + 8 * count
+            exceptions = struct.unpack_from(">H", block, at)[0]
+            pairs = struct.unpack_from(f">{2 * exceptions}H", block, at + 2)
+            at += 2 + 4 * exceptions
+        except struct.error as error:
+            raise ValueError("jobs block") from error
+        if not 1 <= level <= MAX_PRIORITY:
+            raise ValueError("level")
+        attempts: list[int | None] = [None] * count
+        for index, left in zip(pairs[::2], pairs[1::2], strict=True):
+            if index >= count:
+                raise ValueError("index")
+            attempts[index] = left
+        yield from zip([level] * count, ids, attempts, strict=True)
+
+
+def _target(item: Any, kind: int = 1) -> tuple[str, str, int, int, int, bytes]:
+    """queue, shard, level, kind, id, token"""
+    if hasattr(item, "attempts_remaining"):
+        return item.queue, item.shard, item.priority, kind, item.id, item.token
+    if isinstance(item, tuple) and len(item) != 2:
+        raise TypeError("target")
+    text, token = item if isinstance(item, tuple) else (item, None)
+    token = NO_TOKEN if token is None else _bytes_like(token)
+    if len(token) != 8:
+        raise ValueError("token")
+    queue, shard, level, id = parse_descriptor(text)
+    return queue, shard, level, kind, id, token
+
+
+def _read_ack(item: Any, kind: int, position: int) -> _Ack:
+    status, delay_ms = "", 0
+    if isinstance(item, tuple) and len(item) == 3:
+        item, status, delay_ms = item
+        _integer(delay_ms, 0, 0 if kind == 0 else MAX_TIME_MS)
+    return _Ack(*_target(item, kind), delay_ms, _status(status), position)
+
+
+def _ack_chunks(acks: list[_Ack]) -> Iterator[list[_Ack]]:
+    seen: dict[tuple[str, str, int, int], set[bytes]] = {}
+    shards: dict[tuple[str, str], list[_Ack]] = {}
+    for ack in acks:
+        shard = shards.setdefault((ack.queue, ack.shard), [])
+        tokens = seen.setdefault((ack.queue, ack.shard, ack.level, ack.id), set())
+        if not tokens or not ({ack.token, NO_TOKEN} & tokens or ack.token == NO_TOKEN):
+            tokens.add(ack.token)
+            shard.append(ack)
+    for shard in shards.values():
+        yield from _chunks(shard, MAX_BATCH)
+
+
+def _pack_acks(chunk: list[_Ack], flags: bytes, release: bool) -> AckBatch:
+    chunk = sorted(chunk, key=lambda ack: (ack.level, ack.kind, ack.token))
+    groups, statuses = bytearray(), bytearray()
+    for (level, kind), members in groupby(chunk, key=lambda ack: (ack.level, ack.kind)):
+        group = list(members)
+        groups += bytes([level] if release else [level, kind]) + struct.pack(">H", len(group))
+        for token, run in groupby(group, key=lambda ack: ack.token):
+            groups += token + struct.pack(">H", len(list(run)))
+        if kind == 1 and not release:
+            groups += b"".join(ack.delay_ms.to_bytes(6, "big") for ack in group)
+    for position, ack in enumerate(chunk):
+        statuses += _status_run(position, ack.status)
+    ids, positions = [ack.id.to_bytes(8, "big") for ack in chunk], [ack.position for ack in chunk]
+    packed = (flags, bytes(groups), bytes(statuses), ids, positions)
+    return AckBatch(*chunk[0][:2], *packed, any(ack.token == NO_TOKEN for ack in chunk))
+
+
+def _sized(packed: bytes, at: int) -> tuple[bytes, int]:
+    (length,) = struct.unpack_from(">H", packed, at)
+    end = at + 2 + length
+    if end > len(packed):
+        raise ValueError("length")
+    return packed[at + 2 : end], end

@@ -1,0 +1,184 @@
+"""What goes over the wire to the scripts and back, packed and taken apart by hand (docs/design.md §4).
+
+Promises: plain `struct`, nothing of the product.
+Risks: values are not checked, so that tests can send wrong ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+NOW, ABSOLUTE, DELAY = 0, 1, 2
+PENDING, RUNNING, SUCCEEDED, FAILED = b"0", b"1", b"2", b"3"
+NO_TOKEN: Final = bytes(8)
+NO_CONFIG_VERSION: Final = b""
+CLAIM: Final = b"host:1:0:worker:1"  # host, port, start, source, counter
+BUDGET_BYTES: Final = 4 << 20
+HOUR_MS: Final = 3_600_000
+FAR_MS: Final = (1 << 44) - 1
+
+
+class Job(NamedTuple):
+    """A job to enqueue."""
+
+    body: bytes = b"body"
+    priority: int = 1
+    kind: int = NOW
+    ms: int = 0
+    allowed: int = 10
+    status: bytes = b""
+
+
+class Taken(NamedTuple):
+    """A job as a claim gives it; `left` is None when it has all its attempts."""
+
+    level: int
+    id: bytes
+    left: int | None
+    record: bytes
+
+    @property
+    def body(self) -> bytes:
+        return self.record[4:]
+
+
+class Claimed(NamedTuple):
+    """The reply of a claim or a dry run."""
+
+    token: bytes
+    jobs: list[Taken]
+    left: list[int]
+    due_in_ms: int
+    paused: bool
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [job.body for job in self.jobs]
+
+
+class End(NamedTuple):
+    """One job of an ack."""
+
+    level: int
+    id: bytes
+    token: bytes
+    failed: bool = False
+    delay_ms: int = 0
+    status: bytes = b""
+
+
+class Info(NamedTuple):
+    """Job info (lookup, scan)."""
+
+    state: int
+    level: int
+    id: bytes
+    allowed: int
+    remaining: int
+    run_after_ms: int
+    updated_ms: int
+    crashes: int
+    status: bytes
+    claim: bytes
+    body: bytes | None
+
+
+class Expiry(NamedTuple):
+    """The reply of expire."""
+
+    active: int
+    jumped: int
+    more: int
+    now_ms: int
+    leases: int
+    retried: int
+    failed: int
+    next_look_ms: int
+
+
+def settings(
+    *,
+    lease_ms: int = 30_000,
+    flags: int = 0,
+    levels: int = 3,
+    keep: int = 0,
+    succeeded_s: int = 3600,
+    failed_s: int = 7200,
+    body_bytes: int = 1 << 20,
+) -> bytes:
+    """The packed configuration without version and generation."""
+    return struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
+
+
+def record(job: Job) -> bytes:
+    """What `j` holds for a job."""
+    return struct.pack(">BHB", 1, job.allowed, job.priority) + job.body
+
+
+def number(id_: bytes) -> int:
+    """An id, token or version as the number it is."""
+    return int.from_bytes(id_, "big")
+
+
+def created_ms(id_: bytes) -> int:
+    return number(id_) >> 19
+
+
+def pack_statuses(texts: Iterable[bytes]) -> bytes:
+    """The statuses that are not empty, by position."""
+    return b"".join(struct.pack(">HH", i, len(text)) + text for i, text in enumerate(texts) if text)
+
+
+def pack_specs(jobs: Sequence[Job]) -> bytes:
+    return b"".join(struct.pack(">BB", job.priority, job.kind) + job.ms.to_bytes(6, "big") for job in jobs)
+
+
+def pack_runs(tokens: Iterable[bytes]) -> bytes:
+    runs = [(token, len(list(run))) for token, run in itertools.groupby(tokens)]
+    return b"".join(token + struct.pack(">H", n) for token, n in runs)
+
+
+def unpack_positions(refused: bytes) -> list[int]:
+    return list(struct.unpack(f">{len(refused) // 2}H", refused))
+
+
+def unpack_claim(reply: Sequence[Any]) -> Claimed:
+    """Takes `[token, jobs block, left, due in, paused, [records…]…]` apart."""
+    token, block, left, due_in, paused, *lists = reply
+    records = iter([one for part in lists for one in part])
+    jobs, at = [], 0
+    while at < len(block):
+        level, n = struct.unpack_from(">BH", block, at)
+        ids = [block[at + 3 + 8 * i : at + 11 + 8 * i] for i in range(n)]
+        at += 3 + 8 * n
+        (m,) = struct.unpack_from(">H", block, at)
+        lefts = dict(struct.unpack_from(">HH", block, at + 2 + 4 * i) for i in range(m))
+        at += 2 + 4 * m
+        jobs += [Taken(level, id_, lefts.get(i), next(records)) for i, id_ in enumerate(ids)]
+    assert next(records, None) is None, "more records than ids"
+    counts = list(struct.unpack(f">{len(left) // 4}I", left))
+    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1")
+
+
+def unpack_info(packed: bytes) -> Info:
+    state, level, id_, allowed, remaining = struct.unpack_from(">BB8sHH", packed)
+    run_after_ms, updated_ms = (int.from_bytes(packed[at : at + 6], "big") for at in (14, 20))
+    crashes, length = struct.unpack_from(">HH", packed, 26)
+    status, at = packed[30 : 30 + length], 30 + length
+    (length,) = struct.unpack_from(">H", packed, at)
+    claim, at = packed[at + 2 : at + 2 + length], at + 2 + length
+    body = packed[at + 1 :] if packed[at] else None
+    head = (state, level, id_, allowed, remaining, run_after_ms, updated_ms, crashes)
+    return Info(*head, status, claim, body)
+
+
+def pack_checkpoint(
+    end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None
+) -> bytes:
+    what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status)
+    kind, ms = move or (NOW, 0)
+    head = struct.pack(">B8s8sBB", end.level, end.id, end.token, what, kind)
+    return head + ms.to_bytes(6, "big") + struct.pack(">H", attempts or 0) + bytes(7)
