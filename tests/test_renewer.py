@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import redis
-from pinlater._core import LeaseRenewer
+from pinlater._core import MAX_PRIORITY, LeaseRenewer
 from pinlater.scripts import load_scripts
 
 from tests.renewing import (
@@ -74,13 +74,15 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(
 
 
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
-    script, levels = load_scripts()["renew"], 2
-    config = struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20)
+    script = load_scripts()["renew"]
+    config = [
+        struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20) for levels in (2, MAX_PRIORITY)
+    ]
     tag = "pl:{q/s}:"
-    client.hset(tag + "m", mapping={"c": config, "h": bytes(8)})
+    client.hset(tag + "m", mapping={"c": config[0], "h": bytes(8)})
     client.hset(tag + "E", mapping={token(1).decode(): b""})
     names = [name.removesuffix("*") for name in script.keys if not name.endswith("*")]
-    names += [f"r{level}" for level in range(1, levels + 1)]
+    names += [f"r{level}" for level in range(1, MAX_PRIORITY + 1)]
     renewer = make(server, script=script.source)
     queue = renewer.add_queue([(tag + name).encode() for name in names])
     renewer.hold(queue, token(1), LEASE_MS)
@@ -88,6 +90,8 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     assert renewer.wait_renewed(3, DEADLINE_S), renewer.stats().last_error
     assert renewer.take_lost() == [(queue, token(2))]
     assert client.zrange(tag + "e", 0, -1) == [token(1)]
+    client.hset(tag + "m", "c", config[1])  # the queue has more levels now
+    assert renewer.wait_renewed(renewer.stats().renewals + 2, DEADLINE_S), renewer.stats().last_error
     client.delete(tag + "m")
     wait_until(lambda: renewer.stats().held == 0, "the tokens of a deleted queue let go")
     assert renewer.take_lost() == [(queue, token(1))]

@@ -27,6 +27,7 @@ from tests.wire_format import (
     Claimed,
     End,
     Job,
+    ends,
     number,
     pack_checkpoint,
     record,
@@ -319,21 +320,17 @@ def test_a_thousand_jobs_go_through_every_verb_at_once(client: redis.Redis) -> N
     wire = Wire(client)
     wire.create(settings(keep=MOST))
     ids = wire.enqueue(*[Job(status=b"s", allowed=2)] * MOST)
-    assert wire.release(*ends_of(wire.claim())) == []
-    assert wire.ack(*(end._replace(failed=True, status=b"f") for end in ends_of(wire.claim()))) == []
+    assert wire.release(*ends(wire.claim())) == []
+    assert wire.ack(*(end._replace(failed=True, status=b"f") for end in ends(wire.claim()))) == []
     claimed = wire.claim()
-    assert wire.renew(own=ends_of(claimed)) == []
+    assert wire.renew(own=ends(claimed)) == []
     assert [info.remaining if info else None for info in wire.lookup(ids)] == [1] * MOST
-    assert wire.ack(*(end._replace(failed=True) for end in ends_of(claimed))) == []
+    assert wire.ack(*(end._replace(failed=True) for end in ends(claimed))) == []
     assert wire.retry_failed(ids=ids) == MOST
     claimed = wire.claim()
-    items = b"".join(pack_checkpoint(end, move=(0, 0), attempts=9) for end in ends_of(claimed))
+    items = b"".join(pack_checkpoint(end, move=(0, 0), attempts=9) for end in ends(claimed))
     assert wire.write("checkpoint", b"", items, b"") == [b""]
     assert wire.succeed(wire.claim()) == []
     assert len(wire.scan(SUCCEEDED)[0]) == MOST
     assert wire.delete_jobs(SUCCEEDED, ids=ids) == (MOST, 0)
     assert is_clean(snapshot(wire))
-
-
-def ends_of(claimed: Claimed) -> list[End]:
-    return [End(job.level, job.id, claimed.token) for job in claimed.jobs]

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import redis
@@ -22,7 +22,7 @@ from pinlater.scripts import load_scripts
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import Server
+from tests.servers import Server, wait_until
 from tests.wire_format import (
     BUDGET_BYTES,
     CLAIM,
@@ -34,6 +34,7 @@ from tests.wire_format import (
     Expiry,
     Info,
     Job,
+    ends,
     number,
     pack_checkpoint,
     pack_runs,
@@ -296,6 +297,18 @@ def connect(server: Server) -> redis.Redis:
     return server.client(retry=Retry(NoBackoff(), 0), socket_timeout=60)
 
 
+def jump(server: Server, seconds: float) -> None:
+    """Moves the server's clock, and returns once scripts see it: Valkey's go by a time cached between commands."""
+
+    def time_s() -> int:
+        return int(server.call("EVAL", "return redis.call('TIME')[1]", 0))
+
+    before_s = time_s()
+    server.jump_clock(seconds)
+    expected_s = before_s + seconds
+    wait_until(lambda: abs(time_s() - expected_s) < abs(seconds) / 2, "scripts to see the new time")
+
+
 def snapshot(wire: Wire, *, lane: bool = True) -> Snapshot:
     """Every key of the queue and shard with its decoded content; `lane=False` leaves out h and all lanes."""
     found: Snapshot = {}
@@ -329,3 +342,37 @@ def drain(wire: Wire) -> list[bytes]:
 def is_clean(found: Mapping[str, Value]) -> bool:
     """Whether nothing but the head is left."""
     return set(found) <= {"m"}
+
+
+def fail_all(wire: Wire, count: int, level: int = 1) -> list[bytes]:
+    """Enqueues jobs of one attempt and fails them all; their ids."""
+    ids = wire.enqueue(*(Job(b"%d" % i, level, allowed=1) for i in range(count)))
+    assert wire.ack(*ends(wire.claim(), failed=True, status=b"no")) == []
+    return ids
+
+
+class Timed(NamedTuple):
+    """A queue on a server whose clock the test moves."""
+
+    wire: Wire
+    server: Server
+
+    def later(self, seconds: float) -> None:
+        jump(self.server, seconds)
+
+
+def expiries(wire: Wire) -> dict[bytes, float]:
+    """Lease token -> expiry (ms)."""
+    return dict(wire.client.zrange(wire.key("e"), 0, -1, withscores=True))  # type: ignore[arg-type]
+
+
+def lease_fields(wire: Wire) -> tuple[int, int]:
+    """How many leases have an expiry, and how many fields E has."""
+    return int(wire.client.zcard(wire.key("e"))), int(wire.client.hlen(wire.key("E")))
+
+
+def known(wire: Wire, id_: bytes, level: int = 1) -> Info:
+    """What lookup tells of a job that is there."""
+    (info,) = wire.lookup([id_], [level])
+    assert info is not None, "expected the job to be there"
+    return info

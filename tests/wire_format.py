@@ -182,3 +182,8 @@ def pack_checkpoint(
     kind, ms = move or (NOW, 0)
     head = struct.pack(">B8s8sBB", end.level, end.id, end.token, what, kind)
     return head + ms.to_bytes(6, "big") + struct.pack(">H", attempts or 0) + bytes(7)
+
+
+def ends(claimed: Claimed, **words: Any) -> list[End]:
+    """The jobs of a claim as an ack names them."""
+    return [End(job.level, job.id, claimed.token, **words) for job in claimed.jobs]

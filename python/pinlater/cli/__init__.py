@@ -1,0 +1,63 @@
+"""The command `pinlater`: nouns, then verbs.
+
+Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed before it failed stays
+changed; the message says what that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from pinlater.cli.commands import DONE, Group, run
+from pinlater.cli.doctor import doctor
+from pinlater.cli.enqueue import enqueue
+from pinlater.cli.job import job
+from pinlater.cli.queue import queue
+from pinlater.cli.roles import demo, monitor, worker
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.version import version
+
+__all__ = ["main"]
+
+FIRST_STEPS = """PinLater, a job queue on Redis. Three commands to try, no server needed:
+
+  pinlater queue create mail
+  pinlater job enqueue mail 'hello'
+  pinlater job dequeue mail
+
+They use a server of their own (embedded://); --url redis://host:6379 names another.
+All commands: pinlater --help
+"""
+
+EPILOG = """\b
+Exit codes: 0 done. 1 it worked, but the answer is no: no such queue or job, an
+ack refused, doctor or audit found errors. 2 wrong usage or input, nothing was
+sent. 3 no server, or it refused. 4 outcome unknown: it was sent, no answer came.
+"""
+
+
+@click.group("pinlater", cls=Group, invoke_without_command=True, epilog=EPILOG)
+@common_options(hidden=False)
+@json_option
+@click.pass_context
+def cli(context: click.Context) -> int:
+    """PinLater: a job queue on Redis. Nouns, then verbs: pinlater queue ls.
+
+    These options may also stand after the command. Errors are one line on stderr; PINLATER_DEBUG=1 adds where.
+    """
+    context.ensure_object(Settings)
+    if context.invoked_subcommand is None:
+        click.echo(FIRST_STEPS, nl=False)
+    return DONE
+
+
+job.add_command(enqueue)
+for command in (queue, job, worker, monitor, demo, doctor, version):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line (default: this process's); returns the exit code."""
+    return run(cli, None if arguments is None else list(arguments))

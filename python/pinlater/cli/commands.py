@@ -1,0 +1,164 @@
+"""What all commands share: their class, their exit codes, and the one table that turns errors into them.
+
+Promises one line `error: …` on stderr for every failure, with what to do about it, and never a traceback unless PINLATER_DEBUG=1.
+Risks: asking for a near miss of an unknown queue costs one more call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import click
+
+from pinlater.cli import output
+from pinlater.cli.settings import Settings, common_options, json_option, settings_of
+from pinlater.embedded import EmbeddedServerError
+from pinlater.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    PartialDelete,
+    PartialEnqueue,
+    PinLaterError,
+    QueueError,
+    QueueNotFound,
+    ServerError,
+    ServerFull,
+    ServerUnavailable,
+)
+
+DONE: Final = 0
+NO: Final = 1
+USAGE: Final = 2
+SERVER: Final = 3
+UNKNOWN: Final = 4
+BUG: Final = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+PIPE_CLOSED: Final = 141  # 128 + SIGPIPE
+
+#: The first that fits decides.
+EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (InvalidArgument, USAGE),
+    (QueueError, NO),
+    (OutcomeUnknown, UNKNOWN),
+    (ServerError, SERVER),
+    (PartialDelete, SERVER),
+    (EmbeddedServerError, SERVER),
+    (PinLaterError, SERVER),
+)
+
+ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (OutcomeUnknown, "look before you repeat it: pinlater job ls, pinlater job lookup"),
+    (ServerFull, "make room (pinlater job dequeue, purge) or raise maxmemory"),
+    (ServerUnavailable, "start it, or name another one with --url; pinlater doctor looks closer"),
+)
+
+
+class Failure(click.ClickException):
+    """An error of one command that is worded already. code: its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class Command(click.Command):
+    """A command whose unknown queue is answered with the nearest name there is."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except QueueNotFound as error:
+            raise Failure(_queue_not_found(str(error), settings_of(ctx)), NO) from error
+
+
+class Group(click.Group):
+    """A noun; its commands are verbs."""
+
+    command_class = Command
+    group_class = type
+
+    def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:
+        """A command of this noun, with the options every command has."""
+
+        def decorate(function: Callable[..., Any]) -> click.Command:
+            function = common_options(hidden=True)(json_option(click.pass_obj(function)))
+            return self.command(name, **options)(function)
+
+        return decorate
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Returns if the user said yes, here or with --yes; raises if nobody can be asked, or on a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Say so with --yes: there is no terminal to ask on")
+    if not click.confirm(question, err=True):
+        raise Failure("nothing was changed", NO)
+
+
+def run(group: click.Group, arguments: list[str] | None) -> int:
+    """Runs a command line and returns its exit code."""
+    try:
+        result = group.main(arguments, prog_name="pinlater", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else DONE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        return PIPE_CLOSED
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("PINLATER_DEBUG") == "1":
+            raise
+        message, code = explain(error)
+        sys.stderr.write(f"error: {one_line(message)}\n")
+        return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, click.ClickException):
+        help_of = getattr(getattr(error, "ctx", None), "command_path", "")
+        more = f" ({help_of} --help)" if isinstance(error, click.UsageError) and help_of else ""
+        return error.format_message().rstrip(".") + more, error.exit_code
+    if isinstance(error, PartialEnqueue):
+        unknown = any(isinstance(result, OutcomeUnknown) for result in error.results)
+        return str(error), UNKNOWN if unknown else SERVER
+    code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
+    if code is None:
+        return f"unexpected {type(error).__name__}: {error}; this is a bug, PINLATER_DEBUG=1 shows where", BUG
+    advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
+    return f"{error}; {advice}" if advice else str(error), code
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks, and without what could move a cursor."""
+    return output.preview("; ".join(line.strip() for line in message.splitlines() if line.strip()), 4000)
+
+
+def usage(message: str) -> NoReturn:
+    """Raises a usage error of the command that runs."""
+    raise click.UsageError(message, click.get_current_context(silent=True))
+
+
+def _queue_not_found(message: str, settings: Settings) -> str:
+    found = re.search(r"queue '(\w+)'", message)
+    if found is None:
+        return message
+    name = found[1]
+    try:
+        with settings.client() as client:
+            known = client.queue_names()
+    except PinLaterError:
+        known = []
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"queue {name!r}: not found; did you mean {near[0]!r}?"
+    return f"queue {name!r}: not found; pinlater queue create {name} makes it, pinlater queue ls lists what is there"

@@ -1,0 +1,166 @@
+"""What a command prints: JSON documents for programs, tables and sentences for people.
+
+Promises that a terminal's escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that all but the
+result goes to stderr. Risks: times are shown by this machine's clock, which may differ from Redis's.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pinlater.jobs import Job, JobInfo
+
+#: A table that is piped is as wide as its content; rich wants a number.
+PIPED_WIDTH: Final = 100_000
+#: Characters of a body or status in a table; `--json` has the whole.
+PREVIEW: Final = 60
+
+_STEPS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+_SIZES: Final = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+
+
+def print_json(value: object) -> None:
+    """Prints one JSON document on one line."""
+    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+
+
+def say(text: str) -> None:
+    """Prints one line of a result for people."""
+    sys.stdout.write(text + "\n")
+
+
+def remark(text: str) -> None:
+    """Prints one line about the result on stderr: what to do next, what was left out."""
+    sys.stderr.write(text + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None) -> None:
+    """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the sign.
+
+    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(
+            Text(name.lstrip("#")), justify="right" if name.startswith("#") else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
+    _print(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Prints names and values, a line each, values aligned."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(Text(name), Text(value))
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+# --- documents
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """A claimed job: the fields of Job, `token` in hex, and `claim` for `job ack` ("" on a dry run)."""
+    names = ("descriptor", "queue", "shard", "priority", "attempt", "attempts_allowed", "attempts_remaining")
+    return {
+        **{name: getattr(job, name) for name in names},
+        "created_ms": job.created_ms,
+        "token": job.token.hex(),
+        "claim": claim_of(job),
+        **body_fields(job.body),
+    }
+
+
+def info_document(info: JobInfo) -> dict[str, Any]:
+    """The fields of JobInfo, the body as `body` or `body_base64`."""
+    document = {field.name: getattr(info, field.name) for field in fields(info) if field.name != "body"}
+    return document if info.body is None else {**document, **body_fields(info.body)}
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """`body` if it is UTF-8, else `body_base64`."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def claim_of(job: Job) -> str:
+    """`descriptor@token in hex`: how a claimed job is named on the command line."""
+    return f"{job.descriptor}@{job.token.hex()}" if job.token else ""
+
+
+# --- for people
+
+
+def count(number: int) -> str:
+    """12,345."""
+    return f"{number:,}"
+
+
+def jobs(number: int) -> str:
+    """`1 job`, `12,345 jobs`."""
+    return f"{number:,} job" + ("" if number == 1 else "s")
+
+
+def size(number: int) -> str:
+    """Bytes, as `1.5 MiB`."""
+    for unit, name in _SIZES:
+        if number >= unit:
+            return f"{number / unit:.4g} {name}"
+    return f"{number} bytes"
+
+
+def duration(ms: float) -> str:
+    """Milliseconds, as `30 s`: one unit, at most one decimal."""
+    for unit, name in _STEPS:
+        if ms >= unit:
+            amount = f"{ms / unit:.1f}".removesuffix(".0")
+            return f"{amount} {name}" + ("s" if name == "day" and amount != "1" else "")
+    return f"{ms:.0f} ms"
+
+
+def moment(ms: int | None) -> str:
+    """Local time and how long ago or ahead it is; the date only where it is not today."""
+    if ms is None:
+        return "-"
+    now_s = time.time()
+    away_ms = ms - now_s * 1000
+    relative = f"in {duration(away_ms)}" if away_ms > 0 else f"{duration(-away_ms)} ago"
+    try:
+        then, now = datetime.fromtimestamp(ms / 1000), datetime.fromtimestamp(now_s)
+    except (ValueError, OverflowError):  # 2^44 ms is the year 2527; some C libraries end before
+        return relative
+    return f"{then:%H:%M:%S} ({relative})" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M:%S} ({relative})"
+
+
+def preview(data: bytes | str, length: int = PREVIEW) -> str:
+    """The beginning of a body or status on one line, nothing in it that moves a cursor."""
+    if isinstance(data, bytes):
+        try:
+            data = data.decode()
+        except UnicodeDecodeError:
+            return f"({size(len(data))} of binary)"
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in data[: length + 1])
+    return shown if len(shown) <= length else shown[: length - 1] + "…"

@@ -1,0 +1,204 @@
+"""`pinlater queue`: making, listing, showing, changing, emptying and deleting queues.
+
+Promises that nothing is emptied or deleted without a yes. Risks: counts over several shards are not of one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any, Final, TypeVar
+
+import click
+
+from pinlater.cli.commands import DONE, NO, Failure, Group, confirm, usage
+from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
+from pinlater.cli.settings import Settings
+from pinlater.config import CONFIG_FIELDS, QueueConfig
+from pinlater.doctor import QueueShardState, queue_states
+from pinlater.jobs import CountsByState
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
+_HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
+_HELP: Final = {
+    "lease_ms": "How long a claim lasts without renewal.",
+    "paused": "Give out no jobs.",
+    "refuse_enqueue": "Take in no jobs.",
+    "levels": "Number of priorities; can only grow.",
+    "keep_succeeded": "Succeeded jobs kept a shard and priority.",
+    "succeeded_ttl_s": "Seconds for which succeeded jobs are kept.",
+    "failed_ttl_s": "Seconds for which failed jobs are kept.",
+    "body_limit": "Largest body in bytes.",
+}
+
+
+def config_options(function: F) -> F:
+    """An option a field of QueueConfig; those that were not given are None."""
+    for setting in reversed(fields(QueueConfig)):
+        dashed = setting.name.replace("_", "-")
+        text = f"{_HELP[setting.name]} [default: {str(setting.default).lower()}]"
+        if isinstance(setting.default, bool):
+            option = click.option(f"--{dashed}/--no-{dashed}", default=None, help=text)
+        else:
+            option = click.option(f"--{dashed}", type=int, default=None, metavar="N", help=text)
+        function = option(function)
+    return function
+
+
+@click.group("queue", cls=Group)
+def queue() -> None:
+    """Queues: create, ls, info, set, purge, rm."""
+
+
+@queue.verb("create")
+@click.argument("name")
+@config_options
+def create(settings: Settings, name: str, **options: Any) -> int:
+    """Make a queue. One that exists is left as it is: exit code 1 if it is configured otherwise than asked."""
+    asked = _given(options)
+    with settings.client() as client:
+        created = client.create_queue(name, QueueConfig(**asked))
+        config = client.queue_config(name)
+    if settings.as_json:
+        print_json({"queue": name, "created": created, "config": asdict(config)})
+    elif created:
+        say(f"queue {name} created")
+        remark(f"next: pinlater job enqueue {name} 'hello'")
+    else:
+        say(f"queue {name} was there already")
+    other = {key: getattr(config, key) for key, value in asked.items() if getattr(config, key) != value}
+    if other and not created:
+        found = ", ".join(f"{key} is {value}" for key, value in other.items())
+        raise Failure(f"queue {name!r}: left as it is: {found}; pinlater queue set changes it", NO)
+    return DONE
+
+
+@queue.verb("ls")
+def ls(settings: Settings) -> int:
+    """List all queues, with their jobs by state."""
+    with settings.client() as client:
+        found = [(name, client.count(name), client.queue_config(name)) for name in client.queue_names()]
+    if settings.as_json:
+        print_json([{"queue": name, **asdict(counts), "paused": config.paused} for name, counts, config in found])
+    elif not found:
+        say("no queues yet; make one: pinlater queue create mail")
+    else:
+        rows = [(name, *counted(counts), _flags(config)) for name, counts, config in found]
+        print_table(("queue", *_HEADINGS, ""), rows)
+    return DONE
+
+
+@queue.verb("info")
+@click.argument("name")
+def info(settings: Settings, name: str) -> int:
+    """Show a queue: settings, jobs by state and priority, and how each shard has it."""
+    with settings.client() as client:
+        config = client.queue_config(name)
+        levels = [client.count(name, priority=level) for level in range(1, config.levels + 1)]
+    total = sum(levels, CountsByState())
+    shards = queue_states(settings.client_settings(), name)
+    if settings.as_json:
+        priorities = [{"priority": level, **asdict(counts)} for level, counts in enumerate(levels, 1)]
+        shown = [asdict(state) for state in shards]
+        print_json({"queue": name, "config": asdict(config), **asdict(total), "priorities": priorities, "shards": shown})
+        return DONE
+    say(f"queue {name}" + (f"  ({_flags(config)})" if _flags(config) else ""))
+    say("")
+    print_facts(_settings_of(config))
+    say("")
+    rows = [(str(level), *counted(counts)) for level, counts in enumerate(levels, 1)]
+    print_table(("priority", *_HEADINGS), [*rows, ("all", *counted(total))])
+    say("")
+    print_table(("shard", "server", "configuration", "monitor", "#lost records"), [_shard_row(state) for state in shards])
+    return DONE
+
+
+@queue.verb("set")
+@click.argument("name")
+@config_options
+def set_(settings: Settings, name: str, **options: Any) -> int:
+    """Change settings of a queue, while it is in use."""
+    changes = _given(options)
+    if not changes:
+        names = ", ".join("--" + name.replace("_", "-") for name in CONFIG_FIELDS)
+        usage(f"expected a setting to change, one of {names}")
+    with settings.client() as client:
+        config = client.configure_queue(name, **changes)
+    if settings.as_json:
+        print_json({"queue": name, "config": asdict(config)})
+    else:
+        say(f"queue {name}: " + ", ".join(f"{key} = {getattr(config, key)}" for key in changes))
+    return DONE
+
+
+@queue.verb("purge")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(settings: Settings, name: str, yes: bool) -> int:
+    """Remove every job of a queue, in every state. The queue stays."""
+    with settings.client() as client:
+        held = total_of(client.count(name))
+        confirm(f"Remove {jobs(held)} of queue {name} for good?", yes)
+        removed = client.purge(name)
+    if settings.as_json:
+        print_json({"queue": name, "removed": removed})
+    else:
+        say(f"queue {name}: {jobs(removed)} removed")
+    return DONE
+
+
+@queue.verb("rm")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(settings: Settings, name: str, yes: bool) -> int:
+    """Delete a queue and all its jobs."""
+    with settings.client() as client:
+        held = total_of(client.count(name))
+        confirm(f"Delete queue {name} and its {jobs(held)} for good?", yes)
+        deleted = client.delete_queue(name)
+    if settings.as_json:
+        print_json({"queue": name, "deleted": deleted})
+    else:
+        say(f"queue {name} deleted" if deleted else f"queue {name} was gone already")
+    return DONE if deleted else NO
+
+
+def counted(counts: CountsByState) -> tuple[str, ...]:
+    """The cells of STATES."""
+    return tuple(count(getattr(counts, state)) for state in STATES)
+
+
+def total_of(counts: CountsByState) -> int:
+    """Jobs in all states together."""
+    return sum(getattr(counts, state) for state in STATES)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _flags(config: QueueConfig) -> str:
+    told = ["paused"] if config.paused else []
+    return ", ".join([*told, "enqueue refused"] if config.refuse_enqueue else told)
+
+
+def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
+    keep = f"{jobs(config.keep_succeeded)} a shard and priority, {duration(config.succeeded_ttl_s * 1000)}"
+    return [
+        ("lease", duration(config.lease_ms)),
+        ("priorities", str(config.levels)),
+        ("succeeded kept", keep if config.keep_succeeded else "none"),
+        ("failed kept", duration(config.failed_ttl_s * 1000)),
+        ("largest body", size(config.body_limit)),
+    ]
+
+
+def _shard_row(state: QueueShardState) -> tuple[str, ...]:
+    if state.error:
+        return state.shard, state.server, state.error, "-", "-"
+    if state.config is None:
+        return state.shard, state.server, "not there yet", "-", "-"
+    active = f"active (until {moment(state.monitor_until_ms)})" if state.monitor_active else "none active"
+    return state.shard, state.server, f"version {state.version}", active, count(state.lost)

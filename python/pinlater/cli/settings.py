@@ -1,0 +1,137 @@
+"""The options every command has: where the servers are, how long to wait, how much to log, and whether to print JSON.
+
+Promises that they may stand before or after the command's name, the later one winning. Risks nothing; nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import click
+
+from pinlater.client import MAX_TIMEOUT_S, Client, ClientSettings
+from pinlater.shards import URL_VARIABLE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+@dataclass
+class Settings:
+    """What the user said of servers and output."""
+
+    url: str | None = None
+    shards: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 10.0
+    verbosity: int = 0
+    as_json: bool = False
+
+    def client(self) -> Client:
+        """A client for one command."""
+        return Client(self.url, shards=self.shards or None, timeout_s=self.timeout_s)
+
+    def client_settings(self) -> ClientSettings:
+        """The same, for roles that make their own clients."""
+        return ClientSettings(self.url, shards=self.shards or None, timeout_s=self.timeout_s)
+
+
+def settings_of(context: click.Context) -> Settings:
+    """The settings of this run, shared by a command and its groups."""
+    settings = context.find_root().ensure_object(Settings)
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def common_options(*, hidden: bool) -> Callable[[F], F]:
+    """--url, --shard, --timeout and -v; hidden where the main help shows them already."""
+    options = (
+        click.option(
+            "--url",
+            metavar="URL",
+            hidden=hidden,
+            expose_value=False,
+            callback=_set_url,
+            help=f"The server: redis://, rediss://, unix:// or embedded://; 1=URL,2=URL for shards. "
+            f"[{URL_VARIABLE}; default: embedded://]",
+        ),
+        click.option(
+            "--shard",
+            metavar="NAME=URL",
+            multiple=True,
+            hidden=hidden,
+            expose_value=False,
+            callback=_add_shards,
+            help="A shard; give it once a shard, instead of --url.",
+        ),
+        click.option(
+            "--timeout",
+            metavar="SECONDS",
+            type=click.FloatRange(0, MAX_TIMEOUT_S, min_open=True),
+            hidden=hidden,
+            expose_value=False,
+            callback=_set_timeout,
+            help="The most a call may take. [default: 10]",
+        ),
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            hidden=hidden,
+            expose_value=False,
+            callback=_set_verbosity,
+            help="Log to stderr; -vv logs more.",
+        ),
+    )
+    return _apply(options)
+
+
+def json_option(function: F) -> F:
+    """--json: on every command and on `pinlater` itself."""
+    option = click.option(
+        "--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON, for programs."
+    )
+    return option(function)
+
+
+def _apply(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _set_url(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        settings_of(context).url = value
+
+
+def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, ...]) -> None:
+    for value in values:
+        name, equals, url = value.partition("=")
+        if not (name and equals and url):
+            raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {value!r}")
+        settings_of(context).shards[name] = url
+
+
+def _set_timeout(context: click.Context, _: click.Parameter, value: float | None) -> None:
+    if value is not None:
+        settings_of(context).timeout_s = value
+
+
+def _set_verbosity(context: click.Context, _: click.Parameter, value: int) -> None:
+    settings = settings_of(context)
+    settings.verbosity += value
+    level = LOG_LEVELS[min(settings.verbosity, len(LOG_LEVELS) - 1)]
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger().setLevel(level)
+
+
+def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        settings_of(context).as_json = True

@@ -1,0 +1,38 @@
+"""`pinlater version`: what runs here, and on the servers.
+
+Promises to end with 0 whether a server answers or not. Risks: with embedded:// it starts that server.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import click
+import redis
+
+from pinlater import __version__, _core
+from pinlater.cli.commands import DONE, Command
+from pinlater.cli.output import print_facts, print_json
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.doctor import server_versions
+
+
+@click.command("version", cls=Command)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def version(settings: Settings) -> int:
+    """Print the versions of PinLater, Python, redis-py and the servers."""
+    versions = {
+        "pinlater": __version__,
+        "core": _core.__version__,
+        "python": platform.python_version(),
+        "redis_py": redis.__version__,
+    }
+    servers = server_versions(settings.client_settings())
+    if settings.as_json:
+        print_json({**versions, "servers": servers})
+    else:
+        named = [(name.replace("redis_py", "redis-py"), value) for name, value in versions.items()]
+        print_facts([*named, *((url, found or "not reached") for url, found in servers.items())])
+    return DONE

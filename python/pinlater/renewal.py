@@ -1,0 +1,125 @@
+"""Leases of running jobs, renewed on native threads: one a server, made when the first lease is held.
+
+Promises that neither a busy event loop nor a held GIL ends a lease, and that a lost one is told. Risks: a handler that never returns keeps its lease.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import hiredis
+from redis.connection import parse_url
+
+from pinlater._core import LeaseRenewer
+from pinlater.scripts import load_scripts
+from pinlater.servers import Server
+from pinlater.shards import QueueShard
+
+
+class Lease:
+    """One claim's hold on its jobs. unfinished: jobs not acked yet. lost: the server gave the jobs to somebody else."""
+
+    __slots__ = ("handle", "lost", "place", "token", "unfinished")
+
+    def __init__(self, place: QueueShard, token: bytes, jobs: int, handle: int) -> None:
+        self.place = place
+        self.token = token
+        self.unfinished = jobs
+        self.handle = handle
+        self.lost = False
+
+
+class Renewal:
+    """The renewers of one worker."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._renewers: dict[Server, LeaseRenewer] = {}
+        self._handles: dict[tuple[QueueShard, int], int] = {}
+        self._leases: dict[tuple[Server, int, bytes], Lease] = {}
+
+    def hold(self, place: QueueShard, token: bytes, jobs: int) -> Lease:
+        """Keeps a claim's lease renewed until all its jobs are done."""
+        assert place.stored is not None
+        config, server = place.stored.config, place.shard.server
+        renewer = self._renewers.get(server)
+        if renewer is None:
+            renewer = self._renewers[server] = _make_renewer(server, self._timeout_s)
+        handle = self._handles.get((place, config.levels))
+        if handle is None:
+            handle = renewer.add_queue(place.keys("renew", config.levels))
+            self._handles[place, config.levels] = handle
+        lease = Lease(place, token, jobs, handle)
+        self._leases[server, handle, token] = lease
+        renewer.hold(handle, token, config.lease_ms)
+        return lease
+
+    def done(self, lease: Lease, jobs: int = 1) -> None:
+        """So many jobs of the lease are acked or handed back."""
+        lease.unfinished -= jobs
+        if lease.unfinished > 0:
+            return
+        server = lease.place.shard.server
+        if self._leases.pop((server, lease.handle, lease.token), None) is not None:
+            self._renewers[server].drop(lease.handle, lease.token)
+
+    def take_lost(self) -> list[Lease]:
+        """Leases that were found gone since the last call."""
+        found = []
+        for server, renewer in self._renewers.items():
+            for handle, token in renewer.take_lost():
+                lease = self._leases.pop((server, handle, token), None)
+                if lease is not None:
+                    lease.lost = True
+                    found.append(lease)
+        return found
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for renewer in self._renewers.values():
+            renewer.close()
+        self._renewers, self._handles, self._leases = {}, {}, {}
+
+
+def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:
+    arguments: dict[str, Any] = dict(parse_url(server.resolve()))
+    kind = getattr(arguments.pop("connection_class", None), "__name__", "Connection")
+    path = arguments.get("path")
+    host, port = arguments.get("host", "localhost"), int(arguments.get("port", 6379))
+    address = f"unix:{path}" if path else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls = _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
+    return LeaseRenewer(
+        address,
+        _handshake(arguments),
+        load_scripts()["renew"].source,
+        secrets.token_bytes(8),
+        tls=tls,
+        timeout_s=timeout_s,
+    )
+
+
+def _handshake(arguments: dict[str, Any]) -> list[bytes]:
+    commands: list[tuple[str, ...]] = []
+    if arguments.get("password"):
+        commands.append(("AUTH", arguments.get("username") or "default", arguments["password"]))
+    if arguments.get("db"):
+        commands.append(("SELECT", str(arguments["db"])))
+    commands.append(("CLIENT", "SETNAME", "pinlater-renewer"))
+    return [hiredis.pack_command(command) for command in commands]
+
+
+_VERIFY: Final = {"none": "none", ssl.CERT_NONE: "none", "CERT_NONE": "none"}
+
+
+def _tls(arguments: dict[str, Any], host: str) -> dict[str, str | bool | None]:
+    return {
+        "ca_certs": arguments.get("ssl_ca_certs"),
+        "cert": arguments.get("ssl_certfile"),
+        "key": arguments.get("ssl_keyfile"),
+        "server_name": host,
+        "verify": _VERIFY.get(arguments.get("ssl_cert_reqs", "required"), "required"),
+        "check_hostname": bool(arguments.get("ssl_check_hostname", True)),
+    }

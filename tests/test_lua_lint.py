@@ -1,0 +1,141 @@
+"""Static rules for the Lua: what a reviewer would have to look for in every script.
+
+Promises: each rule is shown to catch a script that breaks it.
+Risks: the rules read text, not a syntax tree; they go by the style of this tree (one statement a line, short names of lib/base.lua).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from pinlater.scripts import LUA_DIRECTORY, Script, load_scripts
+
+SCRIPTS = load_scripts()
+FILES = sorted(LUA_DIRECTORY.rglob("*.lua"))
+SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
+ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
+WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZPOPMIN", "ZPOPMAX"}
+WRITES |= {"UNLINK", "PUBLISH"}
+READS = {"HGET", "HMGET", "HLEN", "HEXISTS", "HSCAN", "ZRANGE", "ZCARD", "ZCOUNT", "ZSCORE", "ZMSCORE", "EXISTS"}
+COMMANDS = WRITES | READS | {"TIME"}
+LINES = 160
+
+# unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
+BOUNDED = {
+    "values, first, math.min(first + 1999, #values)": "send: chunks of 2,000",
+    "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
+    "ids, 1, count": "a claim's ids",
+    "ids": "ids of one call or one lease, 1,000 at most",
+    "gone": "ids of one lease",
+    "candidates": "ids of one call",
+    "group.ids": "ids of one call",
+    "group.flagged": "ids of one call",
+    "argv, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
+    "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
+    "ARGV, ids0 + 1, ids0 + named": "ids of one call",
+    "lists": "chunks of records: 5 a level, 100 levels",
+    "KEYS": "9 keys and 5 a level, 100 levels",
+}
+
+
+def problems(source: str) -> list[str]:
+    """What breaks a rule in a script or part, comments left out."""
+    code = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("--"))
+    found = [f"{word} is not allowed" for word in re.findall(r"\b(pcall|xpcall|loadstring|dofile|require)\b", code)]
+    found += [f"unbounded unpack({inner})" for inner in re.findall(r"unpack\(((?:[^()]|\([^()]*\))*)\)", code) if inner not in BOUNDED]
+    found += [f"pattern of {call}" for call in re.findall(r"string\.(?:g?match|find|gsub)\((?![^,()]+(?:\([^()]*(?:\([^()]*\))*[^()]*\))?, ')[^\n]*", code)]
+    found += ["a string method may take a pattern" for _ in re.findall(r":(?:match|find|gsub|gmatch)\(", code)]
+    found += [f"key outside of KEYS: {word}" for word in re.findall(r"'pl:[^']*'", code)]
+    found += [f"index of {index} in a body" for index in re.findall(r"\b(?:KEYS|ARGV)\[(\d+)\]", code)]
+    found += ["tostring loses digits" for _ in re.findall(r"\btostring\(", code)]
+    found += [f"number in a string: {what}" for what in re.findall(r"\.\. (now|score|due_ms|ms|expires|earliest)\b", code)]
+    found += [f"command {word}" for word in re.findall(r"\bcall\('(\w+)'", code) if word not in COMMANDS]
+    found += [f"command {word}" for word in re.findall(r"\bsend\('(\w+)'", code) if word not in WRITES]
+    found += [f"global {name}" for name in re.findall(r"^function (\w+)", code, re.MULTILINE)]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_lua_file_keeps_the_rules(path: object) -> None:
+    source = LUA_DIRECTORY.joinpath(str(path)).read_text("utf-8")
+    assert problems(source) == []
+    assert [line for line in source.splitlines() if len(line) > LINES or line != line.rstrip()] == []
+    assert source.startswith("-- ")
+    assert source.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("redis.pcall('ZADD', key_e, now, x)", "pcall is not allowed"),
+        ("call('ZREM', key_e, unpack(everything))", "unbounded unpack(everything)"),
+        ("string.match(status, pattern)", "pattern of string"),
+        ("string.gsub(sub(status, 3), ARGV0, '')", "pattern of string"),
+        ("status:find(word)", "a string method"),
+        ("call('GET', 'pl:{a/b}:m')", "key outside of KEYS"),
+        ("call('HGET', KEYS[2], ARGV[1])", "index of 2"),
+        ("x = tostring(score)", "tostring"),
+        ("call('ZRANGE', key_e, '(' .. now, '+inf')", "number in a string"),
+        ("call('KEYS', '*')", "command KEYS"),
+        ("send('HMGET', key_j, ids)", "command HMGET"),
+        ("function leak() end", "global leak"),
+    ],
+)
+def test_a_rule_catches_what_breaks_it(line: str, problem: str) -> None:
+    assert any(one.startswith(problem) for one in problems(line)), problems(line)
+
+
+def test_a_literal_pattern_is_allowed() -> None:
+    assert problems("string.match(sub(entry, 3 + unp('>I2', entry)), '^[^:]*$')\n-- no pcall here") == []
+
+
+def test_every_bound_is_in_use() -> None:
+    code = "\n".join(path.read_text("utf-8") for path in FILES)
+    assert [inner for inner in BOUNDED if f"unpack({inner})" not in code] == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
+def test_the_source_as_sent_has_the_right_flags_and_one_clock(script: Script) -> None:
+    source = script.source.decode()
+    assert source.splitlines()[0] == SHEBANGS[script.kind]
+    assert (script.kind == "admit") == (script.verb in ADMITTED)
+    assert source.count("'TIME'") <= 1
+    written = set(re.findall(r"\b(?:call|send)\('(\w+)'", source)) & WRITES
+    assert bool(written) == script.writes
+    assert script.arguments[:2] == (("lane", "sequence") if script.writes else ("nonce", *script.arguments[1:2]))
+    assert "m" in script.keys
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
+def test_a_header_is_complete_and_its_parts_exist(script: Script) -> None:
+    text = (LUA_DIRECTORY / f"{script.verb}.lua").read_text("utf-8")
+    assert text.startswith(f"-- {script.verb}: ")
+    order = [text.index(f"\n-- {name} ") for name in ("KIND", "NEEDS", "KEYS", "ARGV", "REPLY")]
+    assert order == sorted(order)
+
+
+def test_every_part_is_needed_by_a_script() -> None:
+    needed = {
+        part
+        for verb in SCRIPTS
+        for part in re.findall(r"^-- NEEDS +(.*)$", (LUA_DIRECTORY / f"{verb}.lua").read_text("utf-8"), re.MULTILINE)[0].split()
+    }
+    assert needed == {path.stem for path in (LUA_DIRECTORY / "lib").glob("*.lua")}
+
+
+Order = Callable[[str], int]
+
+# Scripts that decide everything before their first write. The others do so a job, a level or a lease at a time, each whole in itself.
+READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "wake")
+
+
+@pytest.mark.parametrize("verb", READ_FIRST)
+def test_nothing_is_validated_after_the_first_write(verb: str) -> None:
+    body = (LUA_DIRECTORY / f"{verb}.lua").read_text("utf-8")
+    first_write = min(
+        (match.start() for match in re.finditer(r"\b(?:call|send)\('(\w+)'", body) if match[1] in WRITES),
+        default=len(body),
+    )
+    assert "error_reply" not in body[first_write:]
