@@ -1,65 +1,136 @@
 """Every verb in cluster mode, and the keys that scripts really touch.
 
-Promises: in a cluster no verb is refused for its keys; over the calls here every key a header declares is touched, and no other.
+Promises: in a cluster no verb is refused for its keys; over the calls here every key that a header declares is
+touched, and no other.
 Risks: the cluster is one server that holds all slots: MOVED and resharding are not shown here.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
-from pinlater.keys import registry_key
-from pinlater.scripts import Script, load_scripts
+from pinlater.keys import script_keys
+from pinlater.scripts import load_scripts
 
-from tests.servers import KINDS, Kind, Server
+from tests.servers import KINDS, Kind, Server, wait_until
+from tests.test_scripts import REQUESTS, Scene, make_scene
+from tests.wire import Wire, connect, fail_all
+from tests.wire_format import DELAY, FAILED, NO_TOKEN, NOW, PENDING, RUNNING, SUCCEEDED, Job, ends, settings
+
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 FreshServer = Callable[..., Server]
-DEADLINE_S = 60
+MARKER = "the end of what is watched"
 
 
-def use_every_verb(wire: Wire) -> None:
-    """Calls of every script, such that each touches every key it declares, on every path that touches one."""
-    wire.create(settings(keep=2))
-    wire.enqueue(*(Job(b"%d" % i, 1 + i % 3, status=b"s") for i in range(12)))
-    wire.client.hdel(wire.key("j"), wire.enqueue(Job(b"bare"))[0])
-    wire.dry_run()
-    first = wire.claim(channel=b"me")
-    wire.replayed_claim()
-    wire.claim(5, channel=b"me")
-    held = ends(first)
-    wire.renew(first.token, own=[held[0]])
-    wire.checkpoint(held[0]._replace(status=b"half"), body=b"b", attempts=1)
-    wire.claim(channel=b"me")
-    wire.checkpoint(held[1], move=(NOW, 0))
-    wire.checkpoint(held[2]._replace(token=NO_TOKEN), move=(DELAY, 60_000), source=b"worker")
-    wire.claim(channel=b"me")
-    wire.enqueue(Job(), Job(b"far", 1, ABSOLUTE, FAR_MS))
-    wire.claim(1, channel=b"me")
-    wire.claim(channel=b"me")
-    wire.release(held[3])
-    wire.release(held[4]._replace(token=NO_TOKEN), source=b"worker")
-    wire.claim(channel=b"me")
-    wire.claim(channel=b"me")
-    wire.ack(held[0]._replace(failed=True), *held[5:8], tombstones=True)
-    wire.ack(held[8]._replace(failed=True), held[9]._replace(failed=True, delay_ms=9999, token=NO_TOKEN), source=b"worker")
-    wire.claim(channel=b"me")
-    wire.retry_failed(level=held[0].level)
-    wire.retry_failed(level=held[0].level, kind=DELAY, ms=1)
-    wire.fail_and_retry_later()
-    wire.claim(channel=b"me")
-    ticket = wire.prepare(2)
-    wire.load(ticket, Job(status=b"s"), Job(b"later", 1, DELAY, 60_000))
-    wire.expire(None)
-    wire.claim(channel=b"me")
-    wire.configure(settings(lease_ms=1, keep=1, flags=1, succeeded_s=0, failed_s=0))
-    wire.configure(settings(lease_ms=1, keep=1, succeeded_s=0, failed_s=0))
-    fail_all(wire, 1)
-    for state in (b"0", b"1", b"2", b"3"):
-        wire.scan(state)
-        wire.scan(state, future=True)
-    wire.read("peek")
+def soon_expired(scene: Scene) -> None:
+    """Leases of 1 ms, of jobs with an attempt left and without."""
+    scene.wire.configure(settings(lease_ms=1))
+    scene.wire.enqueue(Job(b"a", allowed=1), Job(b"b"))
+    scene.wire.claim()
+    wait_until(lambda: scene.wire.expire().leases, "a lease to expire")
+
+
+def collected(scene: Scene) -> None:
+    scene.wire.configure(settings(keep=1, succeeded_s=0, failed_s=0))
+    scene.wire.collect()
+
+
+def bare_id(scene: Scene) -> None:
+    scene.wire.client.delete(scene.wire.key("j"))
+    scene.wire.claim()
+
+
+# What the plain requests of test_scripts.py leave untouched.
+MORE: list[Callable[[Scene], Any]] = [
+    soon_expired,
+    collected,
+    bare_id,
+    lambda s: s.wire.claim() and s.wire.replayed_claim(),
+    lambda s: s.wire.enqueue(Job(), Job(b"late", 1, DELAY, 60_000)),
+    lambda s: s.wire.load(s.ticket, Job(), Job(b"late", 1, DELAY, 60_000)),
+    lambda s: s.wire.checkpoint(s.end(0), move=(NOW, 0)) + s.wire.checkpoint(s.end(1), move=(DELAY, 9)),
+    lambda s: s.wire.ack(s.end(0, token=NO_TOKEN), s.end(2, failed=True), s.end(3, failed=True), source=b"worker"),
+    lambda s: s.wire.configure(settings()) and s.wire.ack(s.end(0)),
+    lambda s: s.wire.release(s.end(0, token=NO_TOKEN), source=b"worker"),
+    lambda s: s.wire.retry_failed(kind=DELAY, ms=60_000),
+    lambda s: s.wire.configure(settings(flags=1)) and s.wire.configure(settings()),
+    lambda s: [s.wire.delete_jobs(state, limit=9) for state in (PENDING, RUNNING, SUCCEEDED, FAILED)],
+    lambda s: [s.wire.scan(state) for state in (PENDING, RUNNING, SUCCEEDED, FAILED)],
+    lambda s: s.wire.lookup([s.failed[0], s.end().id]) + s.wire.dry_run().jobs,
+    lambda s: s.wire.audit([s.failed[0], s.end().id], [s.claimed.token]),
+    lambda s: s.wire.read("peek") + s.wire.counts() + s.wire.read("config"),
+    lambda s: fail_all(s.wire, 1),
+]
+
+
+def use_every_verb(client: redis.Redis) -> None:
+    for request in [*REQUESTS.values(), *MORE]:
+        client.flushdb()
+        request(make_scene(client))
+
+
+def watched(client: redis.Redis, act: Callable[[], object]) -> Iterator[tuple[bool, list[str]]]:
+    """What MONITOR shows while `act` runs: (called by a script?, words)."""
+    with client.monitor() as monitor:
+        act()
+        client.echo(MARKER)
+        while MARKER not in (seen := monitor.next_command())["command"]:
+            yield seen["client_type"] == "lua", seen["command"].split(" ")
+
+
+def keys_of(words: list[str]) -> set[str]:
+    """The keys of a command that a script calls."""
+    if words[0] in ("TIME", "PUBLISH"):
+        return set()
+    return set(words[1:] if words[0] == "UNLINK" else words[1:2])
+
+
+def name_of(key: str) -> str:
+    """`pl:{q/s}:p1` -> `p*`, as headers write it."""
+    name = key.rpartition(":")[2]
+    return name.rstrip("0123456789") + "*" if name[-1].isdigit() else name
+
+
+@EACH_KIND
+@pytest.mark.parametrize("cluster", [False, True])
+def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, cluster: bool, fresh_server: FreshServer) -> None:
+    verbs = {script.sha.decode(): verb for verb, script in load_scripts().items()}
+    touched: defaultdict[str, set[str]] = defaultdict(set)
+    undeclared: list[tuple[str, str]] = []
+    verb, declared = "", set[str]()
+    server = fresh_server(kind, cluster=cluster)
+    with connect(server) as client:
+        for by_script, words in watched(client, lambda: use_every_verb(client)):
+            if by_script:
+                undeclared += [(verb, key) for key in keys_of(words) - declared]
+                touched[verb] |= {name_of(key) for key in keys_of(words)}
+            elif words[0] == "EVALSHA":
+                verb, declared = verbs[words[1]], set(words[3 : 3 + int(words[2])])
+    assert undeclared == []
+    assert {verb: set(script.keys) - touched[verb] for verb, script in load_scripts().items()} == {
+        verb: set() for verb in load_scripts()
+    }
+
+
+@EACH_KIND
+def test_all_keys_of_a_queue_and_shard_are_in_one_slot(kind: Kind, fresh_server: FreshServer) -> None:
+    with connect(fresh_server(kind, cluster=True)) as client:
+        for queue, shard in (("q", "s"), ("Q_" * 127, "a-b_C" * 6)):
+            keys = {key for script in load_scripts().values() for key in script_keys(queue, shard, script.keys, 100)}
+            assert len({client.cluster("keyslot", key.decode()) for key in keys}) == 1
+
+
+@EACH_KIND
+def test_a_thousand_jobs_pass_through_a_cluster(kind: Kind, fresh_server: FreshServer) -> None:
+    with connect(fresh_server(kind, cluster=True)) as client:
+        for queue in ("one", "two", "three"):  # in different slots
+            wire = Wire(client, queue)
+            wire.create()
+            wire.enqueue(*(Job(b"%d" % i, 1 + i % 3) for i in range(1000)))
+            claimed = wire.claim()
+            assert len(claimed.jobs) == 1000
+            assert wire.ack(*ends(claimed)) == []

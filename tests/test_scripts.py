@@ -64,9 +64,7 @@ def make_scene(client: redis.Redis) -> Scene:
     ended = setup.claim(6)
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
     setup.ack(*(End(1, job.id, ended.token, failed=True, status=b"why") for job in ended.jobs[3:]))
-    setup.enqueue(
-        *(Job(b"new%d" % i, priority=1 + i % 3) for i in range(9)), Job(b"far", 1, ABSOLUTE, FAR_MS)
-    )
+    setup.enqueue(*(Job(b"new%d" % i, priority=1 + i % 3) for i in range(9)), Job(b"far", 1, ABSOLUTE, FAR_MS))
     ticket = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
@@ -131,9 +129,7 @@ def test_an_older_request_of_a_lane_is_refused_and_changes_nothing(client: redis
 
 
 @pytest.mark.parametrize("verb", [verb for verb in REQUESTS if verb not in {*ANY_VERSION, "create"}])
-def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after(
-    client: redis.Redis, verb: str
-) -> None:
+def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     known, scene.wire.version = scene.wire.version, bytes(8)
     before = snapshot(scene.wire)
@@ -147,9 +143,7 @@ def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after
 
 
 @pytest.mark.parametrize("verb", ["renew", "expire", "collect"])
-def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(
-    client: redis.Redis, verb: str
-) -> None:
+def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
     grown.configure(settings(levels=5))
@@ -161,9 +155,7 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(
 
 @pytest.mark.parametrize("verb", [verb for verb in REQUESTS if verb != "create"])
 @pytest.mark.parametrize("deleted", [False, True])
-def test_without_its_queue_a_request_is_refused_and_makes_no_key(
-    client: redis.Redis, verb: str, deleted: bool
-) -> None:
+def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.Redis, verb: str, deleted: bool) -> None:
     scene = make_scene(client)
     if deleted:
         scene.wire.other().write("delete_queue")
@@ -217,9 +209,7 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "level 4": lambda s: s.wire.enqueue(Job(), Job(priority=4)),
     "one level for all, 9": lambda s: s.wire.write("enqueue", b"\x09", b"", record(Job())),
     "a record cut off": lambda s: s.wire.write("enqueue", b"\1", b"", record(Job()), b"\1\0\1"),
-    "a status of no job": lambda s: s.wire.write(
-        "enqueue", b"\1", struct.pack(">HH", 1, 1) + b"x", record(Job())
-    ),
+    "a status of no job": lambda s: s.wire.write("enqueue", b"\1", struct.pack(">HH", 1, 1) + b"x", record(Job())),
     "load, level 4": lambda s: s.wire.load(s.ticket, Job(), Job(priority=4)),
     "load, other count": lambda s: s.wire.load(s.ticket, Job()),
     "prepare none": lambda s: s.wire.prepare(0),
@@ -236,9 +226,7 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
         "release", b"", struct.pack(">BH", s.end().level, 1) + s.claimed.token + b"\0\2", s.end().id
     ),
     "checkpoint cut off": lambda s: s.wire.write("checkpoint", b"", pack_checkpoint(s.end())[:-1], b""),
-    "checkpoint, no body": lambda s: s.wire.write(
-        "checkpoint", b"", pack_checkpoint(s.end(), body=True), b""
-    ),
+    "checkpoint, no body": lambda s: s.wire.write("checkpoint", b"", pack_checkpoint(s.end(), body=True), b""),
     "checkpoint, level 4": lambda s: s.wire.checkpoint(s.end()._replace(level=4)),
     "checkpoint, 0 attempts": lambda s: s.wire.checkpoint(s.end(), attempts=0),
     "renew cut off": lambda s: s.wire.renew(s.claimed.token[:-1]),
@@ -283,9 +271,7 @@ SIZED: dict[str, Callable[[Wire, int], Any]] = {
     "claim": lambda w, n: w.claim(n),
     "ack": lambda w, n: w.ack(*acks(n)),
     "fail": lambda w, n: w.ack(*(end._replace(failed=True, status=b"no") for end in acks(n))),
-    "ack without token": lambda w, n: w.ack(
-        *(end._replace(token=NO_TOKEN) for end in acks(n)), source=b"worker"
-    ),
+    "ack without token": lambda w, n: w.ack(*(end._replace(token=NO_TOKEN) for end in acks(n)), source=b"worker"),
     "release": lambda w, n: w.release(*acks(n)),
     "renew": lambda w, n: w.renew(*many(n)),
     "renew own": lambda w, n: w.renew(own=acks(n)),

@@ -191,9 +191,7 @@ def test_succeeded_jobs_are_kept_up_to_the_cap(wire: Wire) -> None:
     ids = wire.enqueue(*(Job(b"%d" % i, status=b"s") for i in range(12)))
     for limit in (4, 4, 4):
         assert wire.succeed(wire.claim(limit)) == []
-    assert [info.body if info else None for info in wire.lookup(ids)] == [None] * 7 + [
-        b"%d" % i for i in range(7, 12)
-    ]
+    assert [info.body if info else None for info in wire.lookup(ids)] == [None] * 7 + [b"%d" % i for i in range(7, 12)]
     assert (wire.client.hlen(wire.key("j")), wire.client.hlen(wire.key("x"))) == (5, 5)
 
 
@@ -271,9 +269,7 @@ def test_a_checkpoint_can_put_a_job_back_at_any_time(wire: Wire) -> None:
     wire.enqueue(*(Job(b"%d" % i) for i in range(4)))
     held = ends(wire.claim())
     past_ms, future_ms = created_ms(wire.h) - HOUR_MS, created_ms(wire.h) + HOUR_MS
-    for end, move in zip(
-        held, [(NOW, 0), (ABSOLUTE, past_ms), (ABSOLUTE, future_ms), (DELAY, 60_000)], strict=True
-    ):
+    for end, move in zip(held, [(NOW, 0), (ABSOLUTE, past_ms), (ABSOLUTE, future_ms), (DELAY, 60_000)], strict=True):
         assert wire.checkpoint(end, move=move) == []
     assert lease_fields(wire) == (0, 0)
     assert wire.counts()[0] == (2, 2, 0, 0, 0)

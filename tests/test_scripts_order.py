@@ -31,10 +31,7 @@ def wire(server: Server) -> Iterator[Wire]:
 def test_order_is_priority_then_run_after_then_arrival(wire: Wire) -> None:
     now_ms = created_ms(wire.h)
     chance = random.Random(7)  # noqa: S311
-    jobs = [
-        Job(b"%d" % i, chance.randint(1, 3), ABSOLUTE, now_ms - 1000 * chance.randint(1, 5))
-        for i in range(300)
-    ]
+    jobs = [Job(b"%d" % i, chance.randint(1, 3), ABSOLUTE, now_ms - 1000 * chance.randint(1, 5)) for i in range(300)]
     for first in range(0, 300, 20):
         wire.enqueue(*jobs[first : first + 20])
     expected = [job.body for job in sorted(jobs, key=lambda job: (job.priority, job.ms))]
@@ -168,16 +165,12 @@ def test_running_jobs_without_records_can_be_acked_failed_and_released(wire: Wir
 
 
 @EACH_KIND
-def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(
-    kind: Kind, fresh_server: FreshServer
-) -> None:
+def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(kind: Kind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)
         wire.create()
-        wire.enqueue(
-            Job(b"late", 1, DELAY, 90_000), Job(b"soon", 1, DELAY, 60_000), Job(b"low", 2, DELAY, 30_000)
-        )
+        wire.enqueue(Job(b"late", 1, DELAY, 90_000), Job(b"soon", 1, DELAY, 60_000), Job(b"low", 2, DELAY, 30_000))
         claimed = wire.claim()
         assert (claimed.jobs, claimed.left) == ([], [0, 0, 0])
         assert 0 < claimed.due_in_ms <= 30_000

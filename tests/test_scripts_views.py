@@ -174,9 +174,7 @@ def test_the_audit_of_damaged_leases(wire: Wire) -> None:
     wire.client.hincrby(wire.key("E"), miscounted.token + b"n", 1)
     wire.client.zrem(wire.key("e"), unexpiring.token)
     wire.client.hdel(wire.key("E"), empty.token)
-    places, seen = wire.audit(
-        [unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token]
-    )
+    places, seen = wire.audit([unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token])
     assert places == [HELD | RECORD | NO_LEASE, HELD | RECORD]
     assert seen == [3, 6, 1]
 

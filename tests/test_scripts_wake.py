@@ -136,9 +136,7 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(("dead", "rings"), [(0, 1), (3, 1), (4, 0)])
-def test_dead_waiters_are_skipped_up_to_four_tries(
-    wire: Wire, bells: Callable[[bytes], Bell], dead: int, rings: int
-) -> None:
+def test_dead_waiters_are_skipped_up_to_four_tries(wire: Wire, bells: Callable[[bytes], Bell], dead: int, rings: int) -> None:
     bell = bells(b"me")
     waiting(wire)
     wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
@@ -180,9 +178,7 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: Kind, fresh_
         assert wire.claim(channel=b"two").due_in_ms == 0
 
 
-def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
-    wire: Wire, bells: Callable[[bytes], Bell]
-) -> None:
+def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
     gone = wire.enqueue(*[Job()] * 1000)
     wire.enqueue_bodies(b"behind")
     wire.client.hdel(wire.key("j"), *gone)

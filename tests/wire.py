@@ -212,9 +212,7 @@ class Wire:
         """One job's checkpoint; `move` = (kind, ms), `end.status` is prepended when not empty."""
         item = pack_checkpoint(end, body=body is not None, move=move, attempts=attempts)
         bodies = [] if body is None else [body]
-        return unpack_positions(
-            self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0]
-        )
+        return unpack_positions(self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0])
 
     def expire(
         self,
@@ -244,9 +242,7 @@ class Wire:
     ) -> int:
         return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0])
 
-    def delete_jobs(
-        self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = ()
-    ) -> tuple[int, int]:
+    def delete_jobs(self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = ()) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""
         deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, level, limit, *ids)[0])
         return deleted, more
@@ -255,9 +251,7 @@ class Wire:
         """A level: pending now, pending later, in progress, succeeded, failed."""
         return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
 
-    def lookup(
-        self, ids: Sequence[bytes], levels: Sequence[int] = (), budget: int = BUDGET_BYTES
-    ) -> list[Info | None]:
+    def lookup(self, ids: Sequence[bytes], levels: Sequence[int] = (), budget: int = BUDGET_BYTES) -> list[Info | None]:
         at = bytes(levels or [1] * len(ids))
         return [unpack_info(one) if one else None for one in self.read("lookup", "1", budget, at, *ids)]
 
@@ -277,9 +271,7 @@ class Wire:
         reply = self.read("scan", *words)
         return [unpack_info(one) for one in reply[1:]], reply[0]
 
-    def audit(
-        self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), level: int = 1
-    ) -> tuple[list[int], list[int]]:
+    def audit(self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), level: int = 1) -> tuple[list[int], list[int]]:
         places, leases = self.read("audit", level, b"".join(ids), b"".join(tokens))
         return unpack_positions(places), list(leases)
 
@@ -298,7 +290,7 @@ def connect(server: Server) -> redis.Redis:
 
 
 def jump(server: Server, seconds: float) -> None:
-    """Moves the server's clock, and returns once scripts see it: Valkey's go by a time cached between commands."""
+    """Moves the server's clock, and returns once scripts see it (Valkey's go by a time read before them)."""
 
     def time_s() -> int:
         return int(server.call("EVAL", "return redis.call('TIME')[1]", 0))

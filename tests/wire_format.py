@@ -175,9 +175,7 @@ def unpack_info(packed: bytes) -> Info:
     return Info(*head, status, claim, body)
 
 
-def pack_checkpoint(
-    end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None
-) -> bytes:
+def pack_checkpoint(end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None) -> bytes:
     what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status)
     kind, ms = move or (NOW, 0)
     head = struct.pack(">B8s8sBB", end.level, end.id, end.token, what, kind)

@@ -17,9 +17,12 @@ from pinlater.config import QueueConfig, StoredConfig
 from pinlater.errors import (
     OutcomeUnknown,
     PinLaterError,
+    QueueError,
     QueueNotFound,
-    ServerFull,
+    ServerError,
+    ServerRefused,
     ServerReplyError,
+    ServerTooOld,
     ServerUnavailable,
     from_reply,
 )
@@ -89,19 +92,24 @@ class Failure:
 
 
 def send(server: Server, *commands: Command) -> Flow[list[Any]]:
-    """Sends commands to one server; returns the answers."""
-    answers = yield [Send(server, commands)]
-    return list(answers[0])
+    """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
+    answers: list[Any] = (yield [Send(server, commands)])[0]
+    if any(isinstance(answer, Failure) and answer.sent for answer in answers):
+        answers = (yield [Send(server, commands)])[0]
+    return answers
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
     """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in order."""
     results: list[Any] = [None] * len(flows)
     waiting: dict[int, Effect] = {}
+    wake_s: dict[int, float] = {}
 
     def advance(index: int, value: Any) -> None:
         try:
-            waiting[index] = flows[index].send(value)
+            effect = waiting[index] = flows[index].send(value)
+            if isinstance(effect, Sleep):
+                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after the other
         except StopIteration as stop:
             results[index] = stop.value
         except PinLaterError as error:
@@ -116,8 +124,10 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
                 del waiting[index]
                 advance(index, answers)
         else:
-            index, effect = min(waiting.items(), key=lambda item: getattr(item[1], "seconds", 0.0))
-            del waiting[index]
+            index = min(waiting, key=lambda index: wake_s.get(index, 0.0))
+            effect = waiting.pop(index)
+            if isinstance(effect, Sleep):
+                effect = Sleep(max(0.0, wake_s.pop(index) - time.monotonic()))
             advance(index, (yield effect))
     return results
 
@@ -142,9 +152,10 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
         config = yield from known_config(place, deadline_s)
         nonce = secrets.token_bytes(4)
         head = [nonce, config.version] if "version" in script.arguments else [nonce]
-        answer = yield from _evaluate(place, script, config, [*head, *_arguments(arguments, config)])
+        command = _command(place, script, config, [*head, *_arguments(arguments, config)])
+        answer = yield from _evaluate(place.shard.server, script, command)
         if isinstance(answer, list):
-            if answer and answer[0] == nonce:
+            if len(answer) > 1 and answer[0] == nonce:
                 return answer
             answer = Failure(True, ServerReplyError(f"{verb} of {place}: the answer is not for this request"))
         if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
@@ -153,7 +164,8 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
         error = _error_of(answer, verb, place)
         if isinstance(error, QueueNotFound):
             place.stored = None
-        if not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
+        told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
+        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
 
@@ -171,40 +183,61 @@ def write(
 
 
 class _Write:
-    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell."""
+    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell.
+
+    The lane is its own until the outcome is known, or until nobody can ask for it any more.
+    """
 
     def __init__(self, place: QueueShard, script: Script, arguments: Arguments, lane: Lane) -> None:
         self.place = place
         self.script = script
         self.arguments = arguments
-        self.lane = lane
-        self.sequence = lane.sequence
+        self.field, self.sequence = lane.field, lane.sequence
         self.maybe_done = False
+        self._lanes = [lane]
+        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is by now
+        self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
+        self._outcome: list[Any] | PinLaterError | None = None
+
+    def __del__(self) -> None:
+        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next number makes it stale.
+        self._let_go()
 
     def run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
+        """The reply, once and for all: whoever asks again is told the same, also where the lane went on meanwhile."""
+        outcome = self._outcome
+        if outcome is None:
+            try:
+                outcome = yield from self._run(deadline_s, patient)
+            except OutcomeUnknown as error:
+                self._asked = True
+                outcome = self._outcome or error
+            except PinLaterError as error:
+                outcome = self._outcome or error
+        if not isinstance(outcome, OutcomeUnknown):
+            self._outcome = outcome if self._asked else None
+            self._let_go()
+        if isinstance(outcome, PinLaterError):
+            raise outcome
+        return outcome
+
+    def _let_go(self) -> None:
         try:
-            reply = yield from self._run(deadline_s, patient)
-        except OutcomeUnknown:
-            raise  # the lane stays parked: it belongs to this request until it is resolved
-        except GeneratorExit:
-            raise  # abandoned in flight: nobody knows what became of it
-        except PinLaterError:
-            self.place.lanes.give_back(self.lane)
-            raise
-        self.place.lanes.give_back(self.lane)
-        return reply
+            self.place.lanes.give_back(self._lanes.pop())
+        except IndexError:
+            pass  # given back before
 
     def _run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
         pauses = _pauses()
         while True:
             answer = yield from self._try(deadline_s)
             if isinstance(answer, list):
-                if answer and answer[0] == self.sequence:
+                if len(answer) > 1 and answer[0] == self.sequence:
                     self.place.h = max(self.place.h, answer[1])
                     return answer
                 answer = Failure(True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request"))
             if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
-                self.place.stored = None
+                self.place.stored = self._command = None
                 continue
             self.maybe_done = self.maybe_done or (isinstance(answer, Failure) and answer.sent)
             error = _error_of(answer, self.script.verb, self.place)
@@ -219,25 +252,26 @@ class _Write:
 
     def _try(self, deadline_s: float) -> Flow[Any]:
         """One try; an answer, or what kept the configuration from being read, as a Failure that was not sent."""
-        try:
-            config = yield from known_config(self.place, deadline_s)
-        except QueueNotFound as error:
-            if self.maybe_done:
-                raise self._unknown(error) from None
-            raise
-        except PinLaterError as error:
-            return Failure(False, error)
-        head: list[Argument] = [self.lane.field, self.sequence]
+        if self._command is None:
+            try:
+                self._command = yield from self._make_command(deadline_s)
+            except (QueueError, ServerError) as error:
+                return Failure(False, error)
+        return (yield from _evaluate(self.place.shard.server, self.script, self._command))
+
+    def _make_command(self, deadline_s: float) -> Flow[Command]:
+        config = yield from known_config(self.place, deadline_s)
+        head: list[Argument] = [self.field, self.sequence]
         if "version" in self.script.arguments:
             head.append(config.version)
-        arguments = [*head, *_arguments(self.arguments, config)]
-        return (yield from _evaluate(self.place, self.script, config, arguments))
+        return _command(self.place, self.script, config, [*head, *_arguments(self.arguments, config)])
 
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
-            if isinstance(error, QueueNotFound):
+            # none of these says anything of the try that was lost
+            if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld):
                 raise self._unknown(error)
-            return isinstance(error, ServerUnavailable | ServerReplyError | ServerFull)
+            return isinstance(error, ServerError)
         return patient and isinstance(error, ServerUnavailable) and self.place.shard.server.contacted
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
@@ -300,8 +334,8 @@ def load_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig | Non
     pauses = _pauses()
     while True:
         nonce = secrets.token_bytes(4)
-        answer = yield from _evaluate(place, script, None, [nonce])
-        if isinstance(answer, list) and answer[0] == nonce:
+        answer = yield from _evaluate(place.shard.server, script, _command(place, script, None, [nonce]))
+        if isinstance(answer, list) and len(answer) > 2 and answer[0] == nonce:
             place.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
             return place.stored
         error = _error_of(answer, "config", place)
@@ -312,18 +346,21 @@ def load_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig | Non
 
 def create(place: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
     """Makes a queue on a shard if it is not there; True if it was made. Remembers the configuration it has now."""
+
+    def made(reply: list[Any]) -> bool:
+        place.stored = StoredConfig.unpack(reply[2][1:])
+        return bool(reply[2][:1] == b"\1")
+
     request = _Create(place, load_scripts()["create"], [settings, carried], place.lanes.take())
-    reply = (yield from request.run(deadline_s, True))[2]
-    place.stored = StoredConfig.unpack(reply[1:])
-    return bool(reply[:1] == b"\1")
+    return (yield from complete(request.run(deadline_s, True), made))
 
 
 class _Create(_Write):
     """A write that needs no configuration."""
 
-    def _try(self, deadline_s: float) -> Flow[Any]:
-        arguments: list[Argument] = [self.lane.field, self.sequence, *_arguments(self.arguments, None)]
-        return (yield from _evaluate(self.place, self.script, None, arguments))
+    def _make_command(self, deadline_s: float) -> Flow[Command]:
+        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)])
+        yield  # a flow, though it has nothing to send
 
 
 def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Argument]:
@@ -333,15 +370,18 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
     return arguments
 
 
-def _evaluate(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Flow[Any]:
-    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly not run)."""
+def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
     keys = place.keys(script.verb, config.config.levels if config else 0)
-    command: Command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
-    server = place.shard.server
-    answer = (yield from send(server, command))[0]
+    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+
+
+def _evaluate(server: Server, script: Script, command: Command) -> Flow[Any]:
+    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly not run)."""
+    answer = (yield [Send(server, [command])])[0][0]
     if isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT"):
-        answers = yield from send(server, ("SCRIPT", "LOAD", script.source), command)
-        return answers[1]
+        loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command])])[0]
+        if isinstance(loaded, ReplyError):
+            return loaded  # why it can not be run says more than that it was not
     return answer
 
 

@@ -80,10 +80,14 @@ class Monitor:
 
     async def stop(self) -> None:
         """Ends the background run; unstarted or twice is fine."""
-        self._stopping.set()
+        self.request_stop()
         task, self._task = self._task, None
         if task is not None:
             await task
+
+    def request_stop(self) -> None:
+        """Begins to stop, as SIGTERM does."""
+        self._stopping.set()
 
     async def run(self) -> None:
         """Looks again and again until stop()."""

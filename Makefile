@@ -1,0 +1,63 @@
+# PinLater: `make demo` and `make test` are all a new machine needs; each gets what it lacks into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
+
+.PHONY: demo test lint bench campaign clean setup wheel
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@printf '%s\n' 'make demo      thumbnails of 200 images by two worker processes, one killed on the way' \
+	  'make test      lint and every test (starts and stops its own servers)' \
+	  'make bench     the figures of the core (minutes; a quiet machine)' \
+	  'make campaign  the long versions of the tests' \
+	  'make wheel     an installable wheel in dist/'
+
+# Names what is missing on the machine, with the command that gets it.
+.PHONY: check-machine
+check-machine:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'missing: Python 3.11 or later (make PYTHON=python3.12, or: apt-get install python3)'; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo 'missing: the venv module (apt-get install python3-venv)'; exit 1; }
+	@command -v cc >/dev/null || { echo 'missing: a C compiler (apt-get install gcc libc6-dev)'; exit 1; }
+	@command -v cargo >/dev/null || { echo 'missing: Rust 1.85 or later (see rustup.rs, or: apt-get install rustup)'; exit 1; }
+
+$(VENV)/.tools: pyproject.toml | check-machine
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+# The extension and the package, editable; again when Rust, Lua or the metadata change.
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras demo
+	@touch $@
+
+setup: $(VENV)/.built
+
+demo: setup
+	$(BIN)/pinlater demo $(FOLDER)
+
+lint: setup
+	$(BIN)/ruff check python tests benches
+	$(BIN)/mypy
+	cargo fmt --check
+	cargo clippy --release --quiet -- -D warnings
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python benches/native.py
+	$(BIN)/python benches/core.py
+
+campaign: setup
+	PINLATER_CAMPAIGN=1 $(BIN)/python -m pytest -m 'campaign or not campaign' --timeout 3600
+
+wheel: setup
+	$(BIN)/maturin build --release --out dist
+
+clean:
+	rm -rf $(VENV) target dist demo-output
