@@ -1,14 +1,14 @@
 -- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base lane head clock mint ring admit lease status
--- KEYS   m w x e E p* d* r* f*
+-- NEEDS  base lane head clock mint ring lease status
+-- KEYS   m w x e E p* r* f*
 -- ARGV   lane sequence version owner hold expected
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
 -- u48 earliest, u48 latest TIME that its own monotonic clock allows.
 
 if replay then return { sequence, replay_h, replay } end
-if d0 - p0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+if r0 - p0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local lease_ms = unp('>I4', config, 13)
 local hold_ms = tonumber(hold)
 
@@ -73,7 +73,8 @@ local function give_back(level, ids, lease)
   send('HSET', key_x, more)
   if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
   counts.retried, counts.failed = counts.retried + #ready / 2, counts.failed + #failed / 2
-  return admit(level, ready)
+  send('ZADD', KEYS[p0 + level], ready)
+  return ready[1] ~= nil
 end
 
 local wake = false

@@ -1,7 +1,7 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
--- NEEDS  base lane head clock mint ring admit lease leave holder
--- KEYS   m w e E p* d* r*
+-- NEEDS  base lane head clock mint ring lease leave holder
+-- KEYS   m w e E p* r*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 
@@ -43,7 +43,7 @@ if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' ..
 
 for _, part in ipairs(plan) do
   send('HDEL', KEYS[r0 + part.level], part.ids)
-  admit(part.level, part.ready)
+  send('ZADD', KEYS[p0 + part.level], part.ready)
 end
 settle_leases()
 if plan[1] then ring() end

@@ -38,9 +38,7 @@ odd = st.one_of(
     st.binary(max_size=9),
     st.just([]),
 )
-jobs = st.builds(
-    _core.Job, queues, shards, levels, ids, st.binary(max_size=4), tokens, *[st.integers(1, 9)] * 2
-)
+jobs = st.builds(_core.Job, queues, shards, levels, ids, st.binary(max_size=4), tokens, *[st.integers(1, 9)] * 2)
 new_jobs = st.builds(
     _core.NewJob,
     st.binary(max_size=9),
@@ -52,12 +50,8 @@ new_jobs = st.builds(
 delayed_jobs = st.builds(_core.NewJob, st.just(b"a"), delay_ms=st.integers(0, twins.MAX_TIME_MS))
 bodies = st.one_of(st.binary(max_size=9), st.builds(bytearray, st.binary(max_size=9)))
 targets = st.one_of(jobs, descriptors, st.tuples(descriptors, st.one_of(st.none(), tokens)))
-statuses = st.one_of(
-    st.just(""), st.text(max_size=5), st.sampled_from(["é" * 1500, "é" * 1500 + "a", "\ud800"])
-)
-times_ms = st.one_of(
-    st.integers(0, 3), st.sampled_from([twins.MAX_TIME_MS, twins.MAX_TIME_MS + 1, -1, 2**62])
-)
+statuses = st.one_of(st.just(""), st.text(max_size=5), st.sampled_from(["é" * 1500, "é" * 1500 + "a", "\ud800"]))
+times_ms = st.one_of(st.integers(0, 3), st.sampled_from([twins.MAX_TIME_MS, twins.MAX_TIME_MS + 1, -1, 2**62]))
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -79,4 +73,4 @@ def fields(value: Any, of: type[Any]) -> Any:
     """A native value as its twin's tuple."""
     if isinstance(value, type):
         return value
-    return of(*(getattr(value, name) for name in of._fields))  # type: ignore[attr-defined]
+    return of(*(getattr(value, name) for name in of._fields))

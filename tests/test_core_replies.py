@@ -1,4 +1,4 @@
-"""`pinlater._core` against its Python twins, its edges and its messages: claims, acks, job infos, the token bucket.
+"""`pinlater._core` against its Python twins, its edges and messages: claims, acks, infos, rate limits.
 
 Promises: any input, good or malformed, gives the twin's value or the twin's type of error.
 Risks: a mistake made in both, so the formats also stand here as bytes written by hand.
@@ -147,9 +147,7 @@ few_jobs = st.builds(
     st.just(2),
     st.just(1),
 )
-odd_acks = st.one_of(
-    odd, odd_texts, st.tuples(odd), st.tuples(descriptors, odd), st.tuples(targets, odd, odd)
-)
+odd_acks = st.one_of(odd, odd_texts, st.tuples(odd), st.tuples(descriptors, odd), st.tuples(targets, odd, odd))
 
 
 def batches(made: Any) -> Any:
@@ -184,16 +182,7 @@ def test_acks_are_packed_as_the_page_says() -> None:
         "a",
         "1",
         b"\1",
-        b"\1\0\0\1"
-        + TOKEN
-        + b"\0\1"
-        + b"\1\1\0\1"
-        + TOKEN
-        + b"\0\1"
-        + b"\1\2\3\4\5\6"
-        + b"\2\0\0\1"
-        + bytes(8)
-        + b"\0\1",
+        b"\1\0\0\1" + TOKEN + b"\0\1" + b"\1\1\0\1" + TOKEN + b"\0\1" + b"\1\2\3\4\5\6" + b"\2\0\0\1" + bytes(8) + b"\0\1",
         b"\0\1\0\2" + "é".encode(),
         [bytes(7) + b"\5", bytes(7) + b"\6", bytes(7) + b"\7"],
         [1, 2, 0],
@@ -286,15 +275,9 @@ def test_a_job_info_is_unpacked_as_the_page_says() -> None:
 
 
 def test_a_job_info_says_what_is_wrong() -> None:
-    assert refusal(_core.unpack_info, b"\4" + INFO[1:]) == (
-        "ValueError: job info: expected a state from 0 to 3, got 4"
-    )
-    assert refusal(_core.unpack_info, INFO[:3]) == (
-        "ValueError: job info: expected 8 more bytes at byte 2 of 3, got 1"
-    )
-    assert refusal(_core.unpack_info, INFO[:-5] + b"\0body") == (
-        "ValueError: job info: expected no body, got 4 bytes"
-    )
+    assert refusal(_core.unpack_info, b"\4" + INFO[1:]) == ("ValueError: job info: expected a state from 0 to 3, got 4")
+    assert refusal(_core.unpack_info, INFO[:3]) == ("ValueError: job info: expected 8 more bytes at byte 2 of 3, got 1")
+    assert refusal(_core.unpack_info, INFO[:-5] + b"\0body") == ("ValueError: job info: expected no body, got 4 bytes")
 
 
 # Token bucket
@@ -357,6 +340,4 @@ def test_a_token_bucket_refuses_what_is_no_rate(value: float) -> None:
     message = f"ValueError: rate_per_s: expected a finite number, 0 or more, got {text}"
     assert refusal(_core.TokenBucket, value) == message
     assert refusal(_core.TokenBucket(1.0).set_rate, value, 0) == message
-    assert refusal(_core.TokenBucket, 1.0, value).startswith(
-        "ValueError: burst: expected a finite number, 1 or"
-    )
+    assert refusal(_core.TokenBucket, 1.0, value).startswith("ValueError: burst: expected a finite number, 1 or")

@@ -133,7 +133,7 @@ def test_every_part_is_needed_by_a_script() -> None:
     assert needed == {path.stem for path in (LUA_DIRECTORY / "lib").glob("*.lua")}
 
 
-# Scripts that decide everything before their first write. The others do so a job, a level or a lease at a time, each whole in itself.
+# Scripts that decide everything before their first write. The others do so a level or a lease at a time.
 READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "wake")
 
 

@@ -30,7 +30,7 @@ def wire(server: Server) -> Iterator[Wire]:
 
 def test_order_is_priority_then_run_after_then_arrival(wire: Wire) -> None:
     now_ms = created_ms(wire.h)
-    chance = random.Random(7)  # noqa: S311
+    chance = random.Random(7)
     jobs = [Job(b"%d" % i, chance.randint(1, 3), ABSOLUTE, now_ms - 1000 * chance.randint(1, 5)) for i in range(300)]
     for first in range(0, 300, 20):
         wire.enqueue(*jobs[first : first + 20])
@@ -103,7 +103,7 @@ def test_the_byte_budget_bounds_a_claim_but_one_job_is_always_given(wire: Wire) 
 
 
 def test_records_of_a_mebibyte_come_back_whole(wire: Wire) -> None:
-    bodies = [random.Random(i).randbytes(MIB) for i in range(6)]  # noqa: S311
+    bodies = [random.Random(i).randbytes(MIB) for i in range(6)]
     wire.enqueue_bodies(*bodies)
     assert wire.dry_run().bodies == bodies[:3]
     first, second = wire.claim(), wire.claim()

@@ -51,7 +51,7 @@ def scan_all(wire: Wire, state: bytes, between: Callable[[], object], future: bo
 
 
 def test_a_scan_gives_each_job_that_stays_put_once_though_others_come_and_go(wire: Wire) -> None:
-    now_ms, chance = created_ms(wire.h), random.Random(3)  # noqa: S311
+    now_ms, chance = created_ms(wire.h), random.Random(3)
     stay = wire.enqueue(*(Job(b"stay", 1, ABSOLUTE, now_ms - chance.randint(0, 40)) for _ in range(200)))
     go = wire.enqueue(*(Job(b"go", 1, ABSOLUTE, now_ms - chance.randint(0, 40)) for _ in range(200)))
 

@@ -22,9 +22,7 @@ MAX_POSITIONS = 65_536  # a status names its job's position in two bytes
 MAX_ID = 2**63 - 1
 NO_TOKEN = bytes(8)
 
-_DESCRIPTOR = re.compile(
-    r"([A-Za-z0-9_]{1,255}):s([A-Za-z0-9_-]{1,32}):p([1-9][0-9]{0,2}):([1-9][0-9]{0,18})", re.ASCII
-)
+_DESCRIPTOR = re.compile(r"([A-Za-z0-9_]{1,255}):s([A-Za-z0-9_-]{1,32}):p([1-9][0-9]{0,2}):([1-9][0-9]{0,18})", re.ASCII)
 
 
 class NewJob(NamedTuple):
@@ -120,9 +118,7 @@ def format_descriptor(queue: str, shard: str, priority: int, id: int) -> str:
     return f"{queue}:s{shard}:p{_integer(priority, 1, MAX_PRIORITY)}:{_integer(id, 1, MAX_ID)}"
 
 
-def format_descriptors(
-    queue: str, shard: str, priorities: bytes | int, first_id: int, count: int
-) -> list[str]:
+def format_descriptors(queue: str, shard: str, priorities: bytes | int, first_id: int, count: int) -> list[str]:
     """As `format_descriptors`."""
     parse_descriptor(f"{queue}:s{shard}:p1:1")
     _integer(count, 0, MAX_POSITIONS)
@@ -227,9 +223,7 @@ def unpack_info(
 ) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
     """As `unpack_info`."""
     try:
-        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(
-            ">BBQHHHIHIH", info
-        )
+        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(">BBQHHHIHIH", info)
         status, at = _sized(info, struct.calcsize(">BBQHHHIHIH"))
         claim, at = _sized(info, at)
         has_body = info[at]
@@ -396,9 +390,9 @@ def _pack_acks(chunk: list[_Ack], flags: bytes, release: bool) -> AckBatch:
             groups += b"".join(ack.delay_ms.to_bytes(6, "big") for ack in group)
     for position, ack in enumerate(chunk):
         statuses += _status_run(position, ack.status)
-    ids, positions = [ack.id.to_bytes(8, "big") for ack in chunk], [ack.position for ack in chunk]
-    packed = (flags, bytes(groups), bytes(statuses), ids, positions)
-    return AckBatch(*chunk[0][:2], *packed, any(ack.token == NO_TOKEN for ack in chunk))
+    ids = [ack.id.to_bytes(8, "big") for ack in chunk]
+    at, tokenless = [ack.position for ack in chunk], any(ack.token == NO_TOKEN for ack in chunk)
+    return AckBatch(*chunk[0][:2], flags, bytes(groups), bytes(statuses), ids, at, tokenless)
 
 
 def _sized(packed: bytes, at: int) -> tuple[bytes, int]:

@@ -1,7 +1,7 @@
 """The native part of PinLater: bytes in, values out. Formats: docs/design.md, section 4."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Self, TypeAlias, final
+from typing import Any, Final, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -168,7 +168,7 @@ def pack_jobs(
     jobs: Iterable[Buffer | NewJob], body_limit: int, levels: int, first: int = 0
 ) -> tuple[bytes, bytes, list[bytes]]: ...
 def unpack_record(record: bytes) -> tuple[int, int, bytes]: ...
-def decode_claim(reply: list[object], queue: str, shard: str) -> Claim: ...
+def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim: ...
 def group_acks(
     succeeded: Iterable[_Ack], failed: Iterable[_Ack], tombstone: bool = False
 ) -> list[AckBatch]: ...

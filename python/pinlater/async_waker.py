@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
+from pinlater.sync_waker import LISTEN_AGAIN_S
+
+#: A server that does not confirm a subscription within so long is taken for down.
+CONFIRM_S: Final = 5.0
 
 
 class AsyncWaker:
@@ -27,6 +31,7 @@ class AsyncWaker:
         self.on_ring: Callable[[bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
         self._rings = 0
+        self._missing = False
 
     def listening(self, server: Server) -> bool:
         """Whether the subscription on a server stands."""
@@ -37,6 +42,7 @@ class AsyncWaker:
         missing = [server for server in servers if server not in self._readers]
         if missing:
             await asyncio.gather(*map(self._subscribe, missing))
+        self._missing = any(server not in self._readers for server in servers)
         return self._rings
 
     async def wait(self, seconds: float, since: int) -> None:
@@ -46,7 +52,7 @@ class AsyncWaker:
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
-            await asyncio.wait_for(future, seconds)
+            await asyncio.wait_for(future, min(seconds, LISTEN_AGAIN_S) if self._missing else seconds)
         except TimeoutError:
             pass
         finally:
@@ -66,11 +72,15 @@ class AsyncWaker:
         except PinLaterError:
             return
         try:
-            await connection.send_command("SUBSCRIBE", self._channel, check_health=False)
-            await connection.read_response(disable_decoding=True)
-        except (RedisError, OSError):
+            async with asyncio.timeout(CONFIRM_S):
+                await connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+                await connection.read_response(disable_decoding=True)
+        except (RedisError, OSError, TimeoutError):
             await connection.disconnect(nowait=True)
             return
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         if server in self._readers:
             await connection.disconnect(nowait=True)
             return

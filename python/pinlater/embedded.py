@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from pinlater import embedded_keeper
 from pinlater.embedded_keeper import (
     ANSWER_DEADLINE_S,
     POLL_S,
@@ -279,14 +280,13 @@ def _failure(directory: Path, came: str) -> str:
 def _start_keeper(directory: Path, keeper_lock: int, private: bool) -> None:
     """Start the keeper, which inherits its lock; the launcher ends once the keeper is on its own."""
     try:
-        keeper = [sys.executable, "-P", "-m", "pinlater.embedded_keeper", str(directory), str(_find_binary())]
+        # Its file alone, without site and package: it lives as long as its users and needs only the library.
+        keeper = [sys.executable, "-I", "-S", embedded_keeper.__file__, str(directory), str(_find_binary())]
         keeper += [str(_choose_socket(directory)), str(keeper_lock), "private" if private else "kept"]
-        path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
         with (directory / "server.log").open("ab") as log:
             subprocess.run(  # whether it worked shows in the lock: a keeper that failed has left it
                 keeper,
                 check=False,
-                env={**os.environ, "PYTHONPATH": path},
                 pass_fds=[keeper_lock],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

@@ -20,7 +20,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ class OutcomeUnknown(PinLaterError):
         #: set by the client whose call this was
         self.drive: Callable[[Callable[[float], Any]], Any] | None = None
 
+    def part(self, index: int) -> OutcomeUnknown:
+        """What is unknown to one of several whose requests left as one: resolve() gives its own part of the answer."""
+        own = OutcomeUnknown(str(self), lambda deadline_s: _part_of(self.resume(deadline_s), index))
+        own.drive = self.drive
+        return own
+
     def resolve(self) -> Any:
         """Returns what the call would have returned, or raises what it would have raised."""
         if self.drive is None:
@@ -100,14 +107,28 @@ class OutcomeUnknown(PinLaterError):
         return self.drive(self.resume)
 
 
+def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, Any]:
+    try:
+        return (yield from flow)[index]
+    except OutcomeUnknown as error:
+        raise error.part(index) from None
+
+
 class PartialEnqueue(PinLaterError):
     """A large enqueue_many was carried out in part.
 
-    `results` has, for each job in order, its descriptor (str) or the error of the part it was in.
+    `results` has, for each job in order, its descriptor (str) or the error of the part it was in; resolve() of an unknown outcome gives
+    the job's descriptor.
     """
 
     def __init__(self, results: Sequence[str | PinLaterError]) -> None:
+        before: Counter[int] = Counter()
         self.results = list(results)
+        for position, result in enumerate(results):
+            if isinstance(result, OutcomeUnknown):
+                # the answer for a part is the descriptors of its jobs, in this order
+                self.results[position] = result.part(before[id(result)])
+                before[id(result)] += 1
         failed = [result for result in self.results if isinstance(result, PinLaterError)]
         super().__init__(f"enqueue_many: {len(failed)} of {len(self.results)} jobs are not certain to be in: {failed[0]}")
 
@@ -146,6 +167,7 @@ SERVER_CODES: dict[str, type[PinLaterError]] = {
     "NOREPLICAS": ServerUnavailable,
     "BUSY": ServerUnavailable,
     "TRYAGAIN": ServerUnavailable,
+    "NOSCRIPT": ServerUnavailable,  # flushed again while it was loaded
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -222,10 +223,8 @@ class _Write:
         return outcome
 
     def _let_go(self) -> None:
-        try:
+        with suppress(IndexError):  # given back before
             self.place.lanes.give_back(self._lanes.pop())
-        except IndexError:
-            pass  # given back before
 
     def _run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
         pauses = _pauses()

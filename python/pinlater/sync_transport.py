@@ -14,7 +14,20 @@ from typing import Any, Final
 
 import hiredis
 import redis
-from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.exchange import AwaitRing, Command, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
@@ -163,6 +176,20 @@ class SyncTransport:
         return connection
 
 
+#: redis-py cuts the code of some errors off; before it kept it (`status_code`), only the class told.
+_CODES: Final[dict[type, str]] = {
+    AuthenticationError: "NOAUTH",
+    BusyLoadingError: "LOADING",
+    ClusterDownError: "CLUSTERDOWN",
+    MasterDownError: "MASTERDOWN",
+    NoPermissionError: "NOPERM",
+    NoScriptError: "NOSCRIPT",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+    TryAgainError: "TRYAGAIN",
+}
+
+
 def _read_one(connection: Any) -> Any:
     try:
         return connection.read_response(disable_decoding=True)
@@ -172,7 +199,7 @@ def _read_one(connection: Any) -> Any:
 
 def reply_error(error: RedisError) -> ReplyError:
     """The error reply behind a redis-py exception, code first; raises it again if it is not one (a lost connection)."""
-    code = getattr(error, "status_code", None)
+    code = getattr(error, "status_code", None) or _CODES.get(type(error))
     if code is None and isinstance(error, (ConnectionError, TimeoutError)):
         raise error
     return ReplyError(f"{code} {error}" if code and code != "ERR" else str(error))
@@ -180,6 +207,6 @@ def reply_error(error: RedisError) -> ReplyError:
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:
     """What a failed connect becomes."""
-    if isinstance(error, AuthenticationError) or getattr(error, "status_code", None) in ("NOPERM", "WRONGPASS", "NOAUTH"):
+    if isinstance(error, AuthenticationError | NoPermissionError):
         return ServerRefused(f"server {server}: login refused: {error}")
     return ServerUnavailable(f"server {server}: not reached: {error}")

@@ -10,12 +10,16 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
+
+
+#: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim again.
+LISTEN_AGAIN_S: Final = 0.5
 
 
 class SyncWaker:
@@ -28,6 +32,7 @@ class SyncWaker:
         self._changed = threading.Condition()
         self._rings = 0
         self._reading = False
+        self._missing = False
 
     def listen(self, servers: Sequence[Server]) -> int:
         """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so far."""
@@ -35,12 +40,13 @@ class SyncWaker:
             for server in servers:
                 if server not in self._subscriptions:
                     self._subscribe(server)
+            self._missing = any(server not in self._subscriptions for server in servers)
             return self._rings
 
     def wait(self, seconds: float, since: int) -> None:
         """Returns when it rang more often than `since`, when a subscription is lost, or after so many seconds."""
-        deadline_s = time.monotonic() + seconds
         with self._changed:
+            deadline_s = time.monotonic() + (min(seconds, LISTEN_AGAIN_S) if self._missing else seconds)
             while self._rings == since and (left_s := deadline_s - time.monotonic()) > 0:
                 if self._reading:
                     self._changed.wait(left_s)

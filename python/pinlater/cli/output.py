@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import orjson
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -45,19 +46,23 @@ def remark(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None, indent: int = 0
+) -> None:
     """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the sign.
 
-    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only.
+    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only. indent: spaces before each line.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
+    )
     for name in columns:
         table.add_column(
             Text(name.lstrip("#")), justify="right" if name.startswith("#") else "left", overflow="fold"
         )
     for row in rows:
         table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
-    _print(table)
+    _print(table, indent)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -70,10 +75,10 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     _print(table)
 
 
-def _print(table: Table) -> None:
+def _print(table: Table, indent: int = 0) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     with console.capture() as captured:
-        console.print(table)
+        console.print(Padding(table, (0, 0, 0, indent), expand=False))
     sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 

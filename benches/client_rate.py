@@ -1,0 +1,100 @@
+"""Jobs a second that the clients put in, against LPUSH through redis-py.
+
+Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made beforehand, and turns within one process.
+Risks: client and server share the machine's cores, so the ratio falls a little where there is only one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import redis
+import redis.asyncio
+import uvloop
+
+from benches.support import BODY, Figure, Options, figure, interleave, per_job, ratios, serving
+from pinlater import AsyncClient, Client
+from tests.servers import Kind, Server
+
+TASKS = 50
+HUNDRED = 100
+LIST = "bench:list"
+
+
+def closed_loop(kind: Kind, options: Options) -> list[Figure]:
+    """Figure 5: 50 tasks, each awaiting its enqueue before the next one, for 2 s a round."""
+    seconds = options.scaled(2, 1)
+    with serving(kind) as server:
+        ours, theirs = uvloop.run(_closed_loop(server, seconds, options.rounds))
+    note = f"ours {per_job(ours, 'jobs/s')}, LPUSH {per_job(theirs, '/s')}"
+    return [figure(f"5 enqueue rate, {TASKS} tasks in a closed loop", kind, ratios(ours, theirs), 5, 10, at_least=True, note=note)]
+
+
+async def _closed_loop(server: Server, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+    ours, theirs = list[float](), list[float]()
+    bare = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("loop")
+        sides: list[tuple[Callable[[], Awaitable[object]], list[float]]] = [
+            (lambda: client.enqueue("loop", BODY), ours),
+            (lambda: bare.lpush(LIST, BODY), theirs),
+        ]
+        for call, _ in sides:
+            await _rate(call, 0.2)
+        for number in range(rounds):
+            for call, found in sides[:: -1 if number % 2 else 1]:
+                found.append(await _rate(call, seconds))
+            await bare.delete(LIST)
+            await client.purge("loop")
+    await bare.aclose()
+    return ours, theirs
+
+
+async def _rate(call: Callable[[], Awaitable[object]], seconds: float) -> float:
+    """Calls a second of TASKS tasks."""
+    began_s = time.perf_counter()
+    until_s, done = began_s + seconds, 0
+
+    async def loop() -> None:
+        nonlocal done
+        while time.perf_counter() < until_s:
+            await call()
+            done += 1
+
+    await asyncio.gather(*(loop() for _ in range(TASKS)))
+    return done / (time.perf_counter() - began_s)
+
+
+def hundreds(kind: Kind, options: Options) -> list[Figure]:
+    """Figure 6: enqueue_many of 100, against a redis-py pipeline of 100 LPUSH."""
+    calls = options.scaled(300, 60)
+    bodies = [BODY] * HUNDRED
+    with serving(kind) as server, Client(server.url) as client, redis.Redis(host="127.0.0.1", port=server.port) as bare:
+        client.create_queue("hundreds")
+
+        def push() -> object:
+            with bare.pipeline(transaction=False) as pipeline:
+                for body in bodies:
+                    pipeline.lpush(LIST, body)
+                return pipeline.execute()
+
+        def measure(call: Callable[[], object], clear: Callable[[], object]) -> float:
+            began_s = time.perf_counter()
+            for _ in range(calls):
+                call()
+            rate = calls * HUNDRED / (time.perf_counter() - began_s)
+            clear()
+            return rate
+
+        sides = {
+            "ours": lambda: measure(lambda: client.enqueue_many("hundreds", bodies), lambda: client.purge("hundreds")),
+            "theirs": lambda: measure(push, lambda: bare.delete(LIST)),
+        }
+        for side in sides.values():
+            side()
+        found = interleave(sides, options.rounds)
+    note = f"ours {per_job(found['ours'], 'jobs/s')}, LPUSH {per_job(found['theirs'], '/s')}"
+    rate = ratios(found["ours"], found["theirs"])
+    return [figure("6 enqueue_many of 100 / pipeline of 100 LPUSH", kind, rate, 2, 4, at_least=True, note=note)]

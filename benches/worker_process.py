@@ -1,0 +1,118 @@
+"""The processes that figures 7 to 9 start: a worker that drains, workers that stamp their handlers' starts, a bare subscriber.
+
+    python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
+
+Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same clock in every process
+of a machine. Risks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import struct
+import sys
+import time
+from urllib.parse import urlsplit
+
+import hiredis
+import uvloop
+
+from pinlater import AsyncClient, Job
+from pinlater.worker import Worker, WorkerConfig
+
+STAMP = struct.Struct(">Q")
+GATHERED = 1_000
+CONCURRENCY = 128
+
+
+def cpu_us() -> float:
+    """CPU of this process, all its threads and its ended children."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return 1e6 * sum(each.ru_utime + each.ru_stime for each in used)
+
+
+async def drain(url: str, queue: str, count: int) -> dict[str, float]:
+    """µs of CPU a job from before the first claim to after the last ack, and a task of gathers of 1,000 before and after it."""
+    left, empty = count, asyncio.Event()
+
+    async def handler(_: Job) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            empty.set()
+
+    before_us = await _gather_us(count)
+    async with AsyncClient(url) as client:
+        began_us = cpu_us()
+        worker = Worker(client, [queue], handler, WorkerConfig(concurrency=CONCURRENCY, monitor=True))
+        await worker.start()
+        await empty.wait()
+        await worker.stop()
+        job_us = (cpu_us() - began_us) / count
+    assert worker.stats.succeeded == count, worker.stats
+    return {"job_us": job_us, "task_us": (before_us + await _gather_us(count)) / 2}
+
+
+async def _gather_us(count: int) -> float:
+    async def nothing() -> None:
+        pass
+
+    began_us = cpu_us()
+    for _ in range(count // GATHERED):
+        await asyncio.gather(*(nothing() for _ in range(GATHERED)))
+    return (cpu_us() - began_us) / (count // GATHERED * GATHERED)
+
+
+async def stamp(url: str, queue: str, count: int) -> list[tuple[int, float]]:
+    """`count` idle workers, each with connections of its own; each body's stamp (ns), and µs from it to the handler's start."""
+    found: list[tuple[int, float]] = []
+
+    async def handler(job: Job) -> None:
+        now_ns = time.monotonic_ns()
+        (sent_ns,) = STAMP.unpack_from(job.body)
+        found.append((sent_ns, (now_ns - sent_ns) / 1000))
+
+    clients = [AsyncClient(url) for _ in range(count)]
+    config = WorkerConfig(concurrency=CONCURRENCY, monitor=True)
+    workers = [Worker(client, [queue], handler, config) for client in clients]
+    await asyncio.gather(*(worker.start() for worker in workers))
+    await _end_of_stdin()
+    await asyncio.gather(*(worker.stop() for worker in workers))
+    await asyncio.gather(*(client.close() for client in clients))
+    return found
+
+
+async def subscribe(url: str, channel: str, _: int) -> list[float]:
+    """A bare connection that reads messages; µs from each one's stamp to its arrival."""
+    server, found, parser = urlsplit(url), list[float](), hiredis.Reader()
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    writer.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
+
+    async def listen() -> None:
+        while data := await reader.read(65_536):
+            now_ns = time.monotonic_ns()
+            parser.feed(data)
+            while (message := parser.gets()) is not False:
+                if message[0] == b"message":
+                    found.append((now_ns - STAMP.unpack_from(message[2])[0]) / 1000)
+
+    listening = asyncio.create_task(listen())
+    await _end_of_stdin()
+    listening.cancel()
+    writer.close()
+    return found
+
+
+async def _end_of_stdin() -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ended.set)
+    await ended.wait()
+    loop.remove_reader(sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    role, url, name, count = sys.argv[1:]
+    work = {"drain": drain, "stamp": stamp, "idle": stamp, "subscribe": subscribe}[role]
+    print(json.dumps(uvloop.run(work(url, name, int(count)))))

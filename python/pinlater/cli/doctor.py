@@ -1,0 +1,88 @@
+"""`pinlater doctor`: what is wrong with servers and queues, and what to do.
+
+Promises an exit code of 1 if and only if there is an error among the findings. Risks: --audit reads every job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from pinlater.cli.commands import DONE, NO, Command
+from pinlater.cli.output import count, print_facts, print_json, print_table, say
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.doctor import ERROR, NOTE, OK, WARNING, Finding, examine
+
+_STYLES: Final = {OK: "green", NOTE: "cyan", WARNING: "yellow", ERROR: "bold red"}
+
+
+@click.command("doctor", cls=Command)
+@click.option("--audit", is_flag=True, help="Also check that every job is in exactly one place; reads all jobs.")
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated. [default: all]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def doctor(settings: Settings, audit: bool, queues: tuple[str, ...]) -> int:
+    """Look at every server and queue: what was found, and what to do.
+
+    Exit code 1 if there is an error; warnings and notes are no errors.
+    """
+    findings = examine(settings.client_settings(), queues)
+    reports = _audit(settings, queues) if audit and not _unreachable(findings) else []
+    ok = not any(finding.level == ERROR for finding in findings) and all(report.ok for report in reports)
+    if settings.as_json:
+        document: dict[str, Any] = {"ok": ok, "findings": [asdict(finding) for finding in findings]}
+        print_json({**document, "audits": [asdict(report) | {"ok": report.ok} for report in reports]} if audit else document)
+    else:
+        _print_findings(findings)
+        _print_reports(reports)
+        _print_summary(findings, reports)
+    return DONE if ok else NO
+
+
+def _unreachable(findings: list[Finding]) -> bool:
+    return any(finding.check == "reachable" and finding.level == ERROR for finding in findings)
+
+
+def _audit(settings: Settings, queues: tuple[str, ...]) -> list[Any]:
+    from pinlater.audit import audit_queue
+
+    with settings.client() as client:
+        return [audit_queue(client, queue) for queue in queues or client.queue_names()]
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    """A table a subject, in the order of the findings."""
+    for subject in dict.fromkeys(finding.subject for finding in findings):
+        say(subject)
+        rows = [
+            (finding.level, finding.check, finding.found + (f"\n→ {finding.advice}" if finding.advice else ""))
+            for finding in findings
+            if finding.subject == subject
+        ]
+        print_table(("", "", ""), rows, styles=_STYLES, indent=2)
+        say("")
+
+
+def _print_reports(reports: list[Any]) -> None:
+    for report in reports:
+        found = "every job is in one place" if report.ok else f"{len(report.findings)} findings"
+        say(f"audit of queue {report.queue}")
+        print_facts([(f"  {'ok' if report.ok else 'error'}", found), ("  jobs", _told(report.jobs))])
+        print_facts([("  error", str(finding)) for finding in report.findings])
+        say("")
+
+
+def _told(number: Any) -> str:
+    return count(number) if isinstance(number, int) else str(number)
+
+
+def _print_summary(findings: list[Finding], reports: list[Any]) -> None:
+    errors = sum(finding.level == ERROR for finding in findings) + sum(not report.ok for report in reports)
+    warnings = sum(finding.level == WARNING for finding in findings)
+    if not errors and not warnings:
+        say("all is well")
+    else:
+        say(f"{errors} error{'' if errors == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}")

@@ -1,0 +1,141 @@
+"""`pinlater job enqueue`: bodies from the command line, a file or stdin into a queue.
+
+Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say at which line to go on. Risks: without
+--lines a file is one job and is read whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from pinlater.cli.commands import DONE, Command, Failure, explain, usage
+from pinlater.cli.output import count, jobs, print_json, remark, say
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.client import Client, new_job
+from pinlater.errors import PartialEnqueue, PinLaterError
+
+#: Lines in one call: one script call of the most jobs it takes.
+LINES_A_CALL: Final = 1000
+
+
+@click.command("enqueue", cls=Command)
+@click.argument("queue")
+@click.argument("bodies", nargs=-1, metavar="[BODY]...")
+@click.option("--file", "path", metavar="PATH", help="Read the body from this file; - is stdin.")
+@click.option("--lines", is_flag=True, help="A job for each line that is not empty.")
+@click.option("--priority", type=int, default=1, help="1 is first. [default: 1]")
+@click.option("--delay-ms", type=int, metavar="MS", help="Not before so long from now.")
+@click.option("--run-after-ms", type=int, metavar="MS", help="Not before this time, in ms since 1970.")
+@click.option("--attempts", type=int, default=2, help="How often it may be tried. [default: 2]")
+@click.option("--status", default="", metavar="TEXT", help="Custom status.")
+@click.option("--key", metavar="TEXT", help="Jobs of one key go to one shard.")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def enqueue(
+    settings: Settings, queue: str, bodies: tuple[str, ...], path: str | None, lines: bool, **options: Any
+) -> int:
+    """Put jobs in line: a job for each BODY, or one from a file or stdin. Prints their descriptors."""
+    source = _source(bodies, path, lines)
+    with settings.client() as client:
+        if lines:
+            assert source is not None
+            with source:
+                return _enqueue_lines(client, settings, queue, source, options)
+        if source is None:
+            return _enqueue_bodies(client, settings, queue, [_bytes(body) for body in bodies], options)
+        with source:
+            return _enqueue_bodies(client, settings, queue, [source.read()], options)
+
+
+def _source(bodies: tuple[str, ...], path: str | None, lines: bool) -> BinaryIO | None:
+    """Where bodies are read from; None if they stand on the command line."""
+    if bodies:
+        if path is not None or lines:
+            usage("expected a BODY or --file or --lines, got both")
+        return None
+    if path is None and sys.stdin.isatty():
+        usage("expected a BODY, --file PATH, or a body on stdin")
+    if path is None or path == "-":
+        return open(sys.stdin.fileno(), "rb", closefd=False) if _has_descriptor() else sys.stdin.buffer
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        usage(f"--file: expected a file to read at {path}, got: {error.strerror}")
+
+
+def _has_descriptor() -> bool:
+    try:
+        sys.stdin.fileno()
+    except OSError:
+        return False
+    return True
+
+
+def _bytes(text: str) -> bytes:
+    """What the user typed, bytes that are no UTF-8 included."""
+    return text.encode(errors="surrogateescape")
+
+
+def _enqueue_bodies(client: Client, settings: Settings, queue: str, bodies: list[bytes], options: dict[str, Any]) -> int:
+    try:
+        descriptors = client.enqueue_many(queue, [new_job(body, **options) for body in bodies])
+    except PartialEnqueue as error:
+        _show(settings, [result for result in error.results if isinstance(result, str)])
+        raise
+    _show(settings, descriptors)
+    return DONE
+
+
+def _show(settings: Settings, descriptors: Iterable[str]) -> None:
+    for descriptor in descriptors:
+        if settings.as_json:
+            print_json({"descriptor": descriptor})
+        else:
+            say(descriptor)
+
+
+def _enqueue_lines(client: Client, settings: Settings, queue: str, source: BinaryIO, options: dict[str, Any]) -> int:
+    client.queue_config(queue)  # an unknown queue is told before anything is read
+    done, last_line = 0, 0
+    with _progress() as progress:
+        task = progress.add_task(f"enqueueing in {queue}", total=None)
+        for numbered in batched(_numbered(source), LINES_A_CALL):
+            try:
+                found = client.enqueue_many(queue, [new_job(body, **options) for _, body in numbered])
+            except PinLaterError as error:
+                raise _stopped(error, done, last_line + 1, numbered[-1][0]) from error
+            if settings.as_json:
+                _show(settings, found)
+            done, last_line = done + len(found), numbered[-1][0]
+            progress.update(task, completed=done, description=f"enqueueing in {queue}: {count(done)}")
+    if not settings.as_json:
+        say(f"queue {queue}: {jobs(done)} enqueued")
+    return DONE
+
+
+def _progress() -> Progress:
+    """Shown on a terminal only."""
+    console = Console(stderr=True)
+    return Progress(*Progress.get_default_columns()[:1], console=console, transient=True, disable=not console.is_terminal)
+
+
+def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, without their ends, and their numbers."""
+    for number, line in enumerate(source, 1):
+        body = line.removesuffix(b"\n").removesuffix(b"\r")
+        if body:
+            yield number, body
+
+
+def _stopped(error: PinLaterError, done: int, first: int, last: int) -> Failure:
+    message, code = explain(error)
+    return Failure(f"{message}; {jobs(done)} enqueued before; uncertain or not in: lines {first:,} to {last:,}", code)

@@ -1,0 +1,312 @@
+"""`pinlater job`: claiming, ending, finding, counting, retrying and removing jobs.
+
+Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim made here; after the
+queue's lease it is given to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import click
+
+from pinlater._core import MAX_BATCH, parse_descriptor
+from pinlater.cli.commands import DONE, NO, Group, usage
+from pinlater.cli.output import (
+    claim_of,
+    duration,
+    info_document,
+    job_document,
+    jobs,
+    moment,
+    preview,
+    print_facts,
+    print_json,
+    print_table,
+    remark,
+    say,
+)
+from pinlater.cli.queue import STATES, counted
+from pinlater.cli.settings import Settings
+from pinlater.jobs import Ack, Job, JobInfo, State
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STATE: Final = click.Choice([state.value for state in State])
+TOKEN_BYTES: Final = 8
+
+
+@click.group("job", cls=Group)
+def job() -> None:
+    """Jobs: enqueue, dequeue, ack, release, lookup, ls, count, retry, rm."""
+
+
+@job.verb("dequeue")
+@click.argument("queue")
+@click.option("--limit", type=int, default=1, help="The most jobs to claim. [default: 1]")
+@click.option("--wait", type=float, metavar="SECONDS", help="Wait so long for a job.")
+@click.option("--dry-run", is_flag=True, help="Show what would be given, and claim nothing.")
+def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
+    """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or hand it back with `job release CLAIM`."""
+    with settings.client() as client:
+        found = client.dequeue(queue, limit, wait=wait, dry_run=dry_run)
+        if settings.as_json:
+            for each in found:
+                print_json(job_document(each))
+            return DONE
+        if not found:
+            _explain_empty(queue, client.queue_config(queue).paused, client.count(queue).scheduled)
+            return DONE
+        _print_claimed(found)
+        if not dry_run:
+            held = duration(client.queue_config(queue).lease_ms)
+            remark(f"held for {held}; next: pinlater job ack {claim_of(found[0])}")
+    return DONE
+
+
+def _explain_empty(queue: str, paused: bool, scheduled: int) -> None:
+    later = f"; {jobs(scheduled)} due later" if scheduled else ""
+    why = f"is paused (pinlater queue set {queue} --no-paused)" if paused else f"has no due jobs{later}"
+    say(f"queue {queue} {why}")
+
+
+def _print_claimed(found: list[Job]) -> None:
+    if len(found) == 1:
+        each = found[0]
+        attempt = f"{each.attempt} of {each.attempts_allowed}"
+        named = ("claim", claim_of(each)) if each.token else ("descriptor", each.descriptor)
+        facts = [named, ("attempt", attempt), ("created", moment(each.created_ms))]
+        print_facts([*facts, ("body", preview(each.body, len(each.body) + 1))])
+        return
+    rows = [
+        (claim_of(each) or each.descriptor, f"{each.attempt} of {each.attempts_allowed}", preview(each.body))
+        for each in found
+    ]
+    print_table(("claim" if found[0].token else "descriptor", "attempt", "body"), rows)
+
+
+@job.verb("ack")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+@click.option("--failed", is_flag=True, help="They failed: try again, or fail for good after the last attempt.")
+@click.option("--status", default="", metavar="TEXT", help="Append to their custom status.")
+@click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: try again after so long.")
+def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, delay_ms: int) -> int:
+    """End claimed jobs, by the claims that `job dequeue` printed: done, or --failed."""
+    if delay_ms and not failed:
+        usage("--delay-ms: expected together with --failed")
+    items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
+    with settings.client() as client:
+        refused = client.ack(**{"failed" if failed else "succeeded": items})
+    named = {f"{descriptor}@{token.hex()}" for descriptor, token in (item.job for item in refused)}
+    return _told(settings, claims, named, "failed" if failed else "succeeded")
+
+
+@job.verb("release")
+@click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
+def release(settings: Settings, claims: tuple[str, ...]) -> int:
+    """Hand claimed jobs back unstarted: they keep their attempts and their place in line."""
+    with settings.client() as client:
+        refused = client.release([read_claim(claim) for claim in claims])
+    named = {f"{descriptor}@{token.hex()}" for descriptor, token in refused}
+    return _told(settings, claims, named, "released")
+
+
+def read_claim(claim: str) -> tuple[str, bytes]:
+    """(descriptor, token) of `descriptor@token in hex`, or a usage error."""
+    descriptor, _, token = claim.partition("@")
+    try:
+        packed = bytes.fromhex(token)
+    except ValueError:
+        packed = b""
+    if len(packed) != TOKEN_BYTES:
+        usage(f"CLAIM: expected descriptor@token as `pinlater job dequeue` prints it, got {claim!r}")
+    return descriptor, packed
+
+
+def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: str) -> int:
+    """Says which claims were carried out and which were refused; 1 if any was refused."""
+    refused = {claim for claim in claims if claim.lower() in refused}
+    done = [claim for claim in claims if claim not in refused]
+    if settings.as_json:
+        print_json({verb: done, "refused": sorted(refused)})
+    else:
+        for claim in done:
+            say(f"{claim.partition('@')[0]} {verb}")
+    for claim in sorted(refused):
+        remark(f"error: {claim.partition('@')[0]}: refused: not held by this claim, its lease ran out or it was ended before")
+    return NO if refused else DONE
+
+
+@job.verb("lookup")
+@click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
+@click.option("--body", is_flag=True, help="Show the bodies too.")
+def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
+    """Show what is known of jobs. Exit code 1 if one of them is not there."""
+    with settings.client() as client:
+        found = client.lookup(descriptors, with_body=body)
+    for descriptor in descriptors:
+        if descriptor in found and settings.as_json:
+            print_json(info_document(found[descriptor]))
+        elif descriptor in found:
+            print_facts(_facts(found[descriptor]))
+            say("")
+        else:
+            remark(f"error: {descriptor}: not found; jobs that succeeded are kept only if the queue says so (keep_succeeded)")
+    return DONE if len(found) == len(set(descriptors)) else NO
+
+
+def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
+    yield "descriptor", info.descriptor
+    yield "state", info.state.value
+    yield "priority", str(info.priority)
+    yield "attempts", attempts_told(info)
+    yield "created", moment(info.created_ms)
+    if info.run_after_ms is not None:
+        yield "claimed" if info.state is State.IN_PROGRESS else "run after", moment(info.run_after_ms)
+    yield "updated", moment(info.updated_ms)
+    if info.crashes:
+        yield "crashes", f"{info.crashes} (its worker let the lease run out)"
+    if info.claim:
+        yield "claimed by", info.claim
+    if info.status:
+        yield "status", preview(info.status, len(info.status) + 1)
+    if info.body is not None:
+        yield "body", preview(info.body, len(info.body) + 1)
+
+
+def attempts_told(info: JobInfo) -> str:
+    """`1 of 2 left`."""
+    return f"{info.attempts_remaining} of {info.attempts_allowed} left"
+
+
+@job.verb("ls")
+@click.argument("queue")
+@click.option("--state", type=_STATE, default="pending", help="[default: pending]")
+@click.option("--priority", type=int, help="Only this priority.")
+@click.option("--future", is_flag=True, help="Of pending jobs, those due later.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="The most jobs to show. [default: 100]")
+@click.option("--body", is_flag=True, help="Show the bodies too.")
+def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool) -> int:
+    """List the jobs of a state, latest first."""
+    with settings.client() as client:
+        scan = client.scan(
+            queue, state, priority=priority, future=future, with_body=body, page_size=min(limit + 1, MAX_BATCH)
+        )
+        shown = islice(scan, limit)
+        if settings.as_json:
+            for info in shown:
+                print_json(info_document(info))
+            return DONE
+        found = list(shown)
+        more = next(scan, None) is not None
+        scheduled = client.count(queue, priority=priority).scheduled if not found else 0
+    if not found:
+        later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future else ""
+        say(f"queue {queue}: no {state} jobs{later}")
+        return DONE
+    _print_jobs(found, body)
+    if more:
+        remark(f"there are more; --limit {10 * limit} shows more of them")
+    return DONE
+
+
+def _print_jobs(found: list[JobInfo], body: bool) -> None:
+    running = found[0].state is State.IN_PROGRESS
+    finished = found[0].state in (State.SUCCEEDED, State.FAILED)
+    when = "claimed" if running else "finished" if finished else "run after"
+    last = (["claimed by"] if running else []) + ["status"] + (["body"] if body else [])
+    rows = []
+    for info in found:
+        moment_ms = info.updated_ms if finished else info.run_after_ms
+        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([info.claim] if running else [])]
+        rows.append([*cells, preview(info.status), *([preview(info.body or b"")] if body else [])])
+    print_table(("descriptor", "attempts", when, *last), rows)
+
+
+@job.verb("count")
+@click.argument("queue")
+@click.option("--priority", type=int, help="Only this priority.")
+def count(settings: Settings, queue: str, priority: int | None) -> int:
+    """Count the jobs of a queue by state."""
+    with settings.client() as client:
+        counts = client.count(queue, priority=priority)
+    if settings.as_json:
+        print_json({"queue": queue, "priority": priority, **asdict(counts)})
+    else:
+        print_table([f"#{state.replace('_', ' ')}" for state in STATES], [counted(counts)])
+    return DONE
+
+
+@job.verb("retry")
+@click.argument("targets", nargs=-1, required=True, metavar="QUEUE | DESCRIPTOR...")
+@click.option("--priority", type=int, help="Of a queue: only this priority.")
+@click.option("--limit", type=int, default=1000, help="Of a queue: the most jobs. [default: 1000]")
+@click.option("--attempts", type=int, default=1, help="How often they may be tried now. [default: 1]")
+@click.option("--delay-ms", type=int, metavar="MS", help="Of a queue: not before so long from now.")
+def retry(
+    settings: Settings, targets: tuple[str, ...], priority: int | None, limit: int, attempts: int, delay_ms: int | None
+) -> int:
+    """Put failed jobs back in line: those of a queue, or the named ones (exit code 1 if one was not a failed job)."""
+    if ":" not in targets[0]:
+        if len(targets) > 1:
+            usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
+        options = {"priority": priority, "limit": limit, "attempts": attempts, "delay_ms": delay_ms}
+        with settings.client() as client:
+            retried = client.retry_failed(targets[0], **options)  # type: ignore[arg-type]
+            left = client.count(targets[0], priority=priority).failed
+        if settings.as_json:
+            print_json({"retried": retried, "failed": left})
+        else:
+            say(f"queue {targets[0]}: {jobs(retried)} put back in line, {jobs(left)} failed remain")
+        return DONE
+    if priority is not None or delay_ms is not None:
+        usage("--priority and --delay-ms: expected with a queue, got descriptors")
+    with settings.client() as client:
+        retried = client.retry_jobs(_descriptors(targets), attempts=attempts)
+    if settings.as_json:
+        print_json({"retried": retried})
+    else:
+        say(f"{jobs(retried)} put back in line, of {len(set(targets))} named")
+    return DONE if retried == len(set(targets)) else NO
+
+
+@job.verb("rm")
+@click.argument("descriptors", nargs=-1, metavar="[DESCRIPTOR]...")
+@click.option("--queue", metavar="NAME", help="Remove jobs of this queue, with --state.")
+@click.option("--state", type=_STATE, help="With --queue: jobs of this state.")
+@click.option("--priority", type=int, help="With --queue: only this priority.")
+@click.option("--limit", type=int, default=1000, help="With --queue: the most jobs, oldest first. [default: 1000]")
+def rm(
+    settings: Settings,
+    descriptors: tuple[str, ...],
+    queue: str | None,
+    state: str | None,
+    priority: int | None,
+    limit: int,
+) -> int:
+    """Remove jobs: the named ones in any state (exit code 1 if one was not there), or those of a queue and state."""
+    if bool(descriptors) == bool(queue) or bool(queue) != bool(state):
+        usage("expected descriptors, or --queue and --state")
+    with settings.client() as client:
+        if descriptors:
+            removed = client.delete_jobs(descriptors=_descriptors(descriptors))
+        else:
+            removed = client.delete_jobs(queue, state, priority=priority, limit=limit)
+    if settings.as_json:
+        print_json({"removed": removed})
+    else:
+        say(f"{jobs(removed)} removed" + (f", of {len(set(descriptors))} named" if descriptors else ""))
+    return NO if descriptors and removed != len(set(descriptors)) else DONE
+
+
+def _descriptors(named: tuple[str, ...]) -> list[str]:
+    """Each descriptor once, or a usage error."""
+    for descriptor in named:
+        try:
+            parse_descriptor(descriptor)
+        except ValueError as error:
+            usage(str(error))
+    return list(dict.fromkeys(named))

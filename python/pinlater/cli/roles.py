@@ -1,0 +1,104 @@
+"""`pinlater worker`, `pinlater monitor` and `pinlater demo`: the roles, each started from its own module.
+
+Promises nothing of its own but the options. Risks: --processes starts this command anew, so the servers are handed on in PINLATER_URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pinlater.cli.commands import DONE, Command
+from pinlater.cli.output import print_json
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.shards import URL_VARIABLE, resolve_shards
+
+
+def _shards(settings: Settings) -> dict[str, str]:
+    return resolve_shards(settings.url, settings.shards or None)
+
+
+def _log_at_least_info(settings: Settings) -> None:
+    """A role that runs for long says what it does."""
+    if not settings.verbosity:
+        logging.getLogger().setLevel(logging.INFO)
+
+
+def _ended(settings: Settings, role: str, code: int) -> int:
+    if settings.as_json:
+        print_json({"role": role, "exit_code": code})
+    return code
+
+
+@click.command("worker", cls=Command)
+@click.argument("handler", metavar="MODULE:HANDLER")
+@click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may be repeated.")
+@click.option("--concurrency", type=int, default=10, help="Jobs that run at once, in each process. [default: 10]")
+@click.option("--prefetch", type=int, metavar="N", help="Jobs held unstarted at most. [default: by need]")
+@click.option("--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]")
+@click.option("--retry-delay-ms", type=int, default=1000, metavar="MS", help="Until a failed job is tried again. [default: 1000]")
+@click.option("--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For running jobs to end at a stop. [default: 30]")
+@click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def worker(
+    settings: Settings, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+) -> int:
+    """Run MODULE:HANDLER, a function of one job, on the jobs of queues, until SIGTERM or Ctrl-C.
+
+    A job whose function returns succeeded; one that raises is tried again until its attempts are used up.
+    """
+    from pinlater.supervisor import run_workers
+    from pinlater.worker import WorkerConfig
+
+    config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
+    shards = _shards(settings)
+    _log_at_least_info(settings)
+    os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in shards.items())
+    command = [sys.executable, "-m", "pinlater", *_one_process(handler, queues, config)]
+    code = run_workers(handler, queues, shards=shards, config=config, processes=processes, command=command)
+    return _ended(settings, "worker", code)
+
+
+def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str]:
+    """The command line of one of several processes."""
+    arguments = ["worker", handler, "--processes", "1"]
+    for name in ("concurrency", "prefetch", "retry_delay_ms"):
+        if getattr(config, name) is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else "--no-monitor"]
+    return [*arguments, *(part for queue in queues for part in ("--queue", queue))]
+
+
+@click.command("monitor", cls=Command)
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated. [default: all]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
+    """Give back the jobs of dead workers and remove old finished ones, until SIGTERM or Ctrl-C.
+
+    Workers run one themselves; this is for queues that other clients work on. Several may run: one is active.
+    """
+    from pinlater.supervisor import run_monitor
+
+    _log_at_least_info(settings)
+    return _ended(settings, "monitor", run_monitor(list(queues) or None, shards=_shards(settings)))
+
+
+@click.command("demo", cls=Command)
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Where to work. [default: a temporary one]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def demo(settings: Settings, folder: Path | None) -> int:
+    """Watch queues, workers and a crash at work, on this machine."""
+    from pinlater.demo import run_demo
+
+    return _ended(settings, "demo", int(run_demo(folder)) or DONE)

@@ -1,0 +1,117 @@
+"""The shape of the tree: imports point one way, one public list, no module that only helps itself to everything."""
+
+from __future__ import annotations
+
+import ast
+import types
+from pathlib import Path
+
+import pinlater
+
+PACKAGE = Path(pinlater.__file__).parent
+#: Modules by layer, lowest first; docs/design.md has the same table.
+LAYERS = [
+    {"_core"},
+    {"errors", "jobs", "config"},
+    {
+        "async_transport",
+        "async_waker",
+        "embedded",
+        "embedded_keeper",
+        "exchange",
+        "keys",
+        "lanes",
+        "scripts",
+        "servers",
+        "shards",
+        "sync_transport",
+        "sync_waker",
+    },
+    {"async_client", "audit", "client", "coalescer", "dequeuing", "operations", "queues"},
+    {"demo", "doctor", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"cli", "__main__"},
+]
+
+
+def _layer(module: str) -> int:
+    found = [level for level, names in enumerate(LAYERS) if module in names]
+    assert len(found) == 1, f"{module} stands in {len(found)} layers: put it in one of LAYERS and in docs/design.md"
+    return found[0]
+
+
+def _imports(path: Path) -> set[str]:
+    """First names below `pinlater` that a module imports, at any depth of its code; those only for types are left out."""
+    tree = ast.parse(path.read_text("utf-8"))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "pinlater":
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pinlater."):
+            names.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pinlater.")}
+    return names - {"__version__"}
+
+
+def _modules() -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if first != "__init__":
+            found.setdefault(first, []).append(path)
+    return found
+
+
+def test_imports_point_down() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for module, paths in _modules().items()
+        for path in paths
+        for name in _imports(path)
+        if name != module and _layer(name) > _layer(module)
+    ]
+    assert wrong == []
+
+
+def test_no_two_modules_import_each_other() -> None:
+    imports = {module: set().union(*map(_imports, paths)) - {module} for module, paths in _modules().items()}
+    both = [(a, b) for a in imports for b in imports[a] if a < b and a in imports.get(b, set())]
+    assert both == []
+
+
+def test_every_module_says_what_it_promises() -> None:
+    silent = [path.name for paths in _modules().values() for path in paths if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    assert silent == []
+
+
+def test_files_stay_small() -> None:
+    long = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for paths in _modules().values() for path in paths}
+    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+
+
+def test_the_public_list_is_what_there_is() -> None:
+    public = {name for name, value in vars(pinlater).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)}
+    assert public == set(pinlater.__all__) - {"__version__"}
+    assert list(pinlater.__all__) == sorted(pinlater.__all__)
+
+
+def test_every_public_thing_is_documented() -> None:
+    for name in pinlater.__all__:
+        thing = getattr(pinlater, name)
+        if isinstance(thing, type):
+            assert thing.__doc__, name
+            methods = [method for method in vars(thing) if not method.startswith("_") and callable(getattr(thing, method))]
+            assert [method for method in methods if not getattr(thing, method).__doc__] == [], name
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    import inspect
+
+    def methods(client: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(function).parameters)
+            for name, function in vars(client).items()
+            if not name.startswith("_") and callable(function)
+        }
+
+    assert methods(pinlater.Client) == methods(pinlater.AsyncClient)
