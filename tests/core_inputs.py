@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from pinlater import _core
 
+from pinlater import _core
 from tests import twins
 
 TOKEN = (5 << 19).to_bytes(8, "big")

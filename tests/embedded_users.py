@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import redis
-from pinlater.embedded import EmbeddedServer
 
+from pinlater.embedded import EmbeddedServer
 from tests.servers import is_alive, wait_until
 
 # A user process: attaches, says the server's pid, and obeys lines on its standard input.

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import redis
-from pinlater._core import LeaseRenewer
 
+from pinlater._core import LeaseRenewer
 from tests.servers import Server, wait_until
 
 DEADLINE_S = 30.0  # for what takes milliseconds; two loaded cores can make it seconds

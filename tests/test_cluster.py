@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import redis
+
 from pinlater.keys import script_keys
 from pinlater.scripts import load_scripts
-
 from tests.servers import KINDS, Kind, Server, wait_until
 from tests.test_scripts import REQUESTS, Scene, make_scene
 from tests.wire import Wire, connect, fail_all

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pinlater import _core
 
+from pinlater import _core
 from tests import twins
 from tests.core_inputs import (
     JOB,

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pinlater.embedded import EmbeddedServerError, attach
 
+from pinlater.embedded import attach
+from pinlater.errors import EmbeddedServerError
 from tests.embedded_users import User, await_end, client, keeper_of, kill_keeper
 from tests.servers import is_alive, wait_until
 

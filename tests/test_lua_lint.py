@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from pinlater.scripts import LUA_DIRECTORY, Script, load_scripts
 
 SCRIPTS = load_scripts()

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import redis
+
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
 from pinlater.scripts import load_scripts
-
 from tests.renewing import (
     DEADLINE_S,
     DONE,

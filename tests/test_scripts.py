@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import redis
-from pinlater.scripts import load_scripts
 
+from pinlater.scripts import load_scripts
 from tests.servers import Server
 from tests.wire import Wire, connect, is_clean, refused, snapshot
 from tests.wire_format import (

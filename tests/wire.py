@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import redis
-from pinlater.keys import queue_key, script_keys
-from pinlater.scripts import load_scripts
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from pinlater.keys import queue_key, script_keys
+from pinlater.scripts import load_scripts
 from tests.servers import Server, wait_until
 from tests.wire_format import (
     BUDGET_BYTES,

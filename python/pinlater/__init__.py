@@ -6,6 +6,7 @@ from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.errors import (
     ConfigConflict,
+    EmbeddedServerError,
     EnqueueRefused,
     InvalidArgument,
     OutcomeUnknown,
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "ConfigConflict",
     "CountsByState",
+    "EmbeddedServerError",
     "EnqueueRefused",
     "InvalidArgument",
     "Job",

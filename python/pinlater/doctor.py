@@ -1,7 +1,7 @@
 """The doctor: looks at servers and queues, and says what is wrong and what to do about it.
 
-Promises to change nothing (but the servers' script cache), to need no more permissions than a client, and to say `unknown` where a managed
-server hides something. Risks: it sees one moment; a server's fsync setting can be changed after it looked.
+Promises to change nothing (but the servers' script cache), to need no more permissions than a client, and to say `unknown`
+where a managed server hides something. Risks: it sees one moment; a setting can be changed after it looked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,17 +19,16 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from pinlater.client import ClientSettings
 from pinlater.config import QueueConfig, StoredConfig
-from pinlater.embedded import EmbeddedServerError
 from pinlater.errors import PinLaterError, ServerTooOld
 from pinlater.keys import registry_key, script_keys
 from pinlater.scripts import load_scripts
-from pinlater.servers import Server, hide_password
+from pinlater.servers import Server
 from pinlater.shards import Session, Shard
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
-#: First patch level of each release line without CVE-2025-49844, -46817 and -46818 (code execution from Lua); lines in between and
-#: before have none, later ones were born with the cure.
+#: First patch level of each release line without CVE-2025-49844, -46817 and -46818 (code execution from Lua). Lines before
+#: and in between have none, later ones never had the fault.
 CURED_PATCHES: Final = {
     "Redis": {(7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
@@ -72,9 +71,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShardState:
-    """How one shard has a queue. version: grows with each change of the configuration. lost: ids that claims found without a record.
+    """How one shard has a queue.
 
-    config: None if the shard has no such queue. error: "" unless the shard could not be asked.
+    version: grows with each change of the configuration. config: None if the shard has no such queue. lost: ids that claims
+    found without a record. error: "" unless the shard could not be asked.
     """
 
     shard: str
@@ -90,54 +90,32 @@ class QueueShardState:
 
 def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[Finding]:
     """Looks at every server, and at the named queues (all of them if none is named)."""
-    session = settings.session
     findings: list[Finding] = []
-    patients: dict[Server, _Patient] = {}
-    try:
-        for server in session.servers:
-            reached, finding = _reach(server, settings.timeouts)
-            findings.append(finding)
-            if reached is not None:
-                patients[server] = reached
-                findings += _examine_server(reached)
-        if len(patients) == len(session.servers):
-            findings += _examine_queues(session, patients, queues)
-    finally:
-        _let_go(session, patients)
+    with _reached(settings) as (patients, reports):
+        for server in settings.session.servers:
+            findings.append(reports[server])
+            if server in patients:
+                findings += _examine_server(patients[server])
+        if len(patients) == len(reports):
+            findings += _examine_queues(settings.session, patients, queues)
     return findings
 
 
 def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
     """How each shard has a queue, in the shards' order."""
-    session = settings.session
-    patients: dict[Server, _Patient] = {}
-    try:
-        states = []
-        for shard in session.shards.values():
-            if shard.server not in patients:
-                reached, finding = _reach(shard.server, settings.timeouts)
-                if reached is None:
-                    states.append(QueueShardState(shard=shard.name, server=repr(shard.server), error=finding.found))
-                    continue
-                patients[shard.server] = reached
-            states.append(_queue_state(patients[shard.server], shard, queue))
-        return states
-    finally:
-        _let_go(session, patients)
+    with _reached(settings) as (patients, reports):
+        return [
+            _queue_state(patients[shard.server], shard, queue)
+            if shard.server in patients
+            else QueueShardState(shard=shard.name, server=repr(shard.server), error=reports[shard.server].found)
+            for shard in settings.session.shards.values()
+        ]
 
 
 def server_versions(settings: ClientSettings) -> dict[str, str | None]:
     """The version of each server by its URL (passwords hidden); None of one that was not reached."""
-    session = settings.session
-    patients: dict[Server, _Patient] = {}
-    try:
-        for server in session.servers:
-            reached, _ = _reach(server, settings.timeouts)
-            if reached is not None:
-                patients[server] = reached
-        return {repr(server): server.version for server in session.servers}
-    finally:
-        _let_go(session, patients)
+    with _reached(settings) as (patients, reports):
+        return {repr(server): server.version if server in patients else None for server in reports}
 
 
 # --- servers
@@ -153,7 +131,7 @@ class _Patient:
 
     @property
     def name(self) -> str:
-        return hide_password(self.server.url)
+        return repr(self.server)
 
     def config(self, name: str) -> str | None:
         """A setting, or None where CONFIG GET is denied, as on managed servers."""
@@ -167,32 +145,39 @@ class _Patient:
         return Finding(level, self.name, check, found, advice)
 
 
-def _reach(server: Server, timeouts: tuple[float, float]) -> tuple[_Patient | None, Finding]:
-    name = hide_password(server.url)
+@contextmanager
+def _reached(settings: ClientSettings) -> Iterator[tuple[dict[Server, _Patient], dict[Server, Finding]]]:
+    """The servers that answer, and what to say of reaching each."""
+    patients: dict[Server, _Patient] = {}
+    reports: dict[Server, Finding] = {}
+    try:
+        for server in settings.session.servers:
+            reports[server] = _reach(server, settings.timeouts, patients)
+        yield patients, reports
+    finally:
+        for patient in patients.values():
+            with suppress(RedisError, OSError):
+                patient.redis.close()
+        for server in settings.session.servers:
+            server.release()
 
-    def trouble(found: str, advice: str) -> tuple[None, Finding]:
-        return None, Finding(ERROR, name, "reachable", found, advice)
 
+def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server, _Patient]) -> Finding:
     try:
         url, arguments = server.connection_arguments(*timeouts)
         patient = _Patient(server, redis.Redis.from_url(url, **arguments))
         patient.info = dict(patient.redis.info())
         server.check_version("\n".join(f"{key}:{value}" for key, value in patient.info.items()))
     except (AuthenticationError, NoPermissionError) as error:
-        return trouble(f"login refused: {error}", "check the user and password of the URL; a client needs INFO")
+        found, advice = f"login refused: {error}", "check the user and password of the URL; a client needs INFO"
     except ServerTooOld as error:
-        return trouble(str(error), "upgrade it: the scripts need Redis 7.0")
-    except (RedisError, OSError, PinLaterError, EmbeddedServerError) as error:
-        return trouble(str(error), "start it, or correct the URL")
-    return patient, Finding(OK, name, "reachable", "answers, login accepted")
-
-
-def _let_go(session: Session, patients: dict[Server, _Patient]) -> None:
-    for patient in patients.values():
-        with suppress(RedisError, OSError):
-            patient.redis.close()
-    for server in session.servers:
-        server.release()
+        found, advice = str(error), "upgrade it: the scripts need Redis 7.0"
+    except (RedisError, OSError, PinLaterError) as error:
+        found, advice = str(error), "start it, or correct the URL"
+    else:
+        patients[server] = patient
+        return patient.find(OK, "reachable", "answers, login accepted")
+    return Finding(ERROR, repr(server), "reachable", found, advice)
 
 
 def _examine_server(patient: _Patient) -> list[Finding]:
@@ -234,7 +219,7 @@ def _permissions(patient: _Patient) -> Iterator[Finding]:
     probe = patient.redis.script_load(_ACL_PROBE)
     wanted = [*dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS])]
     key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"
-    denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]  # type: ignore[union-attr,arg-type]
+    denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
     if denied:
         rules = " ".join(f"+{name.lower()}" for name in denied)
         advice = f"ACL SETUSER … {rules} ~pl:* &pl:*; until then a script can stop half-way"
@@ -279,7 +264,8 @@ def _allocator(patient: _Patient) -> Iterator[Finding]:
 def _durability(patient: _Patient) -> Iterator[Finding]:
     fsync, save = patient.config("appendfsync"), patient.config("save")
     if int(patient.info.get("aof_enabled", 0)):
-        yield patient.find(*_DISK.get(fsync, _DISK[None]))
+        level, found, advice = _DISK.get(fsync, _DISK[None])
+        yield patient.find(level, "durability", found, advice)
     else:
         snapshots = f"snapshots ({save})" if save else "snapshots unknown" if save is None else "no snapshots"
         lost = "everything since the last snapshot" if save else "everything"
@@ -289,22 +275,18 @@ def _durability(patient: _Patient) -> Iterator[Finding]:
         yield patient.find(ERROR, "saving", "the last write to disk failed", "look at the server's log and its disk")
 
 
-_DISK: Final[dict[str | None, tuple[str, ...]]] = {
-    "always": (OK, "durability", "disk always: what was acknowledged survives a power cut"),
-    "everysec": (OK, "durability", "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server nothing"),
-    "no": (
-        WARNING,
-        "durability",
-        "disk when the kernel writes: a power cut can lose about 30 s acknowledged",
-        "CONFIG SET appendfsync everysec, or always",
-    ),
-    None: (OK, "durability", "disk, fsync unknown: a power cut may lose what was acknowledged last"),
+#: By appendfsync: level, what an acknowledgement means, advice.
+_DISK: Final[dict[str | None, tuple[str, str, str]]] = {
+    "always": (OK, "disk always: what was acknowledged survives a power cut", ""),
+    "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server nothing", ""),
+    "no": (WARNING, "disk at leisure: a power cut can lose the last 30 s acknowledged", "CONFIG SET appendfsync everysec, or always"),
+    None: (OK, "disk, fsync unknown: a power cut may lose what was acknowledged last", ""),
 }
 
 
 def _waitaof(patient: _Patient) -> Iterator[Finding]:
     try:
-        patient.redis.execute_command("WAITAOF", 0, 0, 1)
+        patient.redis.waitaof(0, 0, 1)
     except NoPermissionError:
         yield patient.find(NOTE, "WAITAOF", "denied", "ACL SETUSER … +waitaof, to wait for the disk call by call")
     except ResponseError:
@@ -371,7 +353,7 @@ def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState
     script = load_scripts()["config"]
     sha = patient.redis.script_load(script.source.decode())
     keys = script_keys(queue, shard.name, script.keys, 0)
-    _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")  # type: ignore[misc,arg-type]
+    _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")
     known = QueueShardState(shard=shard.name, server=patient.name, lost=int(lost))
     stored = StoredConfig.unpack(packed) if packed else None
     if stored is None or stored.deleted:
@@ -401,7 +383,7 @@ def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[Findin
     unlike = any(state.config != there[0].config for state in there)
     if missing or unlike:
         found = f"not on shard {missing}" if missing else "differs between shards"
-        yield Finding(WARNING, subject, "configuration", found, f"pinlater queue ls carries the newest one over")
+        yield Finding(WARNING, subject, "configuration", found, "pinlater queue info carries the newest one over")
     else:
         yield Finding(OK, subject, "configuration", f"alike on {len(states)} shard{'' if len(states) == 1 else 's'}")
     config = there[0].config

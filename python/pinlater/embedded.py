@@ -37,8 +37,9 @@ from pinlater.embedded_keeper import (
     socket_path,
     try_lock,
 )
+from pinlater.errors import EmbeddedServerError, InvalidArgument
 
-__all__ = ["EmbeddedServer", "EmbeddedServerError", "attach"]
+__all__ = ["EmbeddedServer", "attach"]
 
 STARTS = 2  # a keeper can fail for no fault of its own: it adopted a server that was just ending
 SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108 with the closing zero
@@ -46,10 +47,6 @@ LOG_TAIL_LINES = 15  # of the server's log in an error: its last words, not its 
 LOG_TAIL_BYTES = 8192  # enough for those lines
 PRIVATE = "?private"  # the registry's key of this process's private server
 FSYNCS = ("everysec", "always")
-
-
-class EmbeddedServerError(RuntimeError):
-    """The embedded server cannot be had; the message says what was expected of what, and what came."""
 
 
 class EmbeddedServer:
@@ -93,7 +90,7 @@ def attach(url: str) -> EmbeddedServer:
     `?fsync=always` (default everysec) holds for all users of the directory until the last one leaves.
     Raises EmbeddedServerError.
     """
-    directory, always = _parse(url)
+    directory, always = check_url(url)
     key = str(directory) if directory else PRIVATE
     with _registry_lock:
         try:
@@ -183,19 +180,19 @@ def _renew_registry_lock() -> None:
 os.register_at_fork(after_in_child=_renew_registry_lock)  # another thread of the parent may have held it
 
 
-def _parse(url: str) -> tuple[Path | None, bool]:
-    """The directory (None: a private one) and whether each write is to be synced."""
+def check_url(url: str) -> tuple[Path | None, bool]:
+    """The directory (None: a private one) and whether each write is to be synced. Raises InvalidArgument."""
     parts = urlsplit(url)
     if parts.scheme != "embedded" or parts.fragment:
-        raise EmbeddedServerError(f"expected embedded://[/directory][?private][?fsync=always], got {url!r}")
+        raise InvalidArgument(f"server URL: expected embedded://[/directory][?private][?fsync=always], got {url!r}")
     if parts.netloc:
-        raise EmbeddedServerError(f"expected an absolute directory, got {url!r}; did you mean three slashes?")
+        raise InvalidArgument(f"server URL: expected an absolute directory, got {url!r}; did you mean three slashes?")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
-        raise EmbeddedServerError(f"expected of ?private, ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
+        raise InvalidArgument(f"server URL: expected of ?private, ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
     if private is not None and parts.path:
-        raise EmbeddedServerError(f"expected a directory or ?private, got both: {url!r}")
+        raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {url!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
     return (directory.resolve() if private is None else None), fsync == "always"
 

@@ -12,7 +12,8 @@
     │   ├── ServerFull                      maxmemory; nothing was changed
     │   ├── ServerRefused                   wrong password, missing permission, a command the server does not know
     │   ├── ServerTooOld
-    │   └── ServerReplyError                an answer no version of PinLater gives
+    │   ├── ServerReplyError                an answer no version of PinLater gives
+    │   └── EmbeddedServerError             the embedded server can not be had
     ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
     ├── PartialEnqueue                      some parts of a large enqueue were refused
     └── PartialDelete                       a queue is still there on some shards
@@ -78,6 +79,10 @@ class ServerTooOld(ServerError):
 
 class ServerReplyError(ServerError):
     """The server answered something this version of PinLater does not know."""
+
+
+class EmbeddedServerError(ServerError):
+    """The embedded server cannot be had."""
 
 
 class OutcomeUnknown(PinLaterError):

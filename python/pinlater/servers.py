@@ -81,6 +81,7 @@ def check_url(url: str) -> None:
     """Raises InvalidArgument for a URL that redis-py can not read."""
     server = Server(url)
     if urlsplit(server.url).scheme == "embedded":
+        embedded.check_url(url)
         return
     try:
         redis.ConnectionPool.from_url(url)

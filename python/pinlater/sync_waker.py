@@ -17,7 +17,6 @@ from redis.exceptions import RedisError
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
 
-
 #: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim again.
 LISTEN_AGAIN_S: Final = 0.5
 

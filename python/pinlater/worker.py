@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Self
 
 from pinlater import operations

@@ -133,7 +133,11 @@ fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
         let count = usize::from(reader.u16()?);
         let first = taken.len();
         let ids = reader.take(8 * count)?;
-        taken.extend(ids.chunks_exact(8).map(|id| Taken { level, id: big_endian(id), attempts_remaining: None }));
+        taken.extend(ids.chunks_exact(8).map(|id| Taken {
+            level,
+            id: big_endian(id),
+            attempts_remaining: None,
+        }));
         let exceptions = usize::from(reader.u16()?);
         for exception in reader.take(4 * exceptions)?.chunks_exact(4) {
             let index = usize::from(u16::from_be_bytes([exception[0], exception[1]]));

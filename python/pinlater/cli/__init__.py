@@ -1,7 +1,7 @@
 """The command `pinlater`: nouns, then verbs.
 
-Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed before it failed stays
-changed; the message says what that was.
+Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed before it
+failed stays changed; the message says what that was.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import click
 
 from pinlater.cli import output
 from pinlater.cli.settings import Settings, common_options, json_option, settings_of
-from pinlater.embedded import EmbeddedServerError
 from pinlater.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -47,7 +46,6 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (OutcomeUnknown, UNKNOWN),
     (ServerError, SERVER),
     (PartialDelete, SERVER),
-    (EmbeddedServerError, SERVER),
     (PinLaterError, SERVER),
 )
 
@@ -59,11 +57,11 @@ ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 
 class Failure(click.ClickException):
-    """An error of one command that is worded already. code: its exit code."""
+    """An error of one command that is worded already, and its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.code = code
 
 
 class Command(click.Command):
@@ -124,6 +122,8 @@ def run(group: click.Group, arguments: list[str] | None) -> int:
 
 def explain(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
+    if isinstance(error, Failure):
+        return error.message, error.code
     if isinstance(error, click.ClickException):
         help_of = getattr(getattr(error, "ctx", None), "command_path", "")
         more = f" ({help_of} --help)" if isinstance(error, click.UsageError) and help_of else ""

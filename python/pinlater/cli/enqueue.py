@@ -1,7 +1,7 @@
 """`pinlater job enqueue`: bodies from the command line, a file or stdin into a queue.
 
-Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say at which line to go on. Risks: without
---lines a file is one job and is read whole.
+Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say at which line to
+go on. Risks: without --lines a file is one job and is read whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pinlater.cli.commands import DONE, Command, Failure, explain, usage
-from pinlater.cli.output import count, jobs, print_json, remark, say
+from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.client import Client, new_job
 from pinlater.errors import PartialEnqueue, PinLaterError
@@ -41,7 +41,7 @@ LINES_A_CALL: Final = 1000
 @json_option
 @click.pass_obj
 def enqueue(
-    settings: Settings, queue: str, bodies: tuple[str, ...], path: str | None, lines: bool, **options: Any
+    settings: Settings, /, queue: str, bodies: tuple[str, ...], path: str | None, lines: bool, **options: Any
 ) -> int:
     """Put jobs in line: a job for each BODY, or one from a file or stdin. Prints their descriptors."""
     source = _source(bodies, path, lines)
@@ -108,7 +108,7 @@ def _enqueue_lines(client: Client, settings: Settings, queue: str, source: Binar
     done, last_line = 0, 0
     with _progress() as progress:
         task = progress.add_task(f"enqueueing in {queue}", total=None)
-        for numbered in batched(_numbered(source), LINES_A_CALL):
+        for numbered in _batches(_numbered(source)):
             try:
                 found = client.enqueue_many(queue, [new_job(body, **options) for _, body in numbered])
             except PinLaterError as error:
@@ -134,6 +134,11 @@ def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
         body = line.removesuffix(b"\n").removesuffix(b"\r")
         if body:
             yield number, body
+
+
+def _batches(numbered: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    while batch := list(islice(numbered, LINES_A_CALL)):
+        yield batch
 
 
 def _stopped(error: PinLaterError, done: int, first: int, last: int) -> Failure:

@@ -1,7 +1,7 @@
 """`pinlater job`: claiming, ending, finding, counting, retrying and removing jobs.
 
-Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim made here; after the
-queue's lease it is given to another.
+Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim made
+here; after the queue's lease it is given to another.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, 
         usage("--delay-ms: expected together with --failed")
     items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
     with settings.client() as client:
-        refused = client.ack(**{"failed" if failed else "succeeded": items})
+        refused = client.ack(failed=items) if failed else client.ack(succeeded=items)
     named = {f"{descriptor}@{token.hex()}" for descriptor, token in (item.job for item in refused)}
     return _told(settings, claims, named, "failed" if failed else "succeeded")
 

@@ -1,7 +1,7 @@
 """What a command prints: JSON documents for programs, tables and sentences for people.
 
-Promises that a terminal's escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that all but the
-result goes to stderr. Risks: times are shown by this machine's clock, which may differ from Redis's.
+Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that all but
+the result goes to stderr. Risks: times are shown by this machine's clock, which may differ from Redis's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def print_table(
 ) -> None:
     """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the sign.
 
-    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only. indent: spaces before each line.
+    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only. indent: spaces before
+    each line.
     """
     table = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)

@@ -1,6 +1,7 @@
 """`pinlater worker`, `pinlater monitor` and `pinlater demo`: the roles, each started from its own module.
 
-Promises nothing of its own but the options. Risks: --processes starts this command anew, so the servers are handed on in PINLATER_URL.
+Promises nothing of its own but the options. Risks: --processes starts this command anew; the servers are handed on in
+PINLATER_URL, where other users of the machine can not read a password.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def _ended(settings: Settings, role: str, code: int) -> int:
 @click.option("--prefetch", type=int, metavar="N", help="Jobs held unstarted at most. [default: by need]")
 @click.option("--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]")
 @click.option("--retry-delay-ms", type=int, default=1000, metavar="MS", help="Until a failed job is tried again. [default: 1000]")
-@click.option("--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For running jobs to end at a stop. [default: 30]")
+@click.option("--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For jobs to end at a stop. [default: 30]")
 @click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
 def worker(
-    settings: Settings, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+    settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
 ) -> int:
     """Run MODULE:HANDLER, a function of one job, on the jobs of queues, until SIGTERM or Ctrl-C.
 

@@ -1,0 +1,180 @@
+"""What each piece of `pinlater._core` buys: its time against its Python twin's, in the same run.
+
+    python benches/native.py [--only NAME] [--rounds 7] [--quick] [--json FILE]
+
+Promises one table of medians over interleaved rounds, a line a piece; the ratio says how many times as long the twin takes. Risks: the twins are
+plain Python that checks as much as the native piece, not the fastest Python one could write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benches.support import BODY, Figure, Options, figure, interleave, print_table, ratios, write_json
+from pinlater import _core
+from tests import twins
+
+#: Jobs a call: what a busy worker claims and acks at once.
+BATCH = 500
+#: Seconds a side is measured a round: long against the clock's step, short against a turn of the scheduler.
+SIDE_S = 0.1
+QUICK_SIDE_S = 0.01
+#: Below this a piece is not worth its Rust.
+BAR = 1.5
+#: Fewer rounds give no median worth the name.
+LEAST_ROUNDS = 5
+
+TOKEN = (7 << 19).to_bytes(8, "big")
+FIRST_ID = 1_700_000_000_000 << 19
+
+
+class Piece(NamedTuple):
+    """A call of each side that does the same work on `jobs` jobs."""
+
+    name: str
+    jobs: int
+    native: Callable[[], Any]
+    twin: Callable[[], Any]
+
+
+def pieces() -> Iterator[Piece]:
+    """Every piece, in the order of a job's life."""
+    yield from _enqueue_pieces()
+    yield from _claim_pieces()
+    yield from _ack_pieces()
+    yield from _descriptor_pieces()
+    yield from _single_pieces()
+
+
+def measure(piece: Piece, rounds: int, side_s: float) -> Figure:
+    """The median of the rounds' ratios."""
+    sides = {
+        name: lambda call=call: _call_us(call, side_s)  # type: ignore[misc]
+        for name, call in (("native", piece.native), ("twin", piece.twin))
+    }
+    found = interleave(sides, rounds)
+    native_us = min(found["native"]) / piece.jobs
+    note = f"native {native_us:.3f} µs a job"
+    return figure(piece.name, "-", ratios(found["twin"], found["native"]), BAR, None, at_least=True, note=note)
+
+
+def main() -> int:
+    """Prints the table; 1 if a piece buys less than the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="pieces whose name has this in it")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds: expected {LEAST_ROUNDS} or more, got {given.rounds}")
+    side_s = QUICK_SIDE_S if given.quick else SIDE_S
+    figures = [measure(piece, given.rounds, side_s) for piece in pieces() if given.only in piece.name]
+    if not figures:
+        parser.error(f"--only: expected part of a piece's name, got {given.only!r}")
+    print_table(figures)
+    if given.json:
+        write_json(given.json, figures, Options(given.rounds, given.quick), {})
+    return int(any(each.is_met is False for each in figures))
+
+
+def _call_us(call: Callable[[], Any], side_s: float) -> float:
+    """Microseconds a call takes, over as many calls as fill `side_s`."""
+    started = time.perf_counter()
+    call()
+    calls = max(1, int(side_s / max(time.perf_counter() - started, 1e-7)))
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return 1e6 * (time.perf_counter() - started) / calls
+
+
+def _enqueue_pieces() -> Iterator[Piece]:
+    bodies = [BODY] * BATCH
+    yield Piece(
+        "pack_jobs: bodies",
+        BATCH,
+        lambda: _core.pack_jobs(bodies, 1 << 20, 3),
+        lambda: twins.pack_jobs(bodies, 1 << 20, 3),
+    )
+    options: dict[str, Any] = {"priority": 2, "delay_ms": 1000, "status": "sent by hand"}
+    native_jobs, twin_jobs = [_core.NewJob(BODY, **options)] * BATCH, [twins.new_job(BODY, **options)] * BATCH
+    yield Piece(
+        "pack_jobs: NewJobs with delay and status",
+        BATCH,
+        lambda: _core.pack_jobs(native_jobs, 1 << 20, 3),
+        lambda: twins.pack_jobs(twin_jobs, 1 << 20, 3),
+    )
+    yield Piece("NewJob", 1, lambda: _core.NewJob(BODY, **options), lambda: twins.new_job(BODY, **options))
+
+
+def _claim_pieces() -> Iterator[Piece]:
+    for count in (1, BATCH):
+        ids = b"".join((FIRST_ID + i).to_bytes(8, "big") for i in range(count))
+        block = b"\1" + count.to_bytes(2, "big") + ids + b"\0\0"
+        _, _, records = _core.pack_jobs([BODY] * count, 1 << 20, 3)
+        reply: list[Any] = [b"s", b"h", TOKEN, block, bytes(12), bytes(6), b"0", records]
+        yield Piece(
+            f"decode_claim: {count}",
+            count,
+            lambda reply=reply: _core.decode_claim(reply, "mail", "1"),  # type: ignore[misc]
+            lambda reply=reply: twins.decode_claim(reply, "mail", "1"),  # type: ignore[misc]
+        )
+
+
+def _ack_pieces() -> Iterator[Piece]:
+    parts = [("mail", "1", 1 + i % 2, FIRST_ID + i, BODY, TOKEN, 2, 2) for i in range(BATCH)]
+    native_jobs, twin_jobs = [_core.Job(*part) for part in parts], [twins.Job(*part) for part in parts]
+    pairs = [(job.descriptor, job.token) for job in native_jobs]
+    native_failed, twin_failed = ([(job, "timed out", 1000) for job in jobs] for jobs in (native_jobs, twin_jobs))
+    yield Piece(
+        "group_acks: 1 Job", 1, lambda: _core.group_acks(native_jobs[:1], []), lambda: twins.group_acks(twin_jobs[:1], [])
+    )
+    yield Piece("group_acks: Jobs", BATCH, lambda: _core.group_acks(native_jobs, []), lambda: twins.group_acks(twin_jobs, []))
+    yield Piece("group_acks: descriptors", BATCH, lambda: _core.group_acks(pairs, []), lambda: twins.group_acks(pairs, []))
+    yield Piece(
+        "group_acks: failed, with status and delay",
+        BATCH,
+        lambda: _core.group_acks([], native_failed),
+        lambda: twins.group_acks([], twin_failed),
+    )
+    yield Piece("group_releases: Jobs", BATCH, lambda: _core.group_releases(native_jobs), lambda: twins.group_releases(twin_jobs))
+
+
+def _descriptor_pieces() -> Iterator[Piece]:
+    texts = _core.format_descriptors("mail", "1", 1, FIRST_ID, BATCH)
+    yield Piece(
+        "format_descriptors",
+        BATCH,
+        lambda: _core.format_descriptors("mail", "1", 1, FIRST_ID, BATCH),
+        lambda: twins.format_descriptors("mail", "1", 1, FIRST_ID, BATCH),
+    )
+    yield Piece("group_descriptors", BATCH, lambda: _core.group_descriptors(texts), lambda: twins.group_descriptors(texts))
+    yield Piece(
+        "format_descriptor",
+        1,
+        lambda: _core.format_descriptor("mail", "1", 1, FIRST_ID),
+        lambda: twins.format_descriptor("mail", "1", 1, FIRST_ID),
+    )
+    yield Piece("parse_descriptor", 1, lambda: _core.parse_descriptor(texts[0]), lambda: twins.parse_descriptor(texts[0]))
+
+
+def _single_pieces() -> Iterator[Piece]:
+    record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
+    yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
+    text = b"timed out"
+    info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" + b"\1" + BODY
+    yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda: twins.unpack_info(info))
+    native, twin = _core.TokenBucket(1e9), twins.TokenBucket(1e9)
+    yield Piece("TokenBucket.take", 1, lambda: native.take(1, 5.0), lambda: twin.take(1, 5.0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
