@@ -140,9 +140,7 @@ def parse_descriptor(text: str) -> tuple[str, str, int, int]:
     return match[1], match[2], int(match[3]), int(match[4])
 
 
-def group_descriptors(
-    descriptors: Sequence[str],
-) -> list[tuple[str, str, bytes, list[bytes], list[int]]]:
+def group_descriptors(descriptors: Sequence[str]) -> list[tuple[str, str, bytes, list[bytes], list[int]]]:
     """As `group_descriptors`."""
     shards: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
     for position, text in enumerate(descriptors):
@@ -162,7 +160,7 @@ def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes,
     statuses = bytearray()
     records = []
     for position, item in enumerate(jobs):
-        job = item if hasattr(item, "attempts") else new_job(item)
+        job = item if hasattr(item, "attempts") else NewJob(_bytes_like(item), 1, None, None, 2, "", None)
         if job.priority > levels or len(job.body) > body_limit or position >= MAX_POSITIONS:
             raise ValueError("job")
         kind = 1 if job.run_after_ms else 2 if job.delay_ms else 0
@@ -218,9 +216,7 @@ def group_releases(jobs: Sequence[Any]) -> list[AckBatch]:
     return [_pack_acks(chunk, b"\0", True) for chunk in _ack_chunks(acks)]
 
 
-def unpack_info(
-    info: bytes,
-) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
+def unpack_info(info: bytes) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
     """As `unpack_info`."""
     try:
         state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(">BBQHHHIHIH", info)
@@ -299,9 +295,9 @@ def _bytes_like(value: Any) -> bytes:
 
 def _key(key: Any) -> bytes:
     packed = key.encode() if isinstance(key, str) else _bytes_like(key)
-    if not 1 <= len(packed) <= 1024:
-        raise ValueError("key")
-    return packed
+    if 1 <= len(packed) <= 1024:
+        return packed
+    raise ValueError("key")
 
 
 def _status(status: Any) -> str:
