@@ -19,6 +19,7 @@ from benches.support import (
     Figure,
     Native,
     Options,
+    apart,
     figure,
     interleave,
     per_job,
@@ -194,7 +195,7 @@ def _compare(
     kind: Kind, options: Options, jobs: int, batch: int, *, foreseen: bool, mixed: bool = True
 ) -> dict[str, list[float]]:
     """µs of the server's main thread a job, a round; sides: ours, native, and ours over three levels."""
-    with serving(kind) as server, Client(server.url, timeout_s=60) as client:
+    with serving(kind) as server, apart(server), Client(server.url, timeout_s=60) as client:
         native, meter = Native(server), CpuMeter(server)
         sides: dict[str, Queue | NativeQueue] = {
             "ours": _warm(Queue(client, "ours")),
@@ -228,7 +229,7 @@ def _bind(measure: Callable[[Queue | NativeQueue], float], side: Queue | NativeQ
 def growth(kind: Kind, options: Options) -> list[Figure]:
     """Figure 4: what a job costs over 1 M pending ones, to what it costs over 10 k, over native's own growth."""
     large = options.scaled(1_000_000, 200_000)
-    with serving(kind) as server, Client(server.url, timeout_s=60) as client:
+    with serving(kind) as server, apart(server), Client(server.url, timeout_s=60) as client:
         meter = CpuMeter(server)
         found = interleave(_growth_sides(server, client, meter, large), max(options.rounds, 5))
         meter.close()

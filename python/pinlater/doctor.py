@@ -136,10 +136,9 @@ class _Patient:
     def config(self, name: str) -> str | None:
         """A setting, or None where CONFIG GET is denied, as on managed servers."""
         try:
-            value: Any = dict(self.redis.config_get(name)).get(name)
+            return dict(self.redis.config_get(name)).get(name)
         except ResponseError:
             return None
-        return value.decode() if isinstance(value, bytes) else value
 
     def find(self, level: str, check: str, found: str, advice: str = "") -> Finding:
         return Finding(level, self.name, check, found, advice)
@@ -217,7 +216,7 @@ def _role(patient: _Patient) -> Iterator[Finding]:
 def _permissions(patient: _Patient) -> Iterator[Finding]:
     commands = sorted({name.decode() for script in load_scripts().values() for name in _CALLS.findall(script.source)})
     probe = patient.redis.script_load(_ACL_PROBE)
-    wanted = [*dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS])]
+    wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
     key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"
     denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
     if denied:
@@ -279,7 +278,7 @@ def _durability(patient: _Patient) -> Iterator[Finding]:
 _DISK: Final[dict[str | None, tuple[str, str, str]]] = {
     "always": (OK, "disk always: what was acknowledged survives a power cut", ""),
     "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server nothing", ""),
-    "no": (WARNING, "disk at leisure: a power cut can lose the last 30 s acknowledged", "CONFIG SET appendfsync everysec, or always"),
+    "no": (WARNING, "disk at leisure: a power cut can lose the last 30 s acknowledged", "CONFIG SET appendfsync everysec"),
     None: (OK, "disk, fsync unknown: a power cut may lose what was acknowledged last", ""),
 }
 
@@ -354,10 +353,9 @@ def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState
     sha = patient.redis.script_load(script.source.decode())
     keys = script_keys(queue, shard.name, script.keys, 0)
     _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")
-    known = QueueShardState(shard=shard.name, server=patient.name, lost=int(lost))
     stored = StoredConfig.unpack(packed) if packed else None
     if stored is None or stored.deleted:
-        return known
+        return QueueShardState(shard=shard.name, server=patient.name)
     until_ms = int.from_bytes(owner[8:], "big") if owner else None
     seconds, microseconds = patient.redis.time()
     now_ms = seconds * 1000 + microseconds // 1000

@@ -30,6 +30,8 @@ from pinlater.shards import QueueShard, Session, shard_for_key
 MAX_BATCH: Final = _core.MAX_BATCH
 #: A part of an enqueue carries at most so many bytes of bodies, so that no call holds a server for long.
 PART_BYTES: Final = 4 * 1024 * 1024
+#: So many parts of a large call are under way at a time.
+PARTS_AT_ONCE: Final = 8
 #: A claim, lookup or scan page returns at most so many bytes of records (one job always).
 REPLY_BYTES: Final = 4 * 1024 * 1024
 #: What a script said of a queue is trusted for so long before it is peeked again.
@@ -48,17 +50,27 @@ def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], d
     places = yield from known_places(session, queue, deadline_s)
     if not jobs:
         return []
-    groups = _by_place(session, places, jobs)
-    flows = [
-        _enqueue_part(group, [jobs[position] for position in positions], deadline_s)
-        for group, all_positions in groups
-        for positions in _parts(jobs, all_positions, places)
+    _validate(jobs, places)
+    parts = [
+        (candidates, part)
+        for candidates, positions in _by_place(session, places, jobs)
+        for part in _parts(jobs, positions, places)
     ]
+    flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
     if len(flows) == 1:
         return (yield from flows[0])
-    parts = [positions for _, all_positions in groups for positions in _parts(jobs, all_positions, places)]
-    results = yield from together(flows)
-    return _in_order(len(jobs), parts, results)
+    results: list[Any] = []
+    for first in range(0, len(flows), PARTS_AT_ONCE):
+        results += yield from together(flows[first : first + PARTS_AT_ONCE])
+    return _in_order(len(jobs), [part for _, part in parts], results)
+
+
+def _validate(jobs: list[Any], places: list[QueueShard]) -> None:
+    """Every job before any is sent: a bad one in the last part must not leave the first ones in."""
+    assert places[0].stored is not None
+    config = places[0].stored.config
+    for first in range(0, len(jobs), MAX_BATCH):
+        _checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
 
 
 def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
@@ -84,7 +96,7 @@ def _shuffled(places: list[QueueShard]) -> list[QueueShard]:
 
 
 def _parts(jobs: list[Any], positions: list[int], places: list[QueueShard]) -> list[list[int]]:
-    """Positions in parts of at most 1,000 jobs and PART_BYTES; every job is validated while this is worked out."""
+    """Positions in parts of at most 1,000 jobs and PART_BYTES."""
     assert places[0].stored is not None
     config = places[0].stored.config
     parts: list[list[int]] = [[]]
@@ -93,7 +105,7 @@ def _parts(jobs: list[Any], positions: list[int], places: list[QueueShard]) -> l
         return [positions]
     for position in positions:
         job = jobs[position]
-        length = len(job.body if isinstance(job, NewJob) else job)
+        length = len(job.body) if isinstance(job, NewJob) else memoryview(job).nbytes
         if len(parts[-1]) == MAX_BATCH or (parts[-1] and size + length > PART_BYTES):
             parts.append([])
             size = 0

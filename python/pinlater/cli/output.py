@@ -59,7 +59,10 @@ def print_table(
     )
     for name in columns:
         table.add_column(
-            Text(name.lstrip("#")), justify="right" if name.startswith("#") else "left", overflow="fold"
+            Text(name.lstrip("#")),
+            justify="right" if name.startswith("#") else "left",
+            overflow="fold",
+            no_wrap=name.startswith("#"),
         )
     for row in rows:
         table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))

@@ -85,8 +85,8 @@ def ls(settings: Settings) -> int:
     elif not found:
         say("no queues yet; make one: pinlater queue create mail")
     else:
-        rows = [(name, *counted(counts), _flags(config)) for name, counts, config in found]
-        print_table(("queue", *_HEADINGS, ""), rows)
+        rows = [(name, *counted(counts), _flags(config) or "open") for name, counts, config in found]
+        print_table(("queue", *_HEADINGS, "mode"), rows)
     return DONE
 
 

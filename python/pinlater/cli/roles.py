@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from pinlater.cli.commands import DONE, Command
+from pinlater.cli.commands import Command
 from pinlater.cli.output import print_json
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.shards import URL_VARIABLE, resolve_shards
@@ -94,12 +94,17 @@ def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
 
 
 @click.command("demo", cls=Command)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="Where to work. [default: a temporary one]")
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), default=Path("demo-output"), help="[default: demo-output]")
+@click.option("--images", type=click.IntRange(20), default=200, help="Size of the sample set. [default: 200]")
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
-def demo(settings: Settings, folder: Path | None) -> int:
-    """Watch queues, workers and a crash at work, on this machine."""
+def demo(settings: Settings, folder: Path | None, output: Path, images: int) -> int:
+    """Make thumbnails of the images in FOLDER (default: a sample set), with a worker killed on the way.
+
+    It has a server of its own; --url is not used. Exit code 1 if a thumbnail is missing at the end.
+    """
     from pinlater.demo import run_demo
 
-    return _ended(settings, "demo", int(run_demo(folder)) or DONE)
+    return _ended(settings, "demo", run_demo(folder, output=output, images=images))
