@@ -1,7 +1,7 @@
 """Both clients behind one way of calling, so that each test is written once and run for either.
 
-Promises: a method returns what the client's method returns, or raises what it raises; the event loop of the asyncio client runs all the time
-in a thread of its own, so that calls can be made from several threads at once.
+Promises: a method returns what the client's method returns, or raises what it raises; the event loop of the
+asyncio client runs all the time in a thread of its own, so that calls can be made from several threads at once.
 Risks: `client` is the real thing behind it; who touches it from outside the loop must know that it is safe.
 """
 

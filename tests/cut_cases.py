@@ -1,4 +1,4 @@
-"""One case for every script that a client's methods send: what it needs, the call, the right answer and what it leaves.
+"""A case for every script that a client's methods send: what it needs, the call, the right answer, what it leaves.
 
 Promises: `right` is false for a call that was carried out twice as well as for one that was not.
 Risks: the counts are of a queue that nothing else uses.
@@ -6,15 +6,23 @@ Risks: the counts are of a queue that nothing else uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig
+import pytest
+
+from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig, exchange
 from pinlater.errors import QueueNotFound
 from pinlater.exchange import complete, write
 from pinlater.operations import pack_jobs
-from tests.both_clients import Calls
+from pinlater.scripts import load_scripts
+from tests.both_clients import CALLS_KINDS, Calls, make_calls
+from tests.cut_proxy import CutProxy, Seen
+from tests.resp import Command
+from tests.servers import Server
+
+Make: TypeAlias = Callable[..., Calls]
 
 NOTHING = CountsByState()
 PENDING_2 = CountsByState(pending=2)
@@ -146,11 +154,11 @@ WRITES = [
         RUNNING_2,
         _running,
     ),
-    Case("retry_failed", "retry_failed", lambda c, q, _: c.retry_failed(q), lambda d, q, n, _: n == 2, PENDING_2, _failed),
+    Case("retry_failed", "retry_failed", lambda c, q, _: c.retry_failed(q, priority=1), lambda d, q, n, _: n == 2, PENDING_2, _failed),
     Case(
         "retry_jobs", "retry_failed", lambda c, q, named: c.retry_jobs(named), lambda d, q, n, _: n == 2, PENDING_2, _failed
     ),
-    Case("delete_jobs", "delete_jobs", lambda c, q, _: c.delete_jobs(q, "pending"), lambda d, q, n, _: n == 2, NOTHING, _pending),
+    Case("delete_jobs", "delete_jobs", lambda c, q, _: c.delete_jobs(q, "pending", priority=1), lambda d, q, n, _: n == 2, NOTHING, _pending),
     Case(
         "delete_named",
         "delete_jobs",
@@ -177,7 +185,7 @@ READS = [
     Case(
         "scan",
         "scan",
-        lambda c, q, _: c.scan(q, with_body=True),
+        lambda c, q, _: c.scan(q, priority=1, with_body=True),
         lambda d, q, infos, _: sorted(info.body for info in infos) == BODIES,
         PENDING_2,
         _pending,
@@ -193,3 +201,62 @@ READS = [
     ),
     Case("config", "config", lambda c, q, _: c.queue_config(q), lambda d, q, config, _: config == QueueConfig(), NOTHING),
 ]
+
+
+@pytest.fixture
+def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[CutProxy]:
+    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    for script in load_scripts().values():
+        server.call("SCRIPT", "LOAD", script.source)
+    with CutProxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def direct(server: Server) -> Iterator[Client]:
+    """Looks at the server past the proxy."""
+    with Client(server.url) as made:
+        yield made
+
+
+@pytest.fixture(params=CALLS_KINDS)
+def make(request: pytest.FixtureRequest, proxy: CutProxy) -> Iterator[Make]:
+    """Clients of each kind in turn, through the proxy."""
+    made: list[Calls] = []
+
+    def new(**settings: Any) -> Calls:
+        made.append(make_calls(request.param, proxy.url, **settings))
+        return made[-1]
+
+    yield new
+    proxy.disarm()
+    for calls in made:
+        calls.close()
+
+
+def of(case: Case, queue: str) -> Callable[[Command], bool]:
+    """Whether a command is the case's script on this queue."""
+    sha, tag = load_scripts()[case.verb].sha, b"{%s/" % queue.encode()
+    return lambda command: command[:1] == [b"EVALSHA"] and command[1] == sha and tag in command[3]
+
+
+def sent(proxy: CutProxy, case: Case, queue: str) -> list[Seen]:
+    return [seen for seen in proxy.scripts if of(case, queue)(seen.command)]
+
+
+def begin(case: Case, calls: Calls, direct: Client, queue: str) -> Any:
+    """Sets the case up and lets the client learn of the queue, so that its next script is the case's."""
+    needed = case.set_up(direct, queue)
+    if case.name not in ("create", "config"):
+        calls.count(queue)
+    return needed
+
+
+def whole_reply(case: Case, calls: Calls, direct: Client, proxy: CutProxy) -> int:
+    """Bytes of the reply when nothing is cut."""
+    needed = begin(case, calls, direct, "uncut")
+    before = len(sent(proxy, case, "uncut"))
+    assert case.holds(direct, "uncut", case.call(calls, "uncut", needed), needed)
+    size = sent(proxy, case, "uncut")[before].reply_size
+    assert size is not None
+    return size
