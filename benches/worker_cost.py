@@ -135,7 +135,7 @@ def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
     """Commands by script (or by name) that reach the server in so many seconds, but for those that scripts call."""
     verbs = {script.sha.decode(): verb for verb, script in load_scripts().items()}
     sent: Counter[str] = Counter()
-    with server.client() as client, client.monitor() as feed:
+    with server.client(socket_timeout=None) as client, client.monitor() as feed:
         threading.Timer(seconds, lambda: native.call("ECHO", MARKER)).start()
         while MARKER not in (seen := feed.next_command())["command"]:
             if seen["client_type"] != "lua":

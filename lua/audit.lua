@@ -4,44 +4,67 @@
 -- KEYS   m j x e E p* d* r* f* s*
 -- ARGV   nonce version level ids tokens
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
---        256 the record's priority is another), a u8 a token (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts)
+--        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere), a u8 a
+--        token (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
 
 local at = tonumber(level)
 if #ids > 8000 or #tokens > 8 * 100 then return redis.error_reply('TOO_MANY ids or tokens: expected at most 1000 and 100') end
 if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
 
+-- An entry as a table: id -> its level; read once for all jobs of a lease.
+local entries = {}
+local function named_by(lease)
+  if entries[lease] ~= nil then return entries[lease] end
+  local entry, named = call('HGET', key_E, lease), {}
+  local cursor, last = 3, entry and 2 + unp('>I2', entry) or 0
+  while cursor <= last do
+    local block, n = unp('>BI2', entry, cursor)
+    for k = 1, n do named[sub(entry, cursor + 8 * k - 5, cursor + 8 * k + 2)] = block end
+    cursor = cursor + 3 + 8 * n
+  end
+  entries[lease] = entry and named or false
+  return entries[lease]
+end
+
+local function lease_bits(lease, id)
+  local bits, named = 0, named_by(lease)
+  if not call('ZSCORE', key_e, lease) then bits = bits + 128 end
+  if named and named[id] ~= at then bits = bits + 1024 end
+  return bits
+end
+
+local earliest = tonumber(call('HGET', key_m, 'd') or '1e15')
 local places, seen = {}, {}
 for i = 1, #ids / 8 do
   local id, bits = sub(ids, 8 * i - 7, 8 * i), 0
   local running, record = call('HGET', KEYS[r0 + at], id), call('HGET', key_j, id)
+  local scheduled = call('ZSCORE', KEYS[d0 + at], id)
   if call('ZSCORE', KEYS[p0 + at], id) then bits = bits + 1 end
-  if call('ZSCORE', KEYS[d0 + at], id) then bits = bits + 2 end
-  if running then bits = bits + 4 end
+  if scheduled then bits = bits + 2 end
+  if running then bits = bits + 4 + lease_bits(lease_of(running), id) end
   if call('ZSCORE', KEYS[f0 + at], id) then bits = bits + 8 end
   if call('ZSCORE', KEYS[s0 + at], id) then bits = bits + 16 end
   if record then bits = bits + 32 end
   if call('HEXISTS', key_x, id) == 1 then bits = bits + 64 end
-  if running and not call('ZSCORE', key_e, lease_of(running)) then bits = bits + 128 end
   if record and byte(record, 4) ~= at then bits = bits + 256 end
+  if scheduled and tonumber(scheduled) < earliest then bits = bits + 512 end
   places[i] = pack('>I2', bits)
 end
 
 for i = 1, #tokens / 8 do
   local lease, bits = sub(tokens, 8 * i - 7, 8 * i), 0
-  local entry, left = call('HGET', key_E, lease), call('HGET', key_E, lease .. 'n')
-  if call('ZSCORE', key_e, lease) then bits = bits + 1 end
-  if entry then
+  local named, left, expiry = named_by(lease), call('HGET', key_E, lease .. 'n'), call('ZSCORE', key_e, lease)
+  if expiry then bits = bits + 1 end
+  if named then
     bits = bits + 2
-    local cursor, last, running = 3, 2 + unp('>I2', entry), 0
-    while cursor <= last do
-      local block, n = unp('>BI2', entry, cursor)
-      for k = 1, n do
-        local value = call('HGET', KEYS[r0 + block], sub(entry, cursor + 8 * k - 5, cursor + 8 * k + 2))
-        if value and lease_of(value) == lease then running = running + 1 end
-      end
-      cursor = cursor + 3 + 8 * n
+    local running = 0
+    for id, block in pairs(named) do
+      local value = call('HGET', KEYS[r0 + block], id)
+      if value and lease_of(value) == lease then running = running + 1 end
     end
-    if running == (left and tonumber(left) or 1) then bits = bits + 4 end
+    if running > 0 and running == (left and tonumber(left) or 1) then bits = bits + 4 end
+  elseif left and not expiry then
+    bits = bits + 8
   end
   seen[i] = string.char(bits)
 end

@@ -95,9 +95,8 @@ def _load(calls: Calls, queue: str, ticket: bytes) -> Any:
 
 def _found(direct: Client, queue: str, answer: Any, _: Any) -> bool:
     """The answer is the descriptors of all pending jobs, in order."""
-    descriptors = [answer] if isinstance(answer, str) else answer
-    infos = direct.lookup(descriptors, with_body=True)
-    return list(infos) == descriptors and [info.body for info in infos.values()] == BODIES[: len(descriptors)]
+    infos = direct.lookup(answer, with_body=True)
+    return list(infos) == answer and [info.body for info in infos.values()] == BODIES[: len(answer)]
 
 
 def _statuses(direct: Client, jobs: Any) -> set[str]:
@@ -117,7 +116,13 @@ WRITES = [
         lambda d, q, answer, _: answer == d.queue_config(q) == QueueConfig(lease_ms=5000),
         NOTHING,
     ),
-    Case("enqueue", "enqueue", lambda c, q, _: c.enqueue(q, BODIES[0]), _found, CountsByState(pending=1)),
+    Case(
+        "enqueue",
+        "enqueue",
+        lambda c, q, _: c.enqueue(q, BODIES[0]),
+        lambda d, q, descriptor, _: _found(d, q, [descriptor], None),
+        CountsByState(pending=1),
+    ),
     Case("enqueue_many", "enqueue", lambda c, q, _: c.enqueue_many(q, BODIES), _found, PENDING_2),
     Case(
         "claim",
@@ -154,11 +159,25 @@ WRITES = [
         RUNNING_2,
         _running,
     ),
-    Case("retry_failed", "retry_failed", lambda c, q, _: c.retry_failed(q, priority=1), lambda d, q, n, _: n == 2, PENDING_2, _failed),
+    Case(
+        "retry_failed",
+        "retry_failed",
+        lambda c, q, _: c.retry_failed(q, priority=1),
+        lambda d, q, n, _: n == 2,
+        PENDING_2,
+        _failed,
+    ),
     Case(
         "retry_jobs", "retry_failed", lambda c, q, named: c.retry_jobs(named), lambda d, q, n, _: n == 2, PENDING_2, _failed
     ),
-    Case("delete_jobs", "delete_jobs", lambda c, q, _: c.delete_jobs(q, "pending", priority=1), lambda d, q, n, _: n == 2, NOTHING, _pending),
+    Case(
+        "delete_jobs",
+        "delete_jobs",
+        lambda c, q, _: c.delete_jobs(q, "pending", priority=1),
+        lambda d, q, n, _: n == 2,
+        NOTHING,
+        _pending,
+    ),
     Case(
         "delete_named",
         "delete_jobs",

@@ -28,7 +28,7 @@ LAYERS = [
         "sync_waker",
     },
     {"async_client", "audit", "client", "coalescer", "dequeuing", "operations", "queues"},
-    {"demo", "doctor", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"cli", "__main__"},
 ]
 

@@ -52,7 +52,7 @@ _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}
 for i = 2, #ARGV do
   local on_channel = ARGV[i] == 'PUBLISH' or ARGV[i] == 'SUBSCRIBE'
-  if not redis.acl_check_cmd(ARGV[i], on_channel and ARGV[1] or KEYS[1], '0', '0') then denied[#denied + 1] = ARGV[i] end
+  if not redis.acl_check_cmd(ARGV[i], on_channel and ARGV[1] or KEYS[1]) then denied[#denied + 1] = ARGV[i] end
 end
 return denied
 """
@@ -168,7 +168,7 @@ def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server,
         patient.info = dict(patient.redis.info())
         server.check_version("\n".join(f"{key}:{value}" for key, value in patient.info.items()))
     except (AuthenticationError, NoPermissionError) as error:
-        found, advice = f"login refused: {error}", "check the user and password of the URL; a client needs INFO"
+        found, advice = f"login refused: {error}", "check user and password in the URL; a client needs INFO and CLIENT SETNAME"
     except ServerTooOld as error:
         found, advice = str(error), "upgrade it: the scripts need Redis 7.0"
     except (RedisError, OSError, PinLaterError) as error:

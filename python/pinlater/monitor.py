@@ -1,7 +1,9 @@
-"""The monitor: gives back the jobs of dead workers, watches the servers' clocks, and removes what is past its time.
+"""The monitor: gives back the jobs of dead workers, watches clocks, and removes what is past its time.
 
-Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is active a queue and shard, the others look
-rarely and take over when it stops. Risks: its first look, and one lease after a jump of a server's clock, expire nothing.
+Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is
+active a queue and shard, the others look rarely and take over when it stops. Risks: its first look, the first
+one after its server was away (who lives renews first), and one lease after a jump of a server's clock, expire
+nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import struct
 import time
 from collections.abc import Iterable
@@ -16,7 +19,7 @@ from typing import Final
 
 from pinlater.async_client import AsyncClient
 from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
-from pinlater.exchange import Flow, write
+from pinlater.exchange import Argument, Flow, write
 from pinlater.queues import known_places
 from pinlater.shards import QueueShard
 
@@ -24,27 +27,32 @@ log: Final = logging.getLogger("pinlater.monitor")
 
 #: Seconds between two looks of the active monitor: what redelivery may be late by.
 TICK_S: Final = 5.0
-#: The active monitor holds its place for so many ticks, so that a dead one is replaced soon; the others look after about two.
+#: The active monitor holds its place for so many ticks, so that a dead one is replaced soon; the others look
+#: after about two.
 HOLD_TICKS: Final = 1.5
 STANDBY_TICKS: Final = 2.0
-#: A server's clock may differ from ours by so much between two looks before it counts as a jump: network delays are shorter.
+#: A server's clock may differ from ours by so much between two looks before it counts as a jump: network
+#: delays are shorter.
 JUMP_MS: Final = 5_000
 #: Finished jobs, lanes and waiters are collected once in so many seconds.
 COLLECT_S: Final = 30.0
 #: Queues that appeared are found once in so many seconds, where none were named.
 REDISCOVER_S: Final = 30.0
+#: One look may take so long. Far less than JUMP_MS: a look that came late would take its own delay for a jump
+#: of the clock.
+LOOK_S: Final = 2.0
 
 _REPORT: Final = struct.Struct(">BBB6sIII6s")
 _COLLECTED: Final = struct.Struct(">IIIIIB")
 
 
 class _Post:
-    """What a monitor knows of one queue and shard. base_ms, base_s: TIME and our monotonic clock at the last look."""
+    """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_look_s: float = 0.0) -> None:
         self.base_ms = 0
         self.base_s = 0.0
-        self.next_look_s = 0.0
+        self.next_look_s = next_look_s
         self.next_collect_s = 0.0
         self.cursor = b"0"
         self.active = False
@@ -60,10 +68,13 @@ class _Post:
 class Monitor:
     """Looks after queues. queues: their names; None: every queue there is. tick_s: seconds between looks."""
 
-    def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
+    def __init__(
+        self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S
+    ) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
         self._client = client
+        self._id = secrets.token_bytes(8)
         self._named = None if queues is None else list(queues)
         self._found: list[str] = []
         self._rediscover_s = 0.0
@@ -82,8 +93,14 @@ class Monitor:
         """Ends the background run; unstarted or twice is fine."""
         self.request_stop()
         task, self._task = self._task, None
-        if task is not None:
-            await task
+        if task is None:
+            return
+        await asyncio.wait([task], timeout=LOOK_S)
+        if not task.done():
+            task.cancel()  # every call it makes may be cut off
+            await asyncio.wait([task])
+        elif (error := task.exception()) is not None:
+            raise error
 
     def request_stop(self) -> None:
         """Begins to stop, as SIGTERM does."""
@@ -94,21 +111,25 @@ class Monitor:
         while not self._stopping.is_set():
             pause_s = await self.run_once()
             try:
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
             except TimeoutError:
                 continue
 
     async def run_once(self) -> float:
         """Looks at every queue and shard whose turn it is; returns the seconds until the next turn."""
-        for queue in await self._queues():
+        queues = await self._queues()
+        self._posts = {place: post for place, post in self._posts.items() if place.queue in queues}
+        for queue in queues:
             try:
                 await self._look_at(queue)
-            except QueueNotFound:
-                log.debug("queue %s is not there", queue)
             except PinLaterError as error:
-                log.warning("queue %s: %s", queue, error)
-        turns = [post.next_look_s for post in self._posts.values()]
-        return min([self._tick_s, *(max(0.0, turn - time.monotonic()) for turn in turns)])
+                if not isinstance(error, QueueNotFound):
+                    log.warning("queue %s: %s", queue, error)
+                # nothing is known of it any more: the next look is a first one
+                self._posts = {place: post for place, post in self._posts.items() if place.queue != queue}
+        turns = [post.next_look_s - time.monotonic() for post in self._posts.values()]
+        return max(0.0, min([self._tick_s, *turns]))
 
     async def _queues(self) -> list[str]:
         if self._named is not None:
@@ -128,7 +149,7 @@ class Monitor:
         for place, result in zip(due, results, strict=True):
             if isinstance(result, PinLaterError):
                 log.warning("%s: %s", place, result)
-                self._post(place).next_look_s = time.monotonic() + self._tick_s
+                self._posts[place] = _Post(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
 
@@ -148,10 +169,10 @@ class Monitor:
 
     def _expire(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
-        hold_ms = int(HOLD_TICKS * self._tick_s * 1000)
-        reply = yield from write(
-            place, "expire", lambda _: [self._client._session.id, hold_ms, post.expected()], deadline_s
-        )
+        hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
+        arguments: list[Argument] = [self._id, hold_ms, post.expected()]
+        soon_s = min(deadline_s, time.monotonic() + LOOK_S)
+        reply = yield from write(place, "expire", arguments, soon_s, patient=False)
         active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack(reply[2])
         post.base_ms, post.base_s = int.from_bytes(now, "big"), time.monotonic()
         post.active = bool(active)
@@ -160,12 +181,14 @@ class Monitor:
         if jumped:
             log.warning("%s: its server's clock jumped; nothing expires for one lease", place)
         if leases:
-            log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
+            log.warning(
+                "%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed
+            )
         return bool(more)
 
     def _collect(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if finished jobs are left to remove."""
-        reply = yield from write(place, "collect", lambda _: [post.cursor], deadline_s)
+        reply = yield from write(place, "collect", [post.cursor], deadline_s, patient=False)
         succeeded, failed, lanes, tickets, waiters, more = _COLLECTED.unpack_from(reply[2])
         post.cursor = reply[2][_COLLECTED.size :]
         if succeeded or failed:

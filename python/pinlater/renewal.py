@@ -1,12 +1,14 @@
 """Leases of running jobs, renewed on native threads: one a server, made when the first lease is held.
 
-Promises that neither a busy event loop nor a held GIL ends a lease, and that a lost one is told. Risks: a handler that never returns keeps its lease.
+Promises that neither a busy event loop nor a held GIL ends a lease, and that a lost one is told. Risks: a
+handler that never returns keeps its lease.
 """
 
 from __future__ import annotations
 
 import secrets
 import ssl
+import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,22 +16,36 @@ import hiredis
 from redis.connection import parse_url
 
 from pinlater._core import LeaseRenewer
+from pinlater.config import QueueConfig
 from pinlater.scripts import load_scripts
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
 
 
 class Lease:
-    """One claim's hold on its jobs. unfinished: jobs not acked yet. lost: the server gave the jobs to somebody else."""
+    """One claim's hold on its jobs.
 
-    __slots__ = ("handle", "lost", "place", "token", "unfinished")
+    unfinished: jobs not acked yet. lost: the server gave the jobs to somebody else. seen_s: when the server
+    was asked that last said that it stands (monotonic).
+    """
 
-    def __init__(self, place: QueueShard, token: bytes, jobs: int, handle: int) -> None:
+    __slots__ = ("handle", "lease_s", "lost", "place", "seen_s", "token", "unfinished")
+
+    def __init__(
+        self, place: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float
+    ) -> None:
         self.place = place
         self.token = token
         self.unfinished = jobs
+        self.lease_s = lease_ms / 1000
         self.handle = handle
+        self.seen_s = seen_s
         self.lost = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the lease may have run out unseen, in a process that stood still for a while."""
+        return time.monotonic() - self.seen_s > self.lease_s / 3
 
 
 class Renewal:
@@ -41,10 +57,9 @@ class Renewal:
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
-    def hold(self, place: QueueShard, token: bytes, jobs: int) -> Lease:
-        """Keeps a claim's lease renewed until all its jobs are done."""
-        assert place.stored is not None
-        config, server = place.stored.config, place.shard.server
+    def hold(self, place: QueueShard, token: bytes, jobs: int, config: QueueConfig, seen_s: float) -> Lease:
+        """Keeps a claim's lease renewed until all its jobs are done. seen_s: when the claim was sent."""
+        server = place.shard.server
         renewer = self._renewers.get(server)
         if renewer is None:
             renewer = self._renewers[server] = _make_renewer(server, self._timeout_s)
@@ -52,7 +67,7 @@ class Renewal:
         if handle is None:
             handle = renewer.add_queue(place.keys("renew", config.levels))
             self._handles[place, config.levels] = handle
-        lease = Lease(place, token, jobs, handle)
+        lease = Lease(place, token, jobs, config.lease_ms, handle, seen_s)
         self._leases[server, handle, token] = lease
         renewer.hold(handle, token, config.lease_ms)
         return lease
@@ -85,12 +100,14 @@ class Renewal:
 
 
 def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:
-    arguments: dict[str, Any] = dict(parse_url(server.resolve()))
+    arguments: dict[str, Any] = dict(parse_url(server.resolve()))  # type: ignore[no-untyped-call]
     kind = getattr(arguments.pop("connection_class", None), "__name__", "Connection")
     path = arguments.get("path")
     host, port = arguments.get("host", "localhost"), int(arguments.get("port", 6379))
     address = f"unix:{path}" if path else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    tls = _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
+    tls = (
+        _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
+    )
     return LeaseRenewer(
         address,
         _handshake(arguments),
@@ -102,7 +119,7 @@ def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:
 
 
 def _handshake(arguments: dict[str, Any]) -> list[bytes]:
-    commands: list[tuple[str, ...]] = []
+    commands: list[tuple[Any, ...]] = []
     if arguments.get("password"):
         commands.append(("AUTH", arguments.get("username") or "default", arguments["password"]))
     if arguments.get("db"):

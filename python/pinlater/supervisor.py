@@ -1,7 +1,9 @@
 """Worker processes: one in this process, or several under a supervisor that starts them again when they die.
 
-Promises that SIGTERM (or SIGINT) stops claiming, lets running jobs end within the deadline and hands back the rest, and that a second one gives
-them up at once; and that the processes end when their supervisor is killed. Risks: a handler in a thread that hangs is left behind.
+Promises that SIGTERM (or SIGINT) stops claiming, lets running jobs end within the deadline and hands back the
+rest, and that a second one gives them up at once; that a process ends soon after that whatever its handlers
+do; and that the processes end when their supervisor is killed. Risks: a handler in a thread that hangs is cut
+off, and its job may have begun elsewhere by then.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import uvloop
@@ -29,26 +32,33 @@ from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: A process that dies is started again after this, doubled up to that; one that lived for HEALTHY_S starts anew at the first.
+#: A process that dies is started again after this, doubled up to that; one that lived for HEALTHY_S starts
+#: anew at the first.
 FIRST_RESTART_S: Final = 0.5
 LAST_RESTART_S: Final = 30.0
 HEALTHY_S: Final = 60.0
+#: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
+#: 10 s longer than its deadline where the servers do not answer.
+OVERTIME_S: Final = 12.0
 _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_worker(
-    handler: str | Handler, queues: Sequence[str], *, shards: Mapping[str, str], config: WorkerConfig | None = None
+    handler: str | Handler,
+    queues: Sequence[str],
+    *,
+    shards: Mapping[str, str],
+    config: WorkerConfig | None = None,
 ) -> int:
     """Works in this process, on uvloop, until a signal; returns the exit code."""
     function = load_handler(handler) if isinstance(handler, str) else handler
+    config = config or WorkerConfig()
 
     async def work() -> None:
         async with AsyncClient(shards=shards) as client:
             worker = Worker(client, queues, function, config)
-            loop = asyncio.get_running_loop()
-            for number in _STOP_SIGNALS:
-                loop.add_signal_handler(number, worker.request_stop)
+            _stop_on_signals(worker.request_stop, config.stop_timeout_s + OVERTIME_S)
             log.info("working on %s", ", ".join(queues))
             await worker.run()
             log.info("stopped: %s", worker.stats)
@@ -58,18 +68,41 @@ def run_worker(
 
 
 def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick_s: float = TICK_S) -> int:
-    """Monitors in this process until a signal; returns the exit code."""
+    """A monitor in this process until a signal; returns the exit code."""
 
     async def watch() -> None:
         async with AsyncClient(shards=shards) as client:
             monitor = Monitor(client, queues, tick_s=tick_s)
-            loop = asyncio.get_running_loop()
-            for number in _STOP_SIGNALS:
-                loop.add_signal_handler(number, monitor.request_stop)
+            _stop_on_signals(monitor.request_stop, OVERTIME_S)
             await monitor.run()
 
     uvloop.run(watch())
     return 0
+
+
+def _stop_on_signals(request_stop: Callable[[], None], overtime_s: float) -> None:
+    """Calls request_stop on the running loop at each stop signal; ends the process where that is to no avail.
+
+    Not loop.add_signal_handler: that waits for the loop, which a handler may keep busy for ever.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int, _: Any) -> None:
+        timer = threading.Timer(OVERTIME_S if stops else overtime_s, _end_process)
+        timer.daemon = True
+        timer.start()
+        stops.append(number)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+            loop.call_soon_threadsafe(request_stop)
+
+    stops: list[int] = []
+    for number in _STOP_SIGNALS:
+        signal.signal(number, on_signal)
+
+
+def _end_process() -> None:
+    log.error("a handler or a server kept this process from stopping; it ends now")
+    os._exit(1)
 
 
 @dataclass(slots=True)
@@ -85,14 +118,24 @@ class _Child:
 class Supervisor:
     """Keeps `processes` copies of a command running until a stop signal.
 
-    command: the argument list. env: variables added to this process's own.
+    command: the argument list. env: variables added to this process's own. kill_after_s: a child that has not
+    ended so long after a stop signal is killed.
     """
 
-    def __init__(self, command: Sequence[str], processes: int, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        kill_after_s: float = 60.0,
+    ) -> None:
         self._command = list(command)
         self._children = [_Child() for _ in range(processes)]
         self._env = {**os.environ, **(env or {})}
-        self._signals = 0
+        self._kill_after_s = kill_after_s
+        self._signals = self._passed = 0
+        self._kill_s = float("inf")
 
     @property
     def pids(self) -> list[int]:
@@ -100,11 +143,13 @@ class Supervisor:
         return [child.process.pid for child in self._children if child.process is not None]
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT; then passes it on, waits for every child, and returns 0, or 1 if one ended badly."""
+        """Until SIGTERM or SIGINT; then passes it on, waits for every child; returns 1 if one ended badly, else 0."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         previous_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        previous = {number: signal.signal(number, self._on_signal) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+        previous = {
+            number: signal.signal(number, self._on_signal) for number in (*_STOP_SIGNALS, signal.SIGCHLD)
+        }
         try:
             return self._supervise(wake_read)
         finally:
@@ -115,13 +160,9 @@ class Supervisor:
             os.close(wake_write)
 
     def _on_signal(self, number: int, _: Any) -> None:
-        if number == signal.SIGCHLD:
-            return
-        self._signals += 1
-        for child in self._children:
-            if child.process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(signal.SIGTERM)
+        """Only counts; what follows is done by the loop, which the wakeup descriptor wakes."""
+        if number != signal.SIGCHLD:
+            self._signals += 1
 
     def _supervise(self, wake: int) -> int:
         worst = 0
@@ -133,17 +174,40 @@ class Supervisor:
                     worst = 1
                 if not self._signals and child.process is None and child.next_start_s <= now_s:
                     self._start(child)
+            self._pass_signals_on()
             if self._signals and not self.pids:
                 return worst
             _wait_readable(wake, self._pause_s())
 
+    def _pass_signals_on(self) -> None:
+        while self._passed < self._signals:
+            self._passed += 1
+            self._kill_s = min(
+                self._kill_s, time.monotonic() + (self._kill_after_s if self._passed == 1 else 2 * OVERTIME_S)
+            )
+            self._send(signal.SIGTERM)
+        if time.monotonic() >= self._kill_s:
+            log.error("worker processes %s did not stop in time and are killed", self.pids)
+            self._send(signal.SIGKILL)
+            self._kill_s = float("inf")
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children:
+            if child.process is not None:
+                child.process.send_signal(number)
+
     def _pause_s(self) -> float:
-        """Until the next child may be started."""
-        waits = [child.next_start_s - time.monotonic() for child in self._children if child.process is None]
-        return max(0.0, min(waits, default=LAST_RESTART_S)) if not self._signals else LAST_RESTART_S
+        """Until the next child may be started, or must be killed."""
+        waits = [
+            child.next_start_s for child in self._children if child.process is None and not self._signals
+        ]
+        return max(0.0, min([time.monotonic() + LAST_RESTART_S, self._kill_s, *waits]) - time.monotonic())
 
     def _start(self, child: _Child) -> None:
-        child.process = subprocess.Popen(self._command, env=self._env, preexec_fn=_end_with_parent)
+        # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
+        # twice is "at once".
+        end_with = partial(_end_with_parent, os.getpid())
+        child.process = subprocess.Popen(self._command, env=self._env, process_group=0, preexec_fn=end_with)
         child.started_s = time.monotonic()
         log.info("worker process %d started", child.process.pid)
 
@@ -157,7 +221,12 @@ class Supervisor:
         child.next_start_s = now_s + child.restart_s
         child.restart_s = min(2 * child.restart_s, LAST_RESTART_S)
         if not self._signals:
-            log.error("worker process %d %s; starting another in %.1f s", pid, _how(code), child.next_start_s - now_s)
+            log.error(
+                "worker process %d %s; starting another in %.1f s",
+                pid,
+                _how(code),
+                child.next_start_s - now_s,
+            )
         return code
 
 
@@ -170,9 +239,11 @@ def _how(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """In a new child: SIGTERM when the supervisor dies, so that a SIGKILL of it leaves nothing running."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
 
 
 def _wait_readable(descriptor: int, seconds: float) -> None:
@@ -187,14 +258,14 @@ def run_workers(
     *,
     shards: Mapping[str, str],
     config: WorkerConfig,
-    processes: int = 1,
-    command: Sequence[str] = (),
+    processes: int,
+    command: Sequence[str],
 ) -> int:
-    """`processes` worker processes; one runs here, several under a Supervisor. command: what starts one of several.
+    """`processes` worker processes; one runs here, several under a Supervisor. command: starts one of several.
 
     Returns the exit code.
     """
     load_handler(handler)  # a mistyped name ends here, not in a loop of restarts
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
-    return Supervisor(command or [sys.executable, "-m", "pinlater", *sys.argv[1:]], processes).run()
+    return Supervisor(command, processes, kill_after_s=config.stop_timeout_s + 2 * OVERTIME_S).run()

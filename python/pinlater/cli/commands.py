@@ -140,7 +140,7 @@ def explain(error: Exception) -> tuple[str, int]:
 
 def one_line(message: str) -> str:
     """The message without line breaks, and without what could move a cursor."""
-    return output.preview("; ".join(line.strip() for line in message.splitlines() if line.strip()), 4000)
+    return output.printable("; ".join(line.strip() for line in message.splitlines() if line.strip()))
 
 
 def usage(message: str) -> NoReturn:

@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import click
 
+from pinlater.audit import AuditReport, audit_queue
 from pinlater.cli.commands import DONE, NO, Command
-from pinlater.cli.output import count, print_facts, print_json, print_table, say
+from pinlater.cli.output import jobs, print_json, print_table, say
+from pinlater.cli.queue import total_of
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.doctor import ERROR, NOTE, OK, WARNING, Finding, examine
 
@@ -46,11 +48,10 @@ def _unreachable(findings: list[Finding]) -> bool:
     return any(finding.check == "reachable" and finding.level == ERROR for finding in findings)
 
 
-def _audit(settings: Settings, queues: tuple[str, ...]) -> list[Any]:
-    from pinlater.audit import audit_queue
-
+def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
+    """Audits the queues there are; one that is named and is not there is a finding already."""
     with settings.client() as client:
-        return [audit_queue(client, queue) for queue in queues or client.queue_names()]
+        return [audit_queue(client, queue) for queue in client.queue_names() if not queues or queue in queues]
 
 
 def _print_findings(findings: list[Finding]) -> None:
@@ -66,20 +67,16 @@ def _print_findings(findings: list[Finding]) -> None:
         say("")
 
 
-def _print_reports(reports: list[Any]) -> None:
+def _print_reports(reports: list[AuditReport]) -> None:
     for report in reports:
-        found = "every job is in one place" if report.ok else f"{len(report.findings)} findings"
         say(f"audit of queue {report.queue}")
-        print_facts([(f"  {'ok' if report.ok else 'error'}", found), ("  jobs", _told(report.jobs))])
-        print_facts([("  error", str(finding)) for finding in report.findings])
+        held = f"{jobs(total_of(report.jobs))}, each in exactly one place, with its record"
+        rows = [(ERROR, str(finding)) for finding in report.findings] or [(OK, held)]
+        print_table(("", ""), rows, styles=_STYLES, indent=2)
         say("")
 
 
-def _told(number: Any) -> str:
-    return count(number) if isinstance(number, int) else str(number)
-
-
-def _print_summary(findings: list[Finding], reports: list[Any]) -> None:
+def _print_summary(findings: list[Finding], reports: list[AuditReport]) -> None:
     errors = sum(finding.level == ERROR for finding in findings) + sum(not report.ok for report in reports)
     warnings = sum(finding.level == WARNING for finding in findings)
     if not errors and not warnings:

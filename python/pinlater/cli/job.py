@@ -26,6 +26,7 @@ from pinlater.cli.output import (
     print_facts,
     print_json,
     print_table,
+    printable,
     remark,
     say,
 )
@@ -41,7 +42,7 @@ TOKEN_BYTES: Final = 8
 
 @click.group("job", cls=Group)
 def job() -> None:
-    """Jobs: enqueue, dequeue, ack, release, lookup, ls, count, retry, rm."""
+    """Jobs: enqueue, dequeue, ack, ls, lookup, retry, …"""
 
 
 @job.verb("dequeue")
@@ -74,18 +75,19 @@ def _explain_empty(queue: str, paused: bool, scheduled: int) -> None:
 
 
 def _print_claimed(found: list[Job]) -> None:
+    name = "claim" if claim_of(found[0]) else "descriptor"
     if len(found) == 1:
         each = found[0]
         attempt = f"{each.attempt} of {each.attempts_allowed}"
-        named = ("claim", claim_of(each)) if each.token else ("descriptor", each.descriptor)
+        named = (name, claim_of(each) or each.descriptor)
         facts = [named, ("attempt", attempt), ("created", moment(each.created_ms))]
-        print_facts([*facts, ("body", preview(each.body, len(each.body) + 1))])
+        print_facts([*facts, ("body", printable(each.body))])
         return
     rows = [
         (claim_of(each) or each.descriptor, f"{each.attempt} of {each.attempts_allowed}", preview(each.body))
         for each in found
     ]
-    print_table(("claim" if found[0].token else "descriptor", "attempt", "body"), rows)
+    print_table((name, "attempt", "body"), rows)
 
 
 @job.verb("ack")
@@ -172,9 +174,9 @@ def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
     if info.claim:
         yield "claimed by", info.claim
     if info.status:
-        yield "status", preview(info.status, len(info.status) + 1)
+        yield "status", printable(info.status)
     if info.body is not None:
-        yield "body", preview(info.body, len(info.body) + 1)
+        yield "body", printable(info.body)
 
 
 def attempts_told(info: JobInfo) -> str:

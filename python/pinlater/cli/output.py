@@ -57,12 +57,12 @@ def print_table(
     table = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
     )
-    for name in columns:
+    for position, name in enumerate(columns):
         table.add_column(
             Text(name.lstrip("#")),
             justify="right" if name.startswith("#") else "left",
             overflow="fold",
-            no_wrap=name.startswith("#"),
+            no_wrap=name.startswith("#") or position == 0,  # names are for copying
         )
     for row in rows:
         table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
@@ -90,12 +90,12 @@ def _print(table: Table, indent: int = 0) -> None:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """A claimed job: the fields of Job, `token` in hex, and `claim` for `job ack` ("" on a dry run)."""
+    """A claimed job: the fields of Job, `token` in hex, and `claim` for `job ack`; both "" on a dry run."""
     names = ("descriptor", "queue", "shard", "priority", "attempt", "attempts_allowed", "attempts_remaining")
     return {
         **{name: getattr(job, name) for name in names},
         "created_ms": job.created_ms,
-        "token": job.token.hex(),
+        "token": job.token.hex() if any(job.token) else "",
         "claim": claim_of(job),
         **body_fields(job.body),
     }
@@ -116,8 +116,8 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def claim_of(job: Job) -> str:
-    """`descriptor@token in hex`: how a claimed job is named on the command line."""
-    return f"{job.descriptor}@{job.token.hex()}" if job.token else ""
+    """`descriptor@token in hex`: how a claimed job is named on the command line. "" of a dry run's, whose token is zeros."""
+    return f"{job.descriptor}@{job.token.hex()}" if any(job.token) else ""
 
 
 # --- for people
@@ -164,12 +164,17 @@ def moment(ms: int | None) -> str:
     return f"{then:%H:%M:%S} ({relative})" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M:%S} ({relative})"
 
 
-def preview(data: bytes | str, length: int = PREVIEW) -> str:
-    """The beginning of a body or status on one line, nothing in it that moves a cursor."""
+def printable(data: bytes | str) -> str:
+    """A body or status on one line, whole, nothing in it that moves a cursor."""
     if isinstance(data, bytes):
         try:
             data = data.decode()
         except UnicodeDecodeError:
             return f"({size(len(data))} of binary)"
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in data[: length + 1])
+    return data if data.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in data)
+
+
+def preview(data: bytes | str, length: int = PREVIEW) -> str:
+    """The beginning of what printable() gives."""
+    shown = printable(data)
     return shown if len(shown) <= length else shown[: length - 1] + "…"

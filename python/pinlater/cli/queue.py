@@ -20,6 +20,8 @@ from pinlater.jobs import CountsByState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: A configuration's version is drawn from the ids: milliseconds above 19 bits of sequence.
+_VERSION_SHIFT: Final = 19
 STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
 _HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
 _HELP: Final = {
@@ -93,7 +95,7 @@ def ls(settings: Settings) -> int:
 @queue.verb("info")
 @click.argument("name")
 def info(settings: Settings, name: str) -> int:
-    """Show a queue: settings, jobs by state and priority, and how each shard has it."""
+    """Show a queue: settings, jobs by state and priority, shards."""
     with settings.client() as client:
         config = client.queue_config(name)
         levels = [client.count(name, priority=level) for level in range(1, config.levels + 1)]
@@ -201,4 +203,4 @@ def _shard_row(state: QueueShardState) -> tuple[str, ...]:
     if state.config is None:
         return state.shard, state.server, "not there yet", "-", "-"
     active = f"active (until {moment(state.monitor_until_ms)})" if state.monitor_active else "none active"
-    return state.shard, state.server, f"version {state.version}", active, count(state.lost)
+    return state.shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active, count(state.lost)

@@ -51,9 +51,10 @@ def _ended(settings: Settings, role: str, code: int) -> int:
 def worker(
     settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
 ) -> int:
-    """Run MODULE:HANDLER, a function of one job, on the jobs of queues, until SIGTERM or Ctrl-C.
+    """Run MODULE:HANDLER on the jobs of queues.
 
-    A job whose function returns succeeded; one that raises is tried again until its attempts are used up.
+    It is a function of one argument, the job. A job whose function returns succeeded; one that raises is tried again
+    until its attempts are used up. SIGTERM or Ctrl-C stops: running jobs end first.
     """
     from pinlater.supervisor import run_workers
     from pinlater.worker import WorkerConfig
@@ -83,9 +84,10 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
 @json_option
 @click.pass_obj
 def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
-    """Give back the jobs of dead workers and remove old finished ones, until SIGTERM or Ctrl-C.
+    """Give back the jobs of dead workers.
 
-    Workers run one themselves; this is for queues that other clients work on. Several may run: one is active.
+    It also removes finished jobs past their time. Workers run one themselves; this is for queues that other clients work on.
+    Several may run: one is active. SIGTERM or Ctrl-C stops it.
     """
     from pinlater.supervisor import run_monitor
 
@@ -101,9 +103,10 @@ def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
 @json_option
 @click.pass_obj
 def demo(settings: Settings, folder: Path | None, output: Path, images: int) -> int:
-    """Make thumbnails of the images in FOLDER (default: a sample set), with a worker killed on the way.
+    """See workers make thumbnails, and one be killed.
 
-    It has a server of its own; --url is not used. Exit code 1 if a thumbnail is missing at the end.
+    Of the images in FOLDER, or of a sample set. It has a server of its own; --url is not used. Exit code 1 if a thumbnail is
+    missing at the end.
     """
     from pinlater.demo import run_demo
 

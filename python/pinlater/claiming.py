@@ -1,0 +1,281 @@
+"""The claim loop of a worker: one loop over all its queues, on all their shards, woken by rings.
+
+Promises that a claim is only made where the wake channel is subscribed, that an idle worker sends nothing but
+a safety claim, and that a ring or a due scheduled job that finds the worker full is passed on to another.
+Risks: where this process dies between a ring and its claim, the safety claims of others find the job, 10 to
+15 s later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pinlater._core import Claim
+from pinlater.async_client import AsyncClient
+from pinlater.dequeuing import SAFETY_S, claim_round
+from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
+from pinlater.errors import OutcomeUnknown, PinLaterError
+from pinlater.exchange import write
+from pinlater.queues import known_places
+from pinlater.servers import Server
+from pinlater.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.worker")
+
+_NEVER_S: Final = float("inf")
+
+
+@dataclass(slots=True)
+class _Source:
+    """A queue to claim from. Times are monotonic seconds.
+
+    hungry: it may have due jobs. rung: somebody must claim, this worker or another. safety_s: claim then
+    though nobody rang. timer_s: a scheduled job is due then, and nobody else looks. not_before_s: a claim
+    failed, no other one until then. resolve: asks what became of a claim whose answer was lost, sent at
+    sent_s.
+    """
+
+    queue: str
+    hungry: bool = True
+    rung: bool = False
+    safety_s: float = 0.0
+    timer_s: float = _NEVER_S
+    not_before_s: float = 0.0
+    retry_s: float = FIRST_RETRY_S
+    resolve: Callable[[], Awaitable[Any]] | None = None
+    sent_s: float = 0.0
+
+    def next_s(self) -> float:
+        """When to claim from it next, if there is room."""
+        return max(self.not_before_s, 0.0 if self.hungry else min(self.safety_s, self.timer_s))
+
+
+class Claimer:
+    """room: how many jobs may be claimed now. take: gets the queue, the claim, and when it was sent."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        queues: Sequence[str],
+        room: Callable[[], int],
+        take: Callable[[str, Claim, float], None],
+    ) -> None:
+        self._client = client
+        self._room = room
+        self._take = take
+        self._sources = {queue: _Source(queue) for queue in queues}
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._subscribing: set[Server] = set()
+        #: Claim calls answered.
+        self.claims = 0
+
+    def open(self) -> None:
+        """Rings are heard from now on."""
+        self._stopping = False
+        waker = self._client._transport.waker
+        waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
+
+    async def close(self) -> None:
+        """Passes unanswered rings on, for a moment; then nothing of it is left running."""
+        self.stop()
+        for source in self._sources.values():
+            self._pass_on_if_rung(source)
+        waker = self._client._transport.waker
+        waker.on_ring = waker.on_lost = None
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ends run() after the claim under way; rings are passed on from now on."""
+        self._stopping = True
+        self._changed.set()
+
+    def wake(self) -> None:
+        """There may be room again."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Claims until stop()."""
+        while not self._stopping:
+            wanting = self._wanting()
+            if self._room() <= 0 or not wanting:
+                await self._pause()
+                continue
+            for index, source in enumerate(random.sample(wanting, len(wanting))):
+                room = self._room()
+                if room <= 0 or self._stopping:
+                    break
+                await self._try_claim(source, max(1, room // (len(wanting) - index)))
+
+    async def claim_once(self, queue: str, limit: int) -> None:
+        """Claims what is due now, without waiting for more."""
+        source = self._sources[queue]
+        await self._claim(source, limit, await self._places(source), b"")
+
+    def _wanting(self) -> list[_Source]:
+        now_s = time.monotonic()
+        for source in self._sources.values():
+            if source.timer_s <= now_s:
+                source.timer_s, source.hungry, source.rung = _NEVER_S, True, True
+            if self._room() <= 0:
+                self._pass_on_if_rung(source)
+        return [source for source in self._sources.values() if source.next_s() <= now_s]
+
+    async def _pause(self) -> None:
+        """Until something changed, or it is time for the next claim; a full worker still keeps its timers."""
+        full = self._room() <= 0
+        next_s = min(source.timer_s if full else source.next_s() for source in self._sources.values())
+        self._changed.clear()
+        try:
+            async with asyncio.timeout_at(_loop_time(next_s)):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _try_claim(self, source: _Source, limit: int) -> None:
+        try:
+            places = self._listening(await self._places(source))
+            if places:
+                await self._claim(source, limit, places, self._client._session.channel)
+            else:
+                source.hungry, source.safety_s = (
+                    False,
+                    time.monotonic() + SAFETY_S[0],
+                )  # the subscription wakes us
+        except PinLaterError as error:
+            self._put_off(source, error)
+        else:
+            if source.not_before_s:
+                log.info("queue %s: claims work again", source.queue)
+                source.not_before_s, source.retry_s = 0.0, FIRST_RETRY_S
+
+    async def _places(self, source: _Source) -> list[QueueShard]:
+        session = self._client._session
+        return await self._client._run(lambda end: known_places(session, source.queue, end))
+
+    async def _claim(self, source: _Source, limit: int, places: list[QueueShard], channel: bytes) -> None:
+        """channel: where to ring when there is something; b"": nowhere."""
+        session, named = self._client._session, self._client._settings.source
+        source.rung = False
+        resolve, source.resolve = source.resolve, None
+        if resolve is None:
+            source.sent_s = time.monotonic()
+        try:
+            answer: Any = await (
+                resolve()
+                if resolve
+                else self._client._run(lambda end: claim_round(session, places, limit, channel, named, end))
+            )
+        except OutcomeUnknown as error:
+            source.resolve = (
+                error.resolve
+            )  # it may have given us jobs that nobody else will see before their lease ends
+            raise
+        self._answered(source, answer if isinstance(answer, list) else [answer])
+
+    def _answered(self, source: _Source, claims: list[Claim]) -> None:
+        self.claims += len(claims)
+        full = [claim for claim in claims if claim.jobs]
+        for claim in full:
+            self._take(source.queue, claim, source.sent_s)
+        if full:
+            source.hungry = True
+            return
+        now_s = time.monotonic()
+        source.safety_s = now_s + random.uniform(*SAFETY_S)
+        source.timer_s = min(
+            (now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S
+        )
+        source.hungry = source.rung or any(any(claim.left) for claim in claims)
+
+    def _put_off(self, source: _Source, error: PinLaterError) -> None:
+        """A claim failed: try again later, and say so once."""
+        if not source.not_before_s:
+            log.warning("queue %s: claim failed, trying again: %s", source.queue, error)
+        source.hungry = True
+        source.not_before_s = time.monotonic() + source.retry_s
+        source.retry_s = min(2 * source.retry_s, LAST_RETRY_S)
+
+    # rings
+
+    def _on_ring(self, message: bytes) -> None:
+        """message: the key `m` of the queue and shard that rang."""
+        queue = message.partition(b"{")[2].partition(b"/")[0].decode()
+        source = self._sources.get(queue)
+        if source is None:
+            return
+        source.hungry = source.rung = True
+        self._changed.set()
+        if self._stopping:
+            self._pass_on_if_rung(source)
+
+    def _pass_on_if_rung(self, source: _Source) -> None:
+        """Another worker may have room."""
+        if not source.rung:
+            return
+        source.rung = False
+        for place in self._client._session.places(source.queue):
+            self._background(self._wake_another(place))
+
+    async def _wake_another(self, place: QueueShard) -> None:
+        try:
+            await self._client._run(lambda end: write(place, "wake", [], end, patient=False))
+        except PinLaterError as error:
+            log.debug("%s: a ring was not passed on: %s", place, error)
+
+    # subscriptions
+
+    def _listening(self, places: list[QueueShard]) -> list[QueueShard]:
+        """The places whose server rings us; the others are subscribed meanwhile."""
+        for place in places:
+            self._on_lost(place.shard.server)
+        return [place for place in places if self._client._transport.waker.listening(place.shard.server)]
+
+    def _on_lost(self, server: Server) -> None:
+        if (
+            server not in self._subscribing
+            and not self._client._transport.waker.listening(server)
+            and not self._stopping
+        ):
+            self._subscribing.add(server)
+            self._background(self._subscribe(server))
+
+    async def _subscribe(self, server: Server) -> None:
+        """Until the subscription stands; then what came meanwhile is claimed."""
+        waker, pause_s = self._client._transport.waker, FIRST_RETRY_S
+        try:
+            await waker.listen([server])
+            while not waker.listening(server) and not self._stopping:
+                if pause_s == FIRST_RETRY_S:
+                    log.warning("server %s does not answer, trying again", server)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_RETRY_S)
+                await waker.listen([server])
+        finally:
+            self._subscribing.discard(server)
+        for source in self._sources.values():
+            source.hungry = True
+        self._changed.set()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _loop_time(monotonic_s: float) -> float | None:
+    """The same moment by the running loop's clock."""
+    if monotonic_s == _NEVER_S:
+        return None
+    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

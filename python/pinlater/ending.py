@@ -1,0 +1,192 @@
+"""Ends the jobs of a worker on their shards: acks in batches, releases, and reports of stale claims.
+
+Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
+that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
+is not acked in time runs again once its lease is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from pinlater import operations
+from pinlater.async_client import AsyncClient
+from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
+from pinlater.exchange import Flow
+from pinlater.jobs import Ack, Job
+from pinlater.renewal import Lease, Renewal
+from pinlater.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: While a server does not answer, an ack is tried again after this, doubled, up to that.
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """Counts since the start.
+
+    claims: answered claim calls. stale: jobs whose claim was lost before they ended. released: jobs handed
+    back at a stop.
+    """
+
+    claims: int = 0
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stale: int = 0
+    released: int = 0
+
+
+class Held:
+    """A job this worker holds."""
+
+    __slots__ = ("job", "lease")
+
+    def __init__(self, job: Job, lease: Lease) -> None:
+        self.job = job
+        self.lease = lease
+
+
+#: A job and how it ended: None: it succeeded; text: it failed, and why.
+_Ended: TypeAlias = tuple[Held, str | None]
+
+
+class Ending:
+    """changed: called when the number of jobs that wait for their ack went down."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        renewal: Renewal,
+        stats: WorkerStats,
+        retry_delay_ms: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._renewal = renewal
+        self._stats = stats
+        self._retry_delay_ms = retry_delay_ms
+        self._changed = changed
+        self._ended: dict[QueueShard, list[_Ended]] = {}
+        self._flushing: dict[QueueShard, asyncio.Task[None]] = {}
+        #: Jobs that wait for their ack.
+        self.count = 0
+
+    def end(self, held: Held, failure: str | None) -> None:
+        """The job's handler returned (failure: None), or failed."""
+        place = held.lease.place
+        self._ended.setdefault(place, []).append((held, failure))
+        self.count += 1
+        if place not in self._flushing:
+            self._flushing[place] = asyncio.get_running_loop().create_task(self._flush(place))
+
+    async def drain(self) -> None:
+        """Until every ended job is acked."""
+        while self._flushing:
+            await asyncio.wait(self._flushing.values())
+
+    async def close(self, timeout_s: float) -> None:
+        """As drain, but what is not acked when the time is over is left to run again."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.drain()
+        except TimeoutError:
+            log.error("%d ended jobs not acked in time; they run again when their leases run out", self.count)
+            for task in self._flushing.values():
+                task.cancel()
+            await self.drain()
+
+    async def release(self, held: Iterable[Held]) -> None:
+        """Hands jobs back that did not end."""
+        places: dict[QueueShard, list[Held]] = {}
+        for one in held:
+            if one.lease.lost:
+                self.stale(one)
+            else:
+                places.setdefault(one.lease.place, []).append(one)
+        await asyncio.gather(*map(self._release_at, places.values()))
+
+    def stale(self, held: Held) -> None:
+        """Reports a job that is somebody else's by now."""
+        self._stats.stale += 1
+        log.warning(
+            "job %s: its claim went stale, so it is not acked here; it runs again elsewhere",
+            held.job.descriptor,
+        )
+
+    async def _release_at(self, held: list[Held]) -> None:
+        jobs = [one.job for one in held]
+        session = self._client._session
+        refused = {
+            id(job)
+            for job in await self._persist(lambda end: operations.release(session, jobs, "", end), jobs)
+        }
+        for one in held:
+            self._renewal.done(one.lease)
+            if id(one.job) in refused:
+                self.stale(one)
+            else:
+                self._stats.released += 1
+
+    async def _flush(self, place: QueueShard) -> None:
+        """Acks what has ended, batch by batch, until nothing is left."""
+        try:
+            await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
+            while batch := self._ended.pop(place, None):
+                await self._ack(batch)
+                self.count -= len(batch)
+                self._changed()
+        finally:
+            del self._flushing[place]
+
+    async def _ack(self, batch: list[_Ended]) -> None:
+        live = [one for one in batch if not one[0].lease.lost]
+        for held, _ in batch:
+            if held.lease.lost:
+                self.stale(held)
+        if not live:
+            return
+        good = [held.job for held, failure in live if failure is None]
+        bad = [Ack(held.job, failure, self._retry_delay_ms) for held, failure in live if failure is not None]
+        session = self._client._session
+        items = await self._persist(
+            lambda end: operations.ack(session, good, bad, "", False, end), [*good, *bad]
+        )
+        refused = {id(item.job if isinstance(item, Ack) else item) for item in items}
+        for held, failure in live:
+            self._settle(held, failure is None, id(held.job) in refused)
+
+    def _settle(self, held: Held, succeeded: bool, refused: bool) -> None:
+        self._renewal.done(held.lease)
+        if refused:
+            self.stale(held)
+        elif succeeded:
+            self._stats.succeeded += 1
+        else:
+            self._stats.failed += 1
+
+    async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
+        """Carries out an ack or a release however long the server is away; returns the refused items."""
+        pause_s = FIRST_RETRY_S
+        resolve: Callable[[], Any] | None = None
+        why: PinLaterError
+        while True:
+            try:
+                refused: list[Any] = await (resolve() if resolve else self._client._run(make))
+                return refused
+            except OutcomeUnknown as error:
+                resolve, why = error.resolve, error
+            except QueueNotFound:
+                return items  # the queue was deleted, and its jobs with it
+            except PinLaterError as error:
+                resolve, why = None, error
+            log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)

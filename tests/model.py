@@ -1,0 +1,260 @@
+"""What a queue is, as plain Python: jobs in a dict, leases in another, no Redis and nothing of the product's logic.
+
+Promises: every answer is worked out from the documented behaviour of the client's methods; time is passed in, never read.
+Risks: where the documentation leaves the choice open (which running jobs go first), the caller says what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pinlater import Checkpoint, CountsByState, Job, JobInfo, NewJob, QueueConfig, State
+from pinlater._core import parse_descriptor
+
+STATUS_BYTES: Final = 3000
+HOUR_MS: Final = 3_600_000
+PENDING, RUNNING, SUCCEEDED, FAILED = State.PENDING, State.IN_PROGRESS, State.SUCCEEDED, State.FAILED
+
+Lease = tuple[str, bytes, str]  # shard, token of the claim, descriptor of the job it is of alone, or ""
+
+
+@dataclass
+class ModelJob:
+    """at_ms: run-after of a pending or running job, finish time of a finished one."""
+
+    descriptor: str
+    body: bytes
+    allowed: int
+    left: int
+    at_ms: int
+    updated_ms: int
+    status: str
+    state: State = PENDING
+    crashes: int = 0
+    token: bytes = b""
+    lease: Lease | None = None
+    claimed_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _, self.shard, self.priority, self.id = parse_descriptor(self.descriptor)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.at_ms, self.id
+
+    def info(self) -> JobInfo:
+        """What lookup tells, but for the claim descriptor."""
+        run_after_ms = {PENDING: self.at_ms, RUNNING: self.claimed_ms}.get(self.state)
+        updated_ms = {PENDING: self.updated_ms, RUNNING: max(self.claimed_ms, self.updated_ms)}
+        return JobInfo(
+            descriptor=self.descriptor,
+            state=self.state,
+            priority=self.priority,
+            attempts_allowed=self.allowed,
+            attempts_remaining=self.left,
+            status=self.status,
+            created_ms=self.id >> 19,
+            run_after_ms=run_after_ms,
+            updated_ms=updated_ms.get(self.state, self.at_ms),
+            crashes=self.crashes,
+            claim="",
+            body=self.body,
+        )
+
+
+@dataclass
+class Model:
+    """One queue over its shards. config: None while the queue is not there."""
+
+    config: QueueConfig | None = None
+    jobs: dict[str, ModelJob] = field(default_factory=dict)
+    leases: dict[Lease, int] = field(default_factory=dict)
+    jumped_ms: dict[str, int] = field(default_factory=dict)
+    last_id: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> QueueConfig:
+        assert self.config is not None
+        return self.config
+
+    # what there is
+
+    def of(self, state: State, priority: int | None = None, shard: str | None = None) -> list[ModelJob]:
+        """The jobs of a state, earliest first."""
+        found = [job for job in self.jobs.values() if job.state is state and priority in (None, job.priority)]
+        return sorted((job for job in found if shard in (None, job.shard)), key=lambda job: job.order)
+
+    def due(self, now_ms: int) -> list[ModelJob]:
+        """In the order of claims: by priority, then run-after, then arrival. On several shards: each shard's order holds alone."""
+        return sorted(
+            (job for job in self.of(PENDING) if job.at_ms <= now_ms),
+            key=lambda job: (job.priority, job.order),
+        )
+
+    def counts(self, now_ms: int, priority: int | None = None) -> CountsByState:
+        pending = self.of(PENDING, priority)
+        due = sum(job.at_ms <= now_ms for job in pending)
+        finished = len(self.of(SUCCEEDED, priority)), len(self.of(FAILED, priority))
+        return CountsByState(due, len(pending) - due, len(self.of(RUNNING, priority)), *finished)
+
+    def held(self, job: Job) -> ModelJob | None:
+        """The job, if it runs under this claim."""
+        known = self.jobs.get(job.descriptor)
+        return known if known and known.state is RUNNING and known.token == job.token else None
+
+    # changes
+
+    def enqueue(self, descriptors: list[str], jobs: Iterable[NewJob], now_ms: int) -> None:
+        for descriptor, new in zip(descriptors, jobs, strict=True):
+            at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms)
+            job = ModelJob(descriptor, new.body, new.attempts, new.attempts, at_ms, now_ms, new.status)
+            assert job.priority == new.priority
+            assert job.id >> 19 == now_ms
+            assert job.id > self.last_id.get(job.shard, 0), "an id came back, or arrival order is lost"
+            self.last_id[job.shard] = job.id
+            self.jobs[descriptor] = job
+
+    def claim(self, jobs: Iterable[Job], now_ms: int) -> None:
+        for given in jobs:
+            job = self.jobs[given.descriptor]
+            assert job.state is PENDING, "a job was given out that does not wait"
+            assert (given.body, given.attempts_allowed) == (job.body, job.allowed)
+            assert (given.attempts_remaining, given.claimed_ms) == (job.left, now_ms)
+            job.state, job.token, job.claimed_ms = RUNNING, given.token, now_ms
+            job.lease = job.shard, given.token, ""
+            self.leases[job.lease] = now_ms + self.settings.lease_ms
+
+    def succeed(self, job: ModelJob, status: str, now_ms: int) -> None:
+        self._leave(job)
+        job.state, job.at_ms, job.status = SUCCEEDED, now_ms, appended(job.status, status)
+
+    def trim(self, levels: Iterable[tuple[str, int]]) -> None:
+        """After an ack: what is over the cap goes, the oldest first."""
+        for shard, level in levels:
+            kept = self.of(SUCCEEDED, level, shard)
+            self.drop(job.descriptor for job in kept[: max(0, len(kept) - self.settings.keep_succeeded)])
+
+    def fail(self, job: ModelJob, status: str, delay_ms: int, now_ms: int) -> None:
+        self._leave(job)
+        job.left -= 1
+        job.status, job.updated_ms = appended(job.status, status), now_ms
+        job.state, job.at_ms = (PENDING, now_ms + delay_ms) if job.left > 0 else (FAILED, now_ms)
+
+    def release(self, job: ModelJob) -> None:
+        self._leave(job)
+        job.state = PENDING
+
+    def renew(self, job: Job, own: bool, now_ms: int) -> bool:
+        """Whether it was refused."""
+        _, shard, _, _ = parse_descriptor(job.descriptor)
+        lease: Lease = (shard, job.token, "")
+        if own:
+            held = self.held(job)
+            if held is None:
+                return True
+            assert held.lease
+            lease = held.lease if held.lease[2] else (*held.lease[:2], job.descriptor)
+            held.lease = lease
+        elif lease not in self.leases:
+            return True
+        self.leases[lease] = now_ms + self.settings.lease_ms
+        self._prune()
+        return False
+
+    def checkpoint(self, job: ModelJob, said: Checkpoint, now_ms: int) -> None:
+        job.body = job.body if said.body is None else said.body
+        if said.attempts is not None:
+            job.allowed = job.left = said.attempts
+        job.status, job.updated_ms = prepended(job.status, said.status), now_ms
+        if said.move_to_pending:
+            self._leave(job)
+            job.state, job.at_ms = PENDING, run_after(said.run_after_ms, said.delay_ms, now_ms)
+        else:
+            assert job.lease
+            self.leases[job.lease] = now_ms + self.settings.lease_ms
+
+    def retry(self, job: ModelJob, attempts: int, at_ms: int, now_ms: int) -> None:
+        job.state, job.left, job.at_ms, job.updated_ms = PENDING, attempts, at_ms, now_ms
+
+    def drop(self, descriptors: Iterable[str]) -> None:
+        for descriptor in list(descriptors):
+            del self.jobs[descriptor]
+        self._prune()
+
+    def delete_queue(self) -> None:
+        self.config = None
+        self.jobs.clear()
+        self.leases.clear()
+        self.jumped_ms.clear()
+
+    def expire(self, shard: str, jumped: bool, now_ms: int) -> tuple[int, int, int]:
+        """A monitor's look at a shard: leases that ran out, jobs tried again, jobs failed."""
+        if jumped:
+            self.jumped_ms[shard] = now_ms
+        ours = [lease for lease in self.leases if lease[0] == shard]
+        if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + self.settings.lease_ms:
+            for lease in ours:
+                self.leases[lease] = min(self.leases[lease], now_ms + self.settings.lease_ms)
+            return 0, 0, 0
+        ended = [lease for lease in ours if self.leases[lease] <= now_ms]
+        crashed = [job for job in self.of(RUNNING) if job.lease in ended]
+        for job in crashed:
+            self._leave(job)
+            job.left, job.crashes = job.left - 1, job.crashes + 1
+            job.updated_ms = job.at_ms = now_ms
+            job.state = PENDING if job.left > 0 else FAILED
+        retried = sum(job.state is PENDING for job in crashed)
+        return len(ended), retried, len(crashed) - retried
+
+    def collect(self, shard: str, now_ms: int) -> tuple[int, int]:
+        """How many succeeded and failed jobs go."""
+        if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
+            return 0, 0
+        failed = [
+            job
+            for job in self.of(FAILED, shard=shard)
+            if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
+        ]
+        succeeded = [
+            job
+            for job in self.of(SUCCEEDED, shard=shard)
+            if job.at_ms <= now_ms - self.settings.succeeded_ttl_s * 1000
+        ]
+        self.drop(job.descriptor for job in failed + succeeded)
+        before = len(self.of(SUCCEEDED, shard=shard))
+        self.trim((shard, level) for level in range(1, self.settings.levels + 1))
+        return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed)
+
+    def configure(self, **changes: Any) -> None:
+        self.config = replace(self.settings, **changes)
+
+    def _leave(self, job: ModelJob) -> None:
+        job.token, job.lease, job.claimed_ms = b"", None, 0
+        self._prune()
+
+    def _prune(self) -> None:
+        used = {job.lease for job in self.jobs.values()}
+        self.leases = {lease: at_ms for lease, at_ms in self.leases.items() if lease in used}
+
+
+def run_after(run_after_ms: int | None, delay_ms: int | None, now_ms: int) -> int:
+    """A time of 0 is no time."""
+    return run_after_ms or now_ms + (delay_ms or 0)
+
+
+def appended(old: str, new: str) -> str:
+    """The newest text is whole; the oldest goes, whole characters of it."""
+    return (old + new).encode()[-STATUS_BYTES:].decode(errors="ignore")
+
+
+def prepended(old: str, new: str) -> str:
+    return (new + old).encode()[:STATUS_BYTES].decode(errors="ignore")
+
+
+def split(total: int, available: Iterable[int]) -> Iterator[int]:
+    """How many each gives, the first ones first, until there are `total`."""
+    for count in available:
+        yield min(count, total)
+        total -= min(count, total)

@@ -1,0 +1,283 @@
+"""Queues and jobs on the command line: every command, its JSON, and what people see."""
+
+# ruff: noqa: F811 (fixtures are parameters)
+from __future__ import annotations
+
+import base64
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pinlater import Client
+from pinlater.cli.commands import DONE, NO, USAGE
+from tests.cli_runs import Run, mail, run  # noqa: F401
+from tests.servers import Server
+
+# --- queues
+
+
+def test_create_and_info(run: Run) -> None:
+    ran = run("queue", "create", "mail", "--lease-ms", "5000", "--levels", "2", "--paused", "--json")
+    assert ran.document["created"] is True
+    assert ran.document["config"]["lease_ms"] == 5000
+    shown = run("queue", "info", "mail", "--json").document
+    assert shown["config"] == {**ran.document["config"], "levels": 2, "paused": True}
+    assert [level["priority"] for level in shown["priorities"]] == [1, 2]
+    (shard,) = shown["shards"]
+    assert (shard["shard"], shard["monitor_active"], shard["lost"], shard["error"]) == ("1", False, 0, "")
+    assert shard["version"] > 0
+    text = run("queue", "info", "mail").out
+    assert "paused" in text
+    assert "5 s" in text
+
+
+def test_create_twice_leaves_the_configuration(run: Run, mail: str) -> None:
+    again = run("queue", "create", mail)
+    assert (again.code, again.out) == (DONE, "queue mail was there already\n")
+    other = run("queue", "create", mail, "--levels", "7")
+    assert other.code == NO
+    assert "levels is 3; pinlater queue set changes it" in other.err
+    assert run("queue", "info", mail, "--json").document["config"]["levels"] == 3
+
+
+def test_ls(run: Run) -> None:
+    assert "pinlater queue create" in run("queue", "ls").out
+    assert run("queue", "ls", "--json").document == []
+    run("queue", "create", "b_queue")
+    run("queue", "create", "a", "--paused")
+    run("job", "enqueue", "b_queue", "1", "2")
+    assert run("queue", "ls", "--json").document[1] == {
+        "queue": "b_queue",
+        "pending": 2,
+        "scheduled": 0,
+        "in_progress": 0,
+        "succeeded": 0,
+        "failed": 0,
+        "paused": False,
+    }
+    assert run("queue", "ls").out.splitlines() == [
+        "queue    pending  scheduled  in progress  succeeded  failed  mode",
+        "a              0          0            0          0       0  paused",
+        "b_queue        2          0            0          0       0  open",
+    ]
+
+
+def test_set(run: Run, mail: str) -> None:
+    assert run("queue", "set", mail, "--paused", "--lease-ms", "1000", "--json").document["config"]["paused"] is True
+    assert run("queue", "set", mail, "--no-paused").out == "queue mail: paused = False\n"
+    assert run("queue", "info", mail, "--json").document["config"]["lease_ms"] == 1000
+    nothing = run("queue", "set", mail)
+    assert nothing.code == USAGE
+    assert "--lease-ms" in nothing.err
+    assert run("queue", "set", mail, "--levels", "1").code == USAGE
+
+
+def test_an_unknown_queue_is_answered_with_the_nearest_name(run: Run, mail: str) -> None:
+    for arguments in (("queue", "info"), ("job", "count"), ("job", "ls"), ("job", "dequeue"), ("job", "enqueue")):
+        ran = run(*arguments, "mial", stdin=b"x")
+        assert (ran.code, ran.out) == (NO, "")
+        assert ran.err == "error: queue 'mial': not found; did you mean 'mail'?\n"
+
+
+@pytest.mark.parametrize("verb", ["purge", "rm"])
+def test_purge_and_rm_need_a_yes(run: Run, mail: str, verb: str) -> None:
+    run("job", "enqueue", mail, "1", "2")
+    refused = run("queue", verb, mail)
+    assert refused.code == USAGE
+    assert "2 jobs" in refused.err
+    assert "--yes" in refused.err
+    done = run("queue", verb, mail, "--yes", "--json")
+    assert done.document == {"queue": mail, **({"removed": 2} if verb == "purge" else {"deleted": True})}
+    assert [each["queue"] for each in run("queue", "ls", "--json").document] == (["mail"] if verb == "purge" else [])
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", NO), (b"y\n", DONE)])
+def test_on_a_terminal_a_deletion_is_asked_about(server: Server, answer: bytes, code: int) -> None:
+    with Client(server.url) as client:
+        client.create_queue("mail")
+        ours, theirs = pty.openpty()
+        os.write(ours, answer)
+        command = [sys.executable, "-m", "pinlater", "--url", server.url, "queue", "rm", "mail"]
+        ended = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
+        os.close(ours)
+        os.close(theirs)
+        assert ended.returncode == code
+        assert "Delete queue mail and its 0 jobs for good? [y/N]" in ended.stderr
+        assert client.queue_names() == ([] if code == DONE else ["mail"])
+
+
+# --- putting in
+
+
+def test_enqueue_bodies_from_everywhere(run: Run, mail: str, tmp_path: Path, server: Server) -> None:
+    (tmp_path / "body").write_bytes(b"of a file\n")
+    first = run("job", "enqueue", mail, "one", "two")
+    assert first.code == DONE
+    assert all(line.startswith("mail:s1:p1:") for line in first.out.splitlines())
+    run("job", "enqueue", mail, stdin=b"of stdin")
+    run("job", "enqueue", mail, "--file", "-", stdin=b"\xff\x00")
+    assert len(run("job", "enqueue", mail, "--file", str(tmp_path / "body"), "--json").document["descriptor"]) > 10
+    with Client(server.url) as client:
+        assert [job.body for job in client.dequeue(mail, 10)] == [b"one", b"two", b"of stdin", b"\xff\x00", b"of a file\n"]
+
+
+def test_enqueue_options(run: Run, mail: str) -> None:
+    options = ("--priority", "2", "--delay-ms", "3600000", "--attempts", "5", "--status", "by hand", "--key", "k")
+    descriptor = run("job", "enqueue", mail, "x", *options, "--json").document["descriptor"]
+    info = run("job", "lookup", descriptor, "--json").document
+    assert (info["priority"], info["attempts_allowed"], info["status"], info["state"]) == (2, 5, "by hand", "pending")
+    assert info["run_after_ms"] - info["created_ms"] >= 3_600_000
+    assert run("job", "enqueue", mail, "x", "--priority", "9").code == USAGE
+
+
+def test_enqueue_lines(run: Run, mail: str, server: Server) -> None:
+    lines = b"".join(b"line %d\r\n" % number for number in range(2500)) + b"\n\nlast"
+    assert run("job", "enqueue", mail, "--lines", stdin=lines).out == "queue mail: 2,501 jobs enqueued\n"
+    with Client(server.url) as client:
+        bodies = [job.body for job in client.dequeue(mail, 3000)]
+    assert bodies == [b"line %d" % number for number in range(2500)] + [b"last"]
+    assert len(run("job", "enqueue", mail, "--lines", "--json", stdin=b"a\nb\n").documents) == 2
+
+
+def test_enqueue_lines_says_where_it_stopped(run: Run) -> None:
+    run("queue", "create", "mail", "--body-limit", "10")
+    ran = run("job", "enqueue", "mail", "--lines", stdin=b"short\n" * 1500 + b"much too long\n")
+    assert ran.code == USAGE
+    assert "1,000 jobs enqueued before; uncertain or not in: lines 1,001 to 1,501" in ran.err
+
+
+def test_a_refused_enqueue_is_1(run: Run, mail: str) -> None:
+    run("queue", "set", mail, "--refuse-enqueue")
+    ran = run("job", "enqueue", mail, "x")
+    assert (ran.code, ran.out) == (NO, "")
+    assert "takes no new jobs" in ran.err
+
+
+# --- claiming and ending
+
+
+def test_dequeue_and_ack(run: Run, mail: str) -> None:
+    run("job", "enqueue", mail, "text", "--status", "s")
+    run("job", "enqueue", mail, "--file", "-", stdin=b"\xff")
+    text, binary = run("job", "dequeue", mail, "--limit", "5", "--json").documents
+    assert (text["body"], text["attempt"], text["attempts_allowed"], text["queue"]) == ("text", 1, 2, mail)
+    assert base64.b64decode(binary["body_base64"]) == b"\xff"
+    assert text["claim"] == f"{text['descriptor']}@{text['token']}"
+    acked = run("job", "ack", text["claim"], binary["claim"], "--json")
+    assert (acked.code, acked.document) == (DONE, {"succeeded": [text["claim"], binary["claim"]], "refused": []})
+    again = run("job", "ack", text["claim"])
+    assert (again.code, again.out) == (NO, "")
+    assert "refused" in again.err
+
+
+def test_ack_failed_and_release(run: Run, mail: str) -> None:
+    descriptor = run("job", "enqueue", mail, "x", "--json").document["descriptor"]
+    claim = run("job", "dequeue", mail, "--json").document["claim"]
+    assert run("job", "release", claim).out == f"{descriptor} released\n"
+    claim = run("job", "dequeue", mail, "--json").document["claim"]
+    options = ("--failed", "--status", "boom", "--delay-ms", "3600000")
+    assert run("job", "ack", claim, *options).out == f"{descriptor} failed\n"
+    info = run("job", "lookup", descriptor, "--json").document
+    assert (info["attempts_remaining"], info["status"], info["state"]) == (1, "boom", "pending")
+
+
+def test_dequeue_for_people(run: Run, mail: str) -> None:
+    assert run("job", "dequeue", mail).out == "queue mail has no due jobs\n"
+    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
+    assert run("job", "dequeue", mail).out == "queue mail has no due jobs; 1 job due later\n"
+    run("job", "enqueue", mail, "esc\x1b[2J", "b")
+    dry = run("job", "dequeue", mail, "--dry-run", "--json").document
+    assert (dry["token"], dry["claim"]) == ("", "")
+    ran = run("job", "dequeue", mail)
+    claim = ran.out.split()[1]
+    assert "esc\\x1b[2J" in ran.out
+    assert ran.err == f"held for 30 s; next: pinlater job ack {claim}\n"
+    assert run("job", "ack", claim).code == DONE
+    run("queue", "set", mail, "--paused")
+    assert "paused (pinlater queue set mail --no-paused)" in run("job", "dequeue", mail, "--wait", "0.01").out
+
+
+# --- looking
+
+
+def test_lookup(run: Run, mail: str) -> None:
+    descriptor = run("job", "enqueue", mail, "hello", "--json").document["descriptor"]
+    info = run("job", "lookup", descriptor, "--body", "--json").document
+    assert set(info) == {
+        "descriptor",
+        "state",
+        "priority",
+        "attempts_allowed",
+        "attempts_remaining",
+        "status",
+        "created_ms",
+        "run_after_ms",
+        "updated_ms",
+        "crashes",
+        "claim",
+        "body",
+    }
+    missing = run("job", "lookup", descriptor, "mail:s1:p1:7", "--json")
+    assert missing.code == NO
+    assert missing.document["descriptor"] == descriptor
+    assert missing.err.startswith("error: mail:s1:p1:7: not found")
+    assert "2 of 2 left" in run("job", "lookup", descriptor).out
+
+
+def test_ls_jobs(run: Run, mail: str) -> None:
+    assert run("job", "ls", mail).out == "queue mail: no pending jobs\n"
+    run("job", "enqueue", mail, *"abc")
+    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
+    assert [each["body"] for each in run("job", "ls", mail, "--body", "--json").documents] == ["c", "b", "a"]
+    shown = run("job", "ls", mail, "--limit", "2")
+    assert len(shown.out.splitlines()) == 3
+    assert "there are more" in shown.err
+    assert len(run("job", "ls", mail, "--future", "--json").documents) == 1
+    run("job", "dequeue", mail, "--limit", "3")
+    assert run("job", "ls", mail).out == "queue mail: no pending jobs; 1 job due later: --future\n"
+    assert "claimed by" in run("job", "ls", mail, "--state", "in_progress").out
+    assert run("job", "ls", mail, "--state", "gone").code == USAGE
+
+
+def test_count(run: Run, mail: str) -> None:
+    run("job", "enqueue", mail, "a", "--priority", "2")
+    assert run("job", "count", mail, "--json").document["pending"] == 1
+    assert run("job", "count", mail, "--priority", "1", "--json").document["pending"] == 0
+    assert run("job", "count", mail).out.splitlines() == [
+        "pending  scheduled  in progress  succeeded  failed",
+        "      1          0            0          0       0",
+    ]
+
+
+# --- bringing back and removing
+
+
+def _fail(run: Run, queue: str, *bodies: str) -> list[str]:
+    """Jobs that failed for good; their descriptors."""
+    run("job", "enqueue", queue, *bodies, "--attempts", "1")
+    claimed = run("job", "dequeue", queue, "--limit", "100", "--json").documents
+    assert run("job", "ack", *(job["claim"] for job in claimed), "--failed").code == DONE
+    return [job["descriptor"] for job in claimed]
+
+
+def test_retry(run: Run, mail: str) -> None:
+    descriptors = _fail(run, mail, "a", "b", "c")
+    named = run("job", "retry", descriptors[0], "--attempts", "4", "--json")
+    assert (named.code, named.document) == (DONE, {"retried": 1})
+    assert run("job", "lookup", descriptors[0], "--json").document["attempts_remaining"] == 4
+    assert run("job", "retry", descriptors[0]).code == NO
+    assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job put back in line, 1 job failed remain\n"
+    assert run("job", "retry", mail, "--delay-ms", "3600000", "--json").document == {"retried": 1, "failed": 0}
+
+
+def test_rm_jobs(run: Run, mail: str) -> None:
+    first, second, *_ = _fail(run, mail, "a", "b", "c", "d")
+    assert run("job", "rm", first, second, "--json").document == {"removed": 2}
+    assert run("job", "rm", first).code == NO
+    removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1")
+    assert (removed.code, removed.out) == (DONE, "1 job removed\n")
+    assert run("job", "count", mail, "--json").document["failed"] == 1

@@ -1,0 +1,93 @@
+"""The table of errors: every code our scripts can answer with stands in it, and each becomes the right error.
+
+Promises: a code that a Lua file returns and the table lacks fails here, as does a row that nothing returns.
+Risks: the codes of the server are those of Redis 7 and Valkey 9; a new one becomes ServerReplyError.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from redis.exceptions import ConnectionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
+
+from pinlater import errors
+from pinlater.errors import SCRIPT_CODES, SERVER_CODES, from_reply
+from pinlater.scripts import LUA_DIRECTORY
+from pinlater.sync_transport import _CODES, reply_error
+
+WHERE = "enqueue of queue 'q' on shard 1"
+CALL = re.compile(r"error_reply\(\s*(.)([^'\" ]*)")
+
+
+def lua_codes() -> dict[str, list[str]]:
+    """Every code that a script can answer with, and the files that do."""
+    codes: dict[str, list[str]] = {}
+    for path in sorted(LUA_DIRECTORY.rglob("*.lua")):
+        text = path.read_text("utf-8")
+        for quote, code in CALL.findall(text):
+            assert quote in "'\"", f"{path.name}: expected error_reply('CODE …, got a name: the code can not be read"
+            codes.setdefault(code, []).append(path.name)
+        assert text.count("error_reply") == len(CALL.findall(text)), path.name
+        assert "{ err =" not in text.replace("{err", "{ err"), f"{path.name}: an error past error_reply"
+    return codes
+
+
+def test_the_lua_files_answer_with_the_codes_of_the_table_and_no_others() -> None:
+    found = lua_codes()
+    assert {code: files for code, files in found.items() if code not in SCRIPT_CODES} == {}
+    assert {code for code in SCRIPT_CODES if code not in found} == set()
+
+
+@pytest.mark.parametrize("code", SCRIPT_CODES)
+def test_a_code_of_ours_becomes_its_error_and_tells_where(code: str) -> None:
+    error = from_reply(f"{code} what was wrong", WHERE)
+    assert type(error) is SCRIPT_CODES[code]
+    assert str(error) == f"{WHERE}: what was wrong"
+
+
+@pytest.mark.parametrize("code", SERVER_CODES)
+def test_a_code_of_the_server_becomes_its_error_and_is_quoted(code: str) -> None:
+    error = from_reply(f"{code} what was wrong", WHERE)
+    assert type(error) is SERVER_CODES[code]
+    assert str(error).startswith(WHERE)
+    assert code == "OOM" or f"{code} what was wrong" in str(error)
+
+
+def test_a_full_server_says_what_still_works() -> None:
+    assert "acks and dequeues still work" in str(from_reply("OOM command not allowed", WHERE))
+
+
+@pytest.mark.parametrize("text", ["ERR unknown command", "WRONGTYPE Operation against a key", "NEWCODE", "", "oom x"])
+def test_any_other_answer_is_named_as_not_known(text: str) -> None:
+    error = from_reply(text, WHERE)
+    assert type(error) is errors.ServerReplyError
+    assert text in str(error)
+
+
+def test_the_two_tables_do_not_overlap() -> None:
+    assert set(SCRIPT_CODES) & set(SERVER_CODES) == set()
+
+
+@pytest.mark.parametrize("kind", _CODES)
+def test_a_reply_whose_code_redis_py_cut_off_is_known_by_its_class(kind: type[RedisError]) -> None:
+    assert reply_error(kind("what was wrong")).text == f"{_CODES[kind]} what was wrong"
+    assert _CODES[kind] in SERVER_CODES
+
+
+def test_a_reply_whose_code_redis_py_kept_is_not_doubled() -> None:
+    assert reply_error(ResponseError("QUEUE_NOT_FOUND no such queue")).text == "QUEUE_NOT_FOUND no such queue"
+    assert reply_error(NoScriptError("No matching script.")).text == "NOSCRIPT No matching script."
+    full = OutOfMemoryError("command not allowed", status_code="OOM")
+    assert reply_error(full).text == "OOM command not allowed"
+
+
+def test_a_lost_connection_is_not_taken_for_a_reply() -> None:
+    with pytest.raises(ConnectionError):
+        reply_error(ConnectionError("gone"))
+
+
+def test_every_error_stands_in_the_one_tree() -> None:
+    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(found) > 10
+    assert [kind for kind in found if not issubclass(kind, errors.PinLaterError)] == []
