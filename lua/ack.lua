@@ -125,6 +125,7 @@ local function fail(group)
   end
   send('HSET', key_x, more)
   if failed[1] then send('ZADD', KEYS[f0 + group.level], failed) end
+  marked = marked + (#ready + #scheduled) / 2
   return admit(group.level, ready, scheduled), over
 end
 

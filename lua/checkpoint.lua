@@ -62,6 +62,7 @@ for _, job in ipairs(jobs) do
     leaves(running)
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
     local line = { at, job.id }
+    marked = marked + 1
     wake = admit(job.level, at <= now and line or nil, at > now and line or nil) or wake
   else
     local marks = byte(running, 11)

@@ -58,7 +58,7 @@ if paused then
   return empty_handed(finish('1' .. NO_DUE .. NOTHING_LEFT))
 end
 
-local any_due, any_extra = earliest <= now, call('EXISTS', key_x) == 1
+local any_due = earliest <= now
 if any_due then earliest = NEVER end
 local token_high, token_low = mint(1)
 local token = pack('>I4I4', token_high, token_low + 1)
@@ -87,7 +87,7 @@ end
 local function drop_bare(ready, line)
   local whole, bare = part(line)
   send('ZREM', ready, bare)
-  send('HDEL', key_x, bare)
+  marked = marked - call('HDEL', key_x, unpack(bare))
   call('HINCRBY', key_m, 'lost', #bare)
   holes = true
   return whole
@@ -107,7 +107,7 @@ local function take(level, n)
   end
   full = count < #ids
   if count == 0 then return 0 end
-  local extras = any_extra and call('HMGET', key_x, unpack(ids, 1, count)) or {}
+  local extras = marked > 0 and call('HMGET', key_x, unpack(ids, 1, count)) or {}
   local lefts, plain, extended, i = {}, string.char(sole), string.char(sole + 1), 0
   for r = 1, #records do
     local list = records[r]
@@ -125,6 +125,7 @@ local function take(level, n)
     lists[#lists + 1] = list
   end
   for k = #line, 2 * count + 1, -1 do line[k] = nil end
+  marked = marked - #lefts
   call('ZREMRANGEBYRANK', ready, 0, count - 1)
   send('HSET', KEYS[r0 + level], line)
   local block = pack('>BI2', level, count) .. concat(ids, '', 1, count)
@@ -133,15 +134,21 @@ local function take(level, n)
   return count
 end
 
+local empty_below
 for level = 1, levels do
   local n = want - total
-  if quotas ~= '' then n = math.min(n, unp('>I2', quotas, 2 * level - 1)) end
+  if quotas ~= '' then n = math.min(n, (unp('>I2', quotas, 2 * level - 1))) end
   if full then n = 0 end
   local due = any_due and move_due(level, n) or 0
   local taken = n > 0 and take(level, n) or 0
   total = total + taken
-  if n == 0 or taken == n or full or holes then due = due + call('ZCARD', KEYS[p0 + level]) end
-  left[level] = due
+  -- below a level where the limit was reached nothing is taken; most often there is nothing either, and one look is enough
+  if n == 0 and not empty_below then empty_below = call('EXISTS', unpack(KEYS, p0 + level, p0 + levels)) == 0 and 1 or 2 end
+  if n > 0 and taken < n and not full and not holes or empty_below == 1 then
+    left[level] = due
+  else
+    left[level] = due + call('ZCARD', KEYS[p0 + level])
+  end
 end
 
 -- One of those who wait holds the timer of the next scheduled job. Returns whether the caller does.

@@ -55,7 +55,10 @@ end
 for _, family in ipairs(SETS[state] or {}) do
   local key = KEYS[family + at]
   local found = named > 0 and pick(key, ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
-  if found[1] then send('ZREM', key, found) end
+  if found[1] then
+    send('ZREM', key, found)
+    if family == p0 or family == d0 then marked = marked - call('HDEL', key_x, unpack(found)) end
+  end
   for _, id in ipairs(found) do gone[#gone + 1] = id end
   if call('ZCARD', key) > 0 then more = 1 end
 end

@@ -74,6 +74,7 @@ local function give_back(level, ids, lease)
   if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
   counts.retried, counts.failed = counts.retried + #ready / 2, counts.failed + #failed / 2
   send('ZADD', KEYS[p0 + level], ready)
+  marked = marked + #ready / 2
   return ready[1] ~= nil
 end
 

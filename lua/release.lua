@@ -16,7 +16,7 @@ while at <= #groups do
   if level < 1 or level > levels or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
   at = at + 3
   local values = call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n))
-  local part = { level = level, ids = {}, ready = {} }
+  local part = { level = level, ids = {}, ready = {}, marked = 0 }
   local i = 0
   while i < n do
     local token, run = unp('>c8I2', groups, at)
@@ -27,6 +27,7 @@ while at <= #groups do
         taken[id] = true
         leaves(value)
         part.ids[#part.ids + 1] = id
+        if byte(value, 11) % 2 == 1 then part.marked = part.marked + 1 end
         part.ready[#part.ready + 1] = sub(value, floor(byte(value, 11) / 2) % 2 == 1 and 20 or 12)
         part.ready[#part.ready + 1] = id
       else
@@ -44,6 +45,7 @@ if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' ..
 for _, part in ipairs(plan) do
   send('HDEL', KEYS[r0 + part.level], part.ids)
   send('ZADD', KEYS[p0 + part.level], part.ready)
+  marked = marked + part.marked
 end
 settle_leases()
 if plan[1] then ring() end

@@ -35,5 +35,6 @@ for i, id in ipairs(ids) do
 end
 send('ZREM', failed, ids)
 send('HSET', key_x, more)
+marked = marked + #ids
 if admit(at, score <= now and line or nil, score > now and line or nil) then ring() end
 return finish(pack('>I4', #ids))

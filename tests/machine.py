@@ -17,7 +17,6 @@ from pinlater.exchange import Command, Flow, ReplyError, Send, send
 from pinlater.scripts import load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
-
 from tests.model import HOUR_MS, Model
 from tests.servers import Server, wait_until
 

@@ -26,6 +26,9 @@ LINES = 160
 
 # unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
 BOUNDED = {
+    "bare": "of one claim: 1,000",
+    "found": "of one page or the ids named: 1,000",
+    "KEYS, p0 + level, p0 + levels": "100 levels",
     "values, first, math.min(first + 1999, #values)": "send: chunks of 2,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",

@@ -25,12 +25,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
 from pinlater import Ack, Checkpoint, Job, NewJob, QueueConfig, State
 from pinlater.audit import audit_queue
 from pinlater.errors import EnqueueRefused, InvalidArgument, QueueNotFound
 from pinlater.exchange import write
 from pinlater.shards import shard_for_key
-
 from tests.machine import FrozenClock, Rig
 from tests.model import FAILED, PENDING, RUNNING, Model, run_after, split
 from tests.servers import KINDS, Server

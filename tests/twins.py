@@ -167,9 +167,8 @@ def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes,
         entries.append((job.priority, kind, job.run_after_ms or job.delay_ms or 0))
         statuses += _status_run(position, job.status)
         records.append(struct.pack(">BHB", 1, job.attempts, job.priority) + job.body)
-    if entries and set(entries) == {(entries[0][0], 0, 0)}:
-        return bytes([entries[0][0]]), bytes(statuses), records
-    spec = b"".join(struct.pack(">BBHI", p, kind, ms >> 32, ms & 0xFFFFFFFF) for p, kind, ms in entries)
+    runs = [(entry, len(list(run))) for entry, run in groupby(entries)]
+    spec = b"".join(struct.pack(">BBHIH", p, kind, ms >> 32, ms & 0xFFFFFFFF, n) for (p, kind, ms), n in runs)
     return spec, bytes(statuses), records
 
 

@@ -133,7 +133,10 @@ def pack_statuses(texts: Iterable[bytes]) -> bytes:
 
 
 def pack_specs(jobs: Sequence[Job]) -> bytes:
-    return b"".join(struct.pack(">BB", job.priority, job.kind) + job.ms.to_bytes(6, "big") for job in jobs)
+    runs = itertools.groupby((job.priority, job.kind, job.ms) for job in jobs)
+    return b"".join(
+        struct.pack(">BB6sH", priority, kind, ms.to_bytes(6, "big"), len(list(run))) for (priority, kind, ms), run in runs
+    )
 
 
 def pack_runs(tokens: Iterable[bytes]) -> bytes:

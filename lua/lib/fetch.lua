@@ -1,9 +1,12 @@
 -- Records of ids within a byte budget. Chunks grow fourfold, so that large bodies are noticed before many are read.
 local bytes_read = 0
+-- The first chunk may not be more than this, were every body as large as the queue allows.
+local FIRST_CHUNK_BYTES = 64 * 1024 * 1024
 
 -- Returns lists of records (in the ids' order) and how many there are, or nothing if an id has none.
 local function fetch(ids, budget)
-  local lists, count, chunk, read_before = {}, 0, 16, bytes_read
+  local lists, count, read_before = {}, 0, bytes_read
+  local chunk = math.max(1, math.min(64, floor(FIRST_CHUNK_BYTES / unp('>I4', config, 31))))
   while count < #ids do
     local last = math.min(count + chunk, #ids)
     local records = call('HMGET', key_j, unpack(ids, count + 1, last))

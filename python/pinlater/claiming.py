@@ -57,14 +57,14 @@ class _Source:
 
 
 class Claimer:
-    """room: how many jobs may be claimed now. take: gets the queue, the claim, and when it was sent."""
+    """room: how many jobs may be claimed now. take: gets the queue, claims with jobs, and when they were sent."""
 
     def __init__(
         self,
         client: AsyncClient,
         queues: Sequence[str],
         room: Callable[[], int],
-        take: Callable[[str, Claim, float], None],
+        take: Callable[[str, list[Claim], float], None],
     ) -> None:
         self._client = client
         self._room = room
@@ -187,9 +187,8 @@ class Claimer:
     def _answered(self, source: _Source, claims: list[Claim]) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
-        for claim in full:
-            self._take(source.queue, claim, source.sent_s)
         if full:
+            self._take(source.queue, full, source.sent_s)
             source.hungry = True
             return
         now_s = time.monotonic()

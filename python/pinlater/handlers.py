@@ -23,7 +23,7 @@ Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
 
 def load_handler(name: str) -> Handler:
-    """The function that `module:function` names; the current directory is on the path. Raises InvalidArgument."""
+    """The function that `module:function` names, the current directory on the path. Or InvalidArgument."""
     module_name, colon, attributes = name.partition(":")
     if not colon or not module_name or not attributes:
         raise InvalidArgument(f"handler: expected module:function, got {name!r}")
@@ -60,12 +60,12 @@ def check_handler(handler: Any) -> Handler:
 
 def is_async(handler: Handler) -> bool:
     """Whether calling the handler gives a coroutine (an object with an async __call__ included)."""
-    call = getattr(handler, "__call__", None)  # noqa: B004: the method itself, not whether there is one
+    call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
 async def call_async(handler: Handler, job: Job) -> None:
-    """Awaits an async handler. What would end the loop (SystemExit, KeyboardInterrupt) is an error of the job."""
+    """Awaits an async handler. What would end the loop (SystemExit …) is an error of the job."""
     try:
         await handler(job)
     except (SystemExit, KeyboardInterrupt) as error:

@@ -37,6 +37,8 @@ REPLY_BYTES: Final = 4 * 1024 * 1024
 #: What a script said of a queue is trusted for so long before it is peeked again.
 HINT_S: Final = 0.05
 
+# one run of a spec, less what only the script needs: priority and how many
+_RUN: Final = struct.Struct(">B7xH")
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 
@@ -133,8 +135,8 @@ def _enqueue_at(place: QueueShard, jobs: list[Any], deadline_s: float, patient: 
         return [spec, statuses, *records]
 
     def descriptors(reply: list[Any]) -> list[str]:
-        spec = packed[0]
-        priorities = spec[0] if len(spec) == 1 else spec[::8]
+        runs = list(_RUN.iter_unpack(packed[0]))
+        priorities = runs[0][0] if len(runs) == 1 else b"".join(bytes([priority]) * n for priority, n in runs)
         first = int.from_bytes(reply[2], "big")
         return _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(jobs))
 

@@ -24,8 +24,7 @@ class Server:
     """One server. `contacted`: a connection to it has worked before (then a refused one is worth waiting for)."""
 
     def __init__(self, url: str) -> None:
-        scheme = urlsplit(url).scheme if isinstance(url, str) else None
-        if scheme not in SCHEMES:
+        if _scheme(url) not in SCHEMES:
             raise InvalidArgument(f"server URL: expected redis://, rediss://, unix:// or embedded://, got {hide_password(url)!r}")
         self.url = url
         self.contacted = False
@@ -84,9 +83,17 @@ def check_url(url: str) -> None:
         embedded.check_url(url)
         return
     try:
-        redis.ConnectionPool.from_url(url)
-    except (ValueError, TypeError) as error:
+        pool = redis.ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)  # made, not connected
+    except (ValueError, TypeError, redis.RedisError) as error:
         raise InvalidArgument(f"server URL {hide_password(url)!r}: {error}") from None
+
+
+def _scheme(url: object) -> str | None:
+    try:
+        return urlsplit(url).scheme if isinstance(url, str) else None
+    except ValueError:  # brackets that are no IPv6 address
+        return None
 
 
 def hide_password(url: object) -> str:

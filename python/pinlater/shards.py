@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-from pinlater.config import QueueConfig, StoredConfig, check_shard_name
+from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.errors import InvalidArgument
 from pinlater.keys import script_keys, wake_channel
 from pinlater.lanes import LanePool
@@ -101,9 +101,11 @@ class Session:
 
     def place(self, queue: str, shard: str) -> QueueShard:
         """What is known of a queue on a shard."""
-        known = self._queues.get((queue, shard))
+        # what is no text may have no hash
+        known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
-            known = self._queues.setdefault((queue, shard), QueueShard(queue, self._shard(shard), self.id))
+            made = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            known = self._queues.setdefault((queue, shard), made)
         return known
 
     def places(self, queue: str) -> list[QueueShard]:
@@ -112,6 +114,7 @@ class Session:
 
     def known_config(self, queue: str) -> QueueConfig | None:
         """A queue's configuration, if one of its shards told it."""
+        check_queue_name(queue)
         for shard in self.shards:
             known = self._queues.get((queue, shard))
             if known is not None and known.stored is not None and not known.stored.deleted:

@@ -143,7 +143,7 @@ class Supervisor:
         return [child.process.pid for child in self._children if child.process is not None]
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT; then passes it on, waits for every child; returns 1 if one ended badly, else 0."""
+        """Until SIGTERM or SIGINT; then passes it on and waits. Returns 1 if a child ended badly then, else 0."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         previous_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -261,7 +261,7 @@ def run_workers(
     processes: int,
     command: Sequence[str],
 ) -> int:
-    """`processes` worker processes; one runs here, several under a Supervisor. command: starts one of several.
+    """`processes` worker processes: one runs here, several under a Supervisor. command: starts one of them.
 
     Returns the exit code.
     """

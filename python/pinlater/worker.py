@@ -216,17 +216,18 @@ class Worker:
             self._rate_since_s, self._ended_since = now_s, 0
         return self._rate
 
-    def _take(self, queue: str, claim: Claim, sent_s: float) -> None:
-        jobs = claim.jobs
+    def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
         session = self._client._session
-        place = session.place(queue, jobs[0].shard)
-        config = (
-            place.stored.config if place.stored is not None else session.known_config(queue) or QueueConfig()
-        )
-        lease = self._renewal.hold(place, claim.token, len(jobs), config, sent_s)
-        self._stats.claimed += len(jobs)
-        self._bytes += sum([len(job.body) for job in jobs])
-        self._waiting.extend([Held(job, lease) for job in jobs])
+        for claim in claims:
+            jobs = claim.jobs
+            place = session.place(queue, jobs[0].shard)
+            known = place.stored.config if place.stored is not None else session.known_config(queue)
+            lease = self._renewal.hold(place, claim.token, len(jobs), known or QueueConfig(), sent_s)
+            self._stats.claimed += len(jobs)
+            self._bytes += sum([len(job.body) for job in jobs])
+            self._waiting.extend([Held(job, lease) for job in jobs])
+        if len(claims) > 1:  # of several shards
+            self._waiting = deque(sorted(self._waiting, key=lambda held: held.job.priority))
         self._start_waiting()
 
     def _check_lost(self) -> None:

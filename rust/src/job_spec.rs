@@ -21,7 +21,8 @@ struct Limits {
 /// The spec and the statuses so far.
 #[derive(Default)]
 struct JobSpec {
-    entries: Vec<(u8, u8, u64)>,
+    /// (priority, kind, ms) and how many jobs in a row have them
+    runs: Vec<((u8, u8, u64), u16)>,
     statuses: Vec<u8>,
 }
 
@@ -71,26 +72,30 @@ impl JobSpec {
         limits.check_body(body.len())?;
         let Some(job) = job else {
             limits.check_priority(DEFAULT_PRIORITY)?;
-            self.entries.push((DEFAULT_PRIORITY, 0, 0));
+            self.add_entry((DEFAULT_PRIORITY, 0, 0));
             return Ok(Record { attempts_allowed: DEFAULT_ATTEMPTS, priority: DEFAULT_PRIORITY, body });
         };
         limits.check_priority(job.priority)?;
         let (kind, ms) = job.when();
-        self.entries.push((job.priority, kind, ms));
+        self.add_entry((job.priority, kind, ms));
         push_status(&mut self.statuses, position, &job.status);
         Ok(Record { attempts_allowed: job.attempts, priority: job.priority, body })
     }
 
-    /// One byte if all jobs have one priority and run now, else 8 a job.
-    fn pack(&self) -> Vec<u8> {
-        let Some((first, _, _)) = self.entries.first() else { return Vec::new() };
-        if self.entries.iter().all(|entry| *entry == (*first, 0, 0)) {
-            return vec![*first];
+    fn add_entry(&mut self, entry: (u8, u8, u64)) {
+        match self.runs.last_mut() {
+            Some((last, count)) if *last == entry && *count < u16::MAX => *count += 1,
+            _ => self.runs.push((entry, 1)),
         }
-        let mut spec = Vec::with_capacity(8 * self.entries.len());
-        for (priority, kind, ms) in &self.entries {
+    }
+
+    /// 10 bytes a run.
+    fn pack(&self) -> Vec<u8> {
+        let mut spec = Vec::with_capacity(10 * self.runs.len());
+        for ((priority, kind, ms), count) in &self.runs {
             spec.extend([*priority, *kind]);
             spec.extend(u48_bytes(*ms));
+            spec.extend(count.to_be_bytes());
         }
         spec
     }
