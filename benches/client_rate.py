@@ -1,7 +1,7 @@
 """Jobs a second that the clients put in, against LPUSH through redis-py.
 
-Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made beforehand, and turns within one process.
-Risks: client and server share the machine's cores, so the ratio falls a little where there is only one.
+Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made beforehand, and turns
+within one process. Risks: client and server share the machine's cores, so the ratio falls a little where there is only one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def closed_loop(kind: Kind, options: Options) -> list[Figure]:
     with serving(kind) as server:
         ours, theirs = uvloop.run(_closed_loop(server, seconds, options.rounds))
     note = f"ours {per_job(ours, 'jobs/s')}, LPUSH {per_job(theirs, '/s')}"
-    return [figure(f"5 enqueue rate, {TASKS} tasks in a closed loop", kind, ratios(ours, theirs), 5, 10, at_least=True, note=note)]
+    name = f"5 enqueue rate, {TASKS} tasks in a closed loop"
+    return [figure(name, kind, ratios(ours, theirs), 5, 10, at_least=True, note=note)]
 
 
 async def _closed_loop(server: Server, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
@@ -88,7 +89,7 @@ def hundreds(kind: Kind, options: Options) -> list[Figure]:
             clear()
             return rate
 
-        sides = {
+        sides: dict[str, Callable[[], float]] = {
             "ours": lambda: measure(lambda: client.enqueue_many("hundreds", bodies), lambda: client.purge("hundreds")),
             "theirs": lambda: measure(push, lambda: bare.delete(LIST)),
         }

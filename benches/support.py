@@ -1,7 +1,8 @@
 """What every figure is made with: a raw connection, interleaved rounds, and the table that says which bar is met.
 
-Promises that the two sides of a ratio are measured in turns within one round, in changing order, and that a figure is the median of the rounds'
-ratios. Risks: absolute numbers are those of this machine in this minute; only ratios of one run mean something.
+Promises that the two sides of a ratio are measured in turns within one round, in changing order, and that a figure is the
+median of the rounds' ratios. Risks: absolute numbers are those of this machine in this minute; only ratios of one run mean
+something.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def serving(kind: Kind) -> Iterator[Server]:
 def apart(server: Server) -> Iterator[None]:
     """The server's process on a core of its own, this one on the others.
 
-    Left alone, the kernel puts a quick client on the server's core, where a wake-up is a third as dear, and a slower one elsewhere: then a ratio
-    of one-job calls compares two placements, not two pieces of work. With one core there is nothing to choose.
+    Left alone, the kernel puts a quick client on the server's core, where a wake-up costs a third, and a slower one elsewhere:
+    then a ratio of one-job calls compares two placements, not two pieces of work. With one core there is nothing to choose.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
@@ -123,7 +124,8 @@ class Native:
     """A bare connection: one pipeline is one packet out and one read loop, as lean as a native client can be."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = redis.Connection(host="127.0.0.1", port=server.port)
+        kind: Any = redis.Connection  # redis-py leaves it untyped
+        self._connection = kind(host="127.0.0.1", port=server.port)
         self._connection.connect()
 
     def pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:

@@ -1,7 +1,8 @@
 """What a worker costs: CPU a job when busy, time to start a job and round trips when idle.
 
-Promises that workers run in processes of their own (worker_process.py), and that what they are compared with runs in turns with them: the gather
-in the same process before and after, the PUBLISH half a tick after each job. Risks: a busy machine lengthens p99 of both.
+Promises that workers run in processes of their own (worker_process.py), and that what they are compared with runs in turns with
+them: the gather in the same process before and after, the PUBLISH half a tick after each job. Risks: a busy machine lengthens
+p99 of both.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def drain(kind: Kind, options: Options) -> list[Figure]:
 
 
 def latency(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 8: from before enqueue to the handler's start, over a PUBLISH's way to a bare subscriber; producer and workers are processes apart."""
+    """Figure 8: from before enqueue to the handler's start, over a PUBLISH's way to a bare subscriber.
+
+    Producer, workers and subscriber are processes apart; the bodies carry CLOCK_MONOTONIC stamps.
+    """
     return [each for workers in (1, 100) for each in _latency(kind, options, workers)]
 
 
@@ -115,7 +119,7 @@ def _sleep_until(when_s: float) -> None:
 
 
 def idle(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 9: commands that an idle worker's connections send on their own, without the monitor's, as the server's MONITOR shows them."""
+    """Figure 9: what an idle worker sends on its own, as the server's MONITOR shows it, without its monitor's scripts."""
     seconds = options.scaled(120, 30)
     with serving(kind) as server, Client(server.url) as client:
         client.create_queue(QUEUE)

@@ -2,8 +2,8 @@
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same clock in every process
-of a machine. Risks nothing.
+Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same clock in
+every process of a machine. Risks nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def subscribe(url: str, channel: str, _: int) -> list[float]:
     """A bare connection that reads messages; µs from each one's stamp to its arrival."""
     server, found, parser = urlsplit(url), list[float](), hiredis.Reader()
     reader, writer = await asyncio.open_connection(server.hostname, server.port)
-    writer.write(hiredis.pack_command((b"SUBSCRIBE", channel)))
+    writer.write(b"SUBSCRIBE %b\r\n" % channel.encode())
 
     async def listen() -> None:
         while data := await reader.read(65_536):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlater import Client, QueueConfig
+from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, Failure, explain
 from pinlater.cli.output import duration, moment, preview, size
 from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull
@@ -162,39 +162,33 @@ def test_version(run: Run, server: Server) -> None:
 # --- roles
 
 
-HANDLER = """
-import os, signal
-def done(job):
-    with open(os.environ["DONE"], "ab") as file:
-        file.write(job.body)
-    if job.body == b"last":
-        os.kill(os.getppid() if os.environ.get("PARENT") else os.getpid(), signal.SIGTERM)
-"""
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_worker(server: Server, tmp_path: Path, processes: int) -> None:
-    (tmp_path / "handlers.py").write_text(HANDLER)
+    (tmp_path / "handlers.py").write_text("def done(job):\n    assert job.body == b'good', 'no good'\n")
+    command = [sys.executable, "-m", "pinlater", "worker", "handlers:done", "--queue", "mail", "--json"]
+    environment = {**os.environ, "PINLATER_URL": server.url}
     with Client(server.url) as client:
         client.create_queue("mail")
-        client.enqueue_many("mail", [b"first", b"last"])
-        command = [sys.executable, "-m", "pinlater", "worker", "handlers:done", "--queue", "mail", "--concurrency", "1"]
-        environment = {**os.environ, "PINLATER_URL": server.url, "DONE": str(tmp_path / "done")}
-        if processes > 1:
-            environment["PARENT"] = "yes"
-        ended = subprocess.run(
-            [*command, "--processes", str(processes), "--json"],
+        client.enqueue_many("mail", [NewJob(body, attempts=1) for body in (b"good", b"bad")])
+        with subprocess.Popen(
+            [*command, "--processes", str(processes)],
             cwd=tmp_path,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=30,
-        )
-        assert ended.returncode == DONE, ended.stderr
-        assert json.loads(ended.stdout.splitlines()[-1]) == {"role": "worker", "exit_code": 0}
-        assert (tmp_path / "done").stat().st_size == len(b"firstlast")
-        assert client.count("mail").pending == client.count("mail").in_progress == 0
+        ) as process:
+            assert process.stderr is not None
+            started = 0
+            while started < processes:  # a signal before that would end a process that can not take it yet
+                line = process.stderr.readline()
+                assert line, "the worker ended"
+                started += "working on mail" in line
+            wait_until(lambda: client.count("mail") == CountsByState(failed=1), "one job done, one failed")
+            process.terminate()
+            out, _ = process.communicate(timeout=30)
+        assert process.returncode == DONE
+        assert json.loads(out.splitlines()[-1]) == {"role": "worker", "exit_code": 0}
 
 
 def test_monitor_runs_until_a_signal(server: Server) -> None:

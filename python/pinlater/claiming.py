@@ -264,7 +264,8 @@ class Claimer:
         finally:
             self._subscribing.discard(server)
         for source in self._sources.values():
-            source.hungry = True
+            # rung: a claim under way may be answered for a moment before the subscription stood
+            source.hungry = source.rung = True
         self._changed.set()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

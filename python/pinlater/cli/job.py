@@ -174,7 +174,7 @@ def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
     if info.claim:
         yield "claimed by", info.claim
     if info.status:
-        yield "status", printable(info.status)
+        yield "status", "\n".join(map(printable, info.status.splitlines()))
     if info.body is not None:
         yield "body", printable(info.body)
 
@@ -224,7 +224,8 @@ def _print_jobs(found: list[JobInfo], body: bool) -> None:
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
         cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([info.claim] if running else [])]
-        rows.append([*cells, preview(info.status), *([preview(info.body or b"")] if body else [])])
+        newest = preview(info.status.splitlines()[-1]) if info.status else ""
+        rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
 
 
