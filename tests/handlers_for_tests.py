@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Line(NamedTuple):
-    """event: start or end. Times are monotonic nanoseconds."""
+    """event: start, end or fail. Times are monotonic nanoseconds."""
 
     event: str
     descriptor: str
@@ -79,18 +79,20 @@ def body(do: str = "nothing", **arguments: Any) -> bytes:
 
 
 async def work(job: Job) -> None:
-    """gate: until a file is there. last: for so many seconds. gil: holds it for so long. fail: with this chance."""
+    """gate: until a file is there. last: for so many seconds. gil: holds it for so long. fail: with this chance, after
+    up to so many seconds. spin: never lets the loop go on. exit: ends the process."""
     note("start", job)
     match json.loads(job.body):
         case {"do": "gate", "path": path}:
-            while not Path(path).exists():
-                await asyncio.sleep(POLL_S)
+            await until(Path(path).exists, "the gate", 600.0)
         case {"do": "last", "seconds": seconds}:
             await asyncio.sleep(seconds)
         case {"do": "gil", "seconds": seconds}:
             hold_gil(seconds)
-        case {"do": "fail", "chance": chance}:
+        case {"do": "fail", "chance": chance, "seconds": seconds}:
+            await asyncio.sleep(random.random() * seconds)
             if random.random() < chance:
+                note("fail", job)
                 raise ValueError("as told")
         case {"do": "spin"}:
             while True:
@@ -154,7 +156,9 @@ class WorkerProcesses:
         self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any
     ) -> subprocess.Popen[bytes]:
         """One process; config: of WorkerConfig."""
-        told = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
+        told = json.dumps(
+            {"shards": self.shards, "queues": list(queues), "handler": handler, "config": config}
+        )
         return self.run([sys.executable, "-m", "tests.handlers_for_tests", told])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:

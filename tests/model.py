@@ -107,13 +107,18 @@ class Model:
     # changes
 
     def enqueue(self, descriptors: list[str], jobs: Iterable[NewJob], now_ms: int) -> None:
+        """Ids grow in the order given, for jobs with a key and those without one apart: they may leave in two calls."""
+        before = {(shard, keyed): last for shard, last in self.last_id.items() for keyed in (True, False)}
         for descriptor, new in zip(descriptors, jobs, strict=True):
             at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms)
             job = ModelJob(descriptor, new.body, new.attempts, new.attempts, at_ms, now_ms, new.status)
             assert job.priority == new.priority
             assert job.id >> 19 == now_ms
-            assert job.id > self.last_id.get(job.shard, 0), "an id came back, or arrival order is lost"
-            self.last_id[job.shard] = job.id
+            line = job.shard, new.key is not None
+            assert job.id > before.get(line, 0), "an id came back, or the order of arrival is lost"
+            assert descriptor not in self.jobs
+            before[line] = job.id
+            self.last_id[job.shard] = max(self.last_id.get(job.shard, 0), job.id)
             self.jobs[descriptor] = job
 
     def claim(self, jobs: Iterable[Job], now_ms: int) -> None:

@@ -311,7 +311,8 @@ class Machine(RuleBasedStateMachine):
             else:
                 seen.add(held.descriptor)
                 self.model.checkpoint(held, each, self.now_ms)
-        assert self.client.checkpoint(*said) == refused
+        answer = self.client.checkpoint(*said)
+        assert answer == refused, (self.now_ms, said, answer, refused, self.model.leases)
 
     # bringing back and removing
 

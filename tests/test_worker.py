@@ -48,7 +48,9 @@ async def ended(client: AsyncClient, queue: str = "q") -> bool:
 async def idle(worker: Worker) -> None:
     """The worker found nothing, is registered, and waits."""
     claimer = worker._claimer
-    await until(lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker")
+    await until(
+        lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker"
+    )
 
 
 @on_loop
@@ -223,7 +225,9 @@ async def test_no_claim_while_the_bodies_held_are_too_many_bytes(server: Server)
     async with clients(server) as (client, own):
         # two shards with two jobs each: a claim's own budget (4 MiB a shard) lets them pass together, no more follow
         await client.enqueue_many("q", [bytes(1024 * 1024)] * 30)
-        async with Worker(own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)) as worker:
+        async with Worker(
+            own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)
+        ) as worker:
             await until(lambda: len(worker._running) > 0, "running jobs")
             first = worker.stats.claimed
             claims = worker.stats.claims
@@ -251,20 +255,22 @@ async def test_acks_leave_in_batches(server: Server) -> None:
 
 @on_loop
 async def test_a_ring_wakes_an_idle_worker_and_it_polls_nothing(server: Server) -> None:
-    async with clients(server) as (client, own):
-        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+    async with (
+        clients(server) as (client, own),
+        Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker,
+    ):
+        await idle(worker)
+        for round_ in range(1, 6):
+            await client.enqueue("q", b"")
+            await until(lambda: worker.stats.succeeded == round_, "the job", DEADLINE_S)  # noqa: B023
             await idle(worker)
-            for round_ in range(1, 6):
-                await client.enqueue("q", b"")
-                await until(lambda: worker.stats.succeeded == round_, "the job", DEADLINE_S)  # noqa: B023
-                await idle(worker)
-            claims = worker.stats.claims
-            server.call("CONFIG", "RESETSTAT")
-            await client.create_queue("other")
-            await client.enqueue("other", b"")
-            # what a worker sends to claim: nobody rang, so there is none of it
-            assert worker.stats.claims == claims
-            assert all(call["calls"] <= 8 for call in server.info("commandstats").values())
+        claims = worker.stats.claims
+        server.call("CONFIG", "RESETSTAT")
+        await client.create_queue("other")
+        await client.enqueue("other", b"")
+        # what a worker sends to claim: nobody rang, so there is none of it
+        assert worker.stats.claims == claims
+        assert all(call["calls"] <= 8 for call in server.info("commandstats").values())
 
 
 @on_loop
@@ -281,7 +287,9 @@ async def test_scheduled_job_runs_at_its_time_on_one_of_several_idle_workers(ser
             await idle(worker)
         due_ms = server.time_ms() + 700
         await client.enqueue("q", b"", run_after_ms=due_ms)
-        await until(lambda: sum(worker.stats.succeeded for worker in workers) == 1, "the scheduled job", DEADLINE_S)
+        await until(
+            lambda: sum(worker.stats.succeeded for worker in workers) == 1, "the scheduled job", DEADLINE_S
+        )
         assert early == [False]
         for worker in workers:
             await worker.stop()
@@ -304,7 +312,9 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
             await client.enqueue("q", b"blocks")
             await until(lambda: len(full._running) == 1, "the blocking job")
             async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as free:
-                await until(lambda: free.stats.succeeded == 1, "the scheduled job on the free worker", DEADLINE_S)
+                await until(
+                    lambda: free.stats.succeeded == 1, "the scheduled job on the free worker", DEADLINE_S
+                )
                 for count in range(2, 6):
                     await idle(free)
                     await client.enqueue("q", b"")
@@ -315,12 +325,11 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
 
 @on_loop
 async def test_queue_created_after_the_worker_started(server: Server) -> None:
-    async with clients(server) as (client, own):
-        async with Worker(own, ["q", "young"], nothing) as worker:
-            await until(lambda: worker._claimer._sources["young"].not_before_s > 0, "a refused claim")
-            await client.create_queue("young")
-            await client.enqueue("young", b"")
-            await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
+    async with clients(server) as (client, own), Worker(own, ["q", "young"], nothing) as worker:
+        await until(lambda: worker._claimer._sources["young"].not_before_s > 0, "a refused claim")
+        await client.create_queue("young")
+        await client.enqueue("young", b"")
+        await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
 
 
 @on_loop

@@ -17,7 +17,7 @@ from tests.conftest import FreshServer
 from tests.handlers_for_tests import Record, WorkerProcesses, body
 from tests.servers import KINDS, Kind, Server, wait_until
 
-LEASE_S, TICK_S = 2.0, 0.5
+LEASE_S, TICK_S = 1.5, 0.25
 DEADLINE_S = 60.0
 JUMPS_S = [3600.0, -3600.0, -5.0]
 

@@ -44,7 +44,7 @@ async def test_server_killed_and_restarted_under_load(fresh_server: FreshServer,
         worker = Worker(own, "q", handler, WorkerConfig(tick_s=0.5))
         await worker.start()
         producing = asyncio.create_task(produce(client))
-        for round_ in range(1, 4):
+        for _ in range(3):
             before = worker.stats.succeeded
             await until(lambda: worker.stats.succeeded >= before + 100, "work", DEADLINE_S)  # noqa: B023
             await asyncio.to_thread(server.restart, kill=True)
@@ -98,7 +98,9 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             await until(lambda: len(ran) == 2, "the next job", RING_S)
 
 
-@pytest.mark.parametrize("what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"])
+@pytest.mark.parametrize(
+    "what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"]
+)
 @on_loop
 async def test_connections_killed_by_the_server(server: Server, what: tuple[str, str]) -> None:
     ran = []

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, NewJob, QueueConfig
+from tests.conftest import FreshServer
 from tests.handlers_for_tests import Record, WorkerProcesses, body
-from tests.servers import Server, is_alive, wait_until
+from tests.servers import Server, wait_until
 
 LEASE_MS = 1_000
 TICK_S = 0.3
@@ -50,7 +51,9 @@ def wait_ended(client: Client) -> None:
     wait_until(lambda: all_ended(client), "every job to end", DEADLINE_S)
 
 
-def test_killed_in_the_middle_of_a_job(client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path) -> None:
+def test_killed_in_the_middle_of_a_job(
+    client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = client.enqueue("q", body("gate", path=str(gate)), attempts=2)
     first = workers.start(tick_s=TICK_S)
@@ -75,7 +78,9 @@ def test_killed_in_its_last_attempt(client: Client, workers: WorkerProcesses, re
     assert record.count("start") == 1
 
 
-def test_stopped_past_its_lease(client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path) -> None:
+def test_stopped_past_its_lease(
+    client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = client.enqueue("q", body("gate", path=str(gate)))
     first = workers.start(tick_s=TICK_S)
@@ -96,7 +101,7 @@ def test_prefetched_jobs_of_a_stopped_process_do_not_run_twice(
     gate = tmp_path / "gate"
     # a burst, so that the rate is high and the backlog is prefetched
     client.enqueue_many("q", [body()] * 300 + [body("gate", path=str(gate))] * 20)
-    first = workers.start(tick_s=TICK_S, concurrency=2, prefetch=18)
+    first = workers.start(tick_s=TICK_S, concurrency=2, prefetch=18, stop_timeout_s=3)
     record.wait("end", 300, DEADLINE_S)
     record.wait("start", 302, DEADLINE_S)
     first.send_signal(signal.SIGSTOP)
@@ -123,7 +128,8 @@ def test_gil_held_for_three_leases(client: Client, workers: WorkerProcesses, rec
 
 
 def test_backlog_behind_long_jobs(client: Client, workers: WorkerProcesses, record: Record) -> None:
-    client.enqueue_many("q", [body()] * 200 + [body("last", seconds=5 * LEASE_MS / 1000)] * 8)
+    client.configure_queue("q", lease_ms=LEASE_MS // 2)
+    client.enqueue_many("q", [body()] * 200 + [body("last", seconds=5 * LEASE_MS / 2000)] * 8)
     for _ in range(2):
         workers.start(tick_s=TICK_S, concurrency=2, prefetch=8)
     wait_ended(client)
@@ -149,7 +155,9 @@ def test_stopped_gracefully_under_load_again_and_again(
     assert (record.count("end"), client.count("q").succeeded) == (3_000, 3_000)
 
 
-def test_second_signal_is_at_once(client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path) -> None:
+def test_second_signal_is_at_once(
+    client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
+) -> None:
     client.enqueue_many("q", [NewJob(body("gate", path=str(tmp_path / "never")), attempts=1)] * 3)
     process = workers.start(stop_timeout_s=3600)
     record.wait("start", 3)
@@ -162,15 +170,29 @@ def test_second_signal_is_at_once(client: Client, workers: WorkerProcesses, reco
     assert (client.count("q").pending, client.count("q").failed, record.count("start")) == (4, 0, 3)
 
 
-@pytest.mark.parametrize(("handler", "do", "code"), [("plain", "hang", 0), ("work", "spin", 1)])
-def test_a_handler_that_hangs_does_not_keep_the_process(
-    client: Client, workers: WorkerProcesses, record: Record, handler: str, do: str, code: int
+def test_a_hung_thread_does_not_keep_the_process(
+    client: Client, workers: WorkerProcesses, record: Record
 ) -> None:
-    client.enqueue("q", body(do))
-    process = workers.start(handler=handler, stop_timeout_s=0.2)
+    client.enqueue("q", body("hang"))
+    process = workers.start(handler="plain", stop_timeout_s=0.2)
     record.wait("start", 1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(DEADLINE_S) == code
-    assert not is_alive(process.pid)
-    counts = client.count("q")
-    assert (counts.pending, counts.in_progress) == ((1, 0) if code == 0 else (0, 1))
+    assert process.wait(DEADLINE_S) == 0
+    assert client.count("q").pending == 1
+
+
+def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshServer, tmp_path: Path) -> None:
+    server, record = fresh_server(), Record(tmp_path / "record")
+    workers = WorkerProcesses({"1": server.url}, record, tmp_path / "log")
+    with Client(server.url) as client:
+        client.create_queue("q")
+        client.enqueue("q", body("spin"))
+        process = workers.start(stop_timeout_s=0.0)
+        record.wait("start", 1)
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(DEADLINE_S) == 1
+        finally:
+            workers.end()
+        assert "handlers_for_tests.py" in workers.logged()  # the traceback says who was in the way
+        assert client.count("q").in_progress == 1

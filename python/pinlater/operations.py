@@ -52,27 +52,26 @@ def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], d
     places = yield from known_places(session, queue, deadline_s)
     if not jobs:
         return []
-    _validate(jobs, places)
-    parts = [
-        (candidates, part)
-        for candidates, positions in _by_place(session, places, jobs)
-        for part in _parts(jobs, positions, places)
-    ]
+    sizes = _validate(jobs, places)
+    parts = [(candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)]
+    if len(parts) == 1:
+        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s))
     flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
-    if len(flows) == 1:
-        return (yield from flows[0])
     results: list[Any] = []
     for first in range(0, len(flows), PARTS_AT_ONCE):
         results += yield from together(flows[first : first + PARTS_AT_ONCE])
     return _in_order(len(jobs), [part for _, part in parts], results)
 
 
-def _validate(jobs: list[Any], places: list[QueueShard]) -> None:
-    """Every job before any is sent: a bad one in the last part must not leave the first ones in."""
+def _validate(jobs: list[Any], places: list[QueueShard]) -> list[int]:
+    """Every job before any is sent: a bad one in the last part must not leave the first ones in. Returns their sizes in bytes."""
     assert places[0].stored is not None
     config = places[0].stored.config
+    sizes: list[int] = []
     for first in range(0, len(jobs), MAX_BATCH):
-        _checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
+        records = _checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)[2]
+        sizes += map(len, records)
+    return sizes
 
 
 def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
@@ -97,22 +96,18 @@ def _shuffled(places: list[QueueShard]) -> list[QueueShard]:
     return sorted(random.sample(places, len(places)), key=lambda place: place.silent_until_s > now_s)
 
 
-def _parts(jobs: list[Any], positions: list[int], places: list[QueueShard]) -> list[list[int]]:
+def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
     """Positions in parts of at most 1,000 jobs and PART_BYTES."""
-    assert places[0].stored is not None
-    config = places[0].stored.config
-    parts: list[list[int]] = [[]]
-    size = 0
-    if len(positions) <= MAX_BATCH and len(positions) * config.body_limit <= PART_BYTES:
+    if len(positions) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
         return [positions]
+    parts: list[list[int]] = [[]]
+    total = 0
     for position in positions:
-        job = jobs[position]
-        length = len(job.body) if isinstance(job, NewJob) else memoryview(job).nbytes
-        if len(parts[-1]) == MAX_BATCH or (parts[-1] and size + length > PART_BYTES):
+        if len(parts[-1]) == MAX_BATCH or (parts[-1] and total + sizes[position] > PART_BYTES):
             parts.append([])
-            size = 0
+            total = 0
         parts[-1].append(position)
-        size += length
+        total += sizes[position]
     return parts
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import uvloop
 
@@ -58,12 +58,13 @@ def run_worker(
     async def work() -> None:
         async with AsyncClient(shards=shards) as client:
             worker = Worker(client, queues, function, config)
-            _stop_on_signals(worker.request_stop, config.stop_timeout_s + OVERTIME_S)
+            signals.connect(worker.request_stop)
             log.info("working on %s", ", ".join(queues))
             await worker.run()
             log.info("stopped: %s", worker.stats)
 
-    uvloop.run(work())
+    with _StopSignals(config.stop_timeout_s) as signals:
+        uvloop.run(work())
     return 0
 
 
@@ -73,36 +74,48 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
     async def watch() -> None:
         async with AsyncClient(shards=shards) as client:
             monitor = Monitor(client, queues, tick_s=tick_s)
-            _stop_on_signals(monitor.request_stop, OVERTIME_S)
+            signals.connect(monitor.request_stop)
             await monitor.run()
 
-    uvloop.run(watch())
+    with _StopSignals(0.0) as signals:
+        uvloop.run(watch())
     return 0
 
 
-def _stop_on_signals(request_stop: Callable[[], None], overtime_s: float) -> None:
-    """Calls request_stop on the running loop at each stop signal; ends the process where that is to no avail.
+class _StopSignals:
+    """Stop signals of one role: each calls request_stop on its loop, and where that is to no avail the process ends.
 
-    Not loop.add_signal_handler: that waits for the loop, which a handler may keep busy for ever.
+    Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a Python thread,
+    which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of an ordinary stop.
     """
-    loop = asyncio.get_running_loop()
 
-    def on_signal(number: int, _: Any) -> None:
-        timer = threading.Timer(OVERTIME_S if stops else overtime_s, _end_process)
-        timer.daemon = True
-        timer.start()
-        stops.append(number)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
-            loop.call_soon_threadsafe(request_stop)
+    def __init__(self, timeout_s: float) -> None:
+        self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
+        self._signals = 0
+        self._request: Callable[[], object] | None = None
 
-    stops: list[int] = []
-    for number in _STOP_SIGNALS:
-        signal.signal(number, on_signal)
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        faulthandler.cancel_dump_traceback_later()
 
-def _end_process() -> None:
-    log.error("a handler or a server kept this process from stopping; it ends now")
-    os._exit(1)
+    def connect(self, request_stop: Callable[[], None]) -> None:
+        """On the role's loop, before it runs; signals that came already count."""
+        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
+        for _ in range(self._signals):
+            request_stop()
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        self._signals += 1
+        if self._limits_s:
+            faulthandler.dump_traceback_later(self._limits_s.pop(0), exit=True)
+        if self._request is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+                self._request()
 
 
 @dataclass(slots=True)

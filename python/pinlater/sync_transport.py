@@ -16,17 +16,8 @@ import hiredis
 import redis
 from redis.exceptions import (
     AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    ConnectionError,
-    MasterDownError,
     NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
-    TimeoutError,
-    TryAgainError,
 )
 
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
@@ -36,6 +27,8 @@ from pinlater.sync_waker import SyncWaker
 
 #: More free connections than this a server are closed: a burst of threads does not hold sockets for ever.
 MAX_FREE: Final = 64
+#: What one read of a socket takes at most.
+READ_BYTES: Final = 65_536
 
 
 class SyncTransport:
@@ -43,7 +36,7 @@ class SyncTransport:
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
-        self._free: dict[Server, list[Any]] = {}
+        self._free: dict[Server, list[_Link]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
         self._waker = SyncWaker(channel, self.connect)
@@ -72,9 +65,9 @@ class SyncTransport:
         self._waker.close()
         with self._lock:
             free, self._free = self._free, {}
-        for connections in free.values():
-            for connection in connections:
-                connection.disconnect()
+        for links in free.values():
+            for link in links:
+                link.close()
 
     def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -92,64 +85,57 @@ class SyncTransport:
         """Sends to every server first, then reads: the servers work side by side."""
         opened = [self._send(effect.server, effect.commands) for effect in sends]
         return [
-            [connection] * len(effect.commands) if isinstance(connection, Failure) else self._read(effect, connection)
-            for effect, connection in zip(sends, opened, strict=True)
+            [link] * len(effect.commands) if isinstance(link, Failure) else self._read(effect, link)
+            for effect, link in zip(sends, opened, strict=True)
         ]
 
-    def _send(self, server: Server, commands: Sequence[Command]) -> Any:
+    def _send(self, server: Server, commands: Sequence[Command]) -> _Link | Failure:
         packed = b"".join(map(hiredis.pack_command, commands))
-        for reused in (True, False):
-            try:
-                connection = self._take(server) if reused else None
-                if connection is None:
-                    reused, connection = False, self.connect(server)
-            except PinLaterError as error:
-                return Failure(False, error)
-            if reused and self._stale(connection):
-                # the server closed it while it was free; nothing was sent on it
-                connection.disconnect()
-                continue
-            try:
-                connection.send_packed_command([packed], check_health=False)
-            except (RedisError, OSError) as error:
-                connection.disconnect()
-                return Failure(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
-            return connection
-        raise AssertionError("the second turn always connects")
-
-    def _stale(self, connection: Any) -> bool:
         try:
-            return bool(connection.can_read(timeout=0))
-        except (RedisError, OSError):
-            return True
+            link = self._take(server) or _Link(self.connect(server))
+        except PinLaterError as error:
+            return Failure(False, error)
+        try:
+            link.send(packed)
+        except OSError as error:
+            link.close()
+            return Failure(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
+        return link
 
-    def _read(self, effect: Send, connection: Any) -> list[Any]:
+    def _read(self, effect: Send, link: _Link) -> list[Any]:
         answers: list[Any] = []
         try:
             for _ in effect.commands:
-                answers.append(_read_one(connection))
-        except (RedisError, OSError) as error:
-            connection.disconnect()
+                answers.append(link.receive())
+        except (OSError, hiredis.ProtocolError) as error:
+            link.close()
             lost = Failure(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
-            connection.disconnect()
+            link.close()
             raise
-        self._give_back(effect.server, connection)
+        self._give_back(effect.server, link)
         return answers
 
-    def _take(self, server: Server) -> Any:
-        try:
-            return self._free[server].pop()
-        except (KeyError, IndexError):
-            return None
+    def _take(self, server: Server) -> _Link | None:
+        """A free connection that is still open, if there is one."""
+        free = self._free.get(server)
+        while free:
+            try:
+                link = free.pop()
+            except IndexError:
+                break  # another thread took it
+            if link.is_open():
+                return link
+            link.close()
+        return None
 
-    def _give_back(self, server: Server, connection: Any) -> None:
+    def _give_back(self, server: Server, link: _Link) -> None:
         free = self._free.setdefault(server, [])
         if len(free) < MAX_FREE:
-            free.append(connection)
+            free.append(link)
         else:
-            connection.disconnect()
+            link.close()
 
     def connect(self, server: Server) -> Any:
         """A connected redis-py connection to a server of a known good version. Raises ServerError."""
@@ -176,33 +162,46 @@ class SyncTransport:
         return connection
 
 
-#: redis-py cuts the code of some errors off; before it kept it (`status_code`), only the class told.
-_CODES: Final[dict[type, str]] = {
-    AuthenticationError: "NOAUTH",
-    BusyLoadingError: "LOADING",
-    ClusterDownError: "CLUSTERDOWN",
-    MasterDownError: "MASTERDOWN",
-    NoPermissionError: "NOPERM",
-    NoScriptError: "NOSCRIPT",
-    OutOfMemoryError: "OOM",
-    ReadOnlyError: "READONLY",
-    TryAgainError: "TRYAGAIN",
-}
+class _Link:
+    """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system calls."""
 
+    #: A connection that was used this recently is not asked whether it is open; if it is not, the request is sent again.
+    FRESH_S: Final = 0.1
 
-def _read_one(connection: Any) -> Any:
-    try:
-        return connection.read_response(disable_decoding=True)
-    except RedisError as error:
-        return reply_error(error)
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._socket = connection._sock
+        self._reader = hiredis.Reader(replyError=ReplyError)
+        self._used_s = time.monotonic()
 
+    def send(self, packed: bytes) -> None:
+        """Raises OSError."""
+        self._socket.sendall(packed)
 
-def reply_error(error: RedisError) -> ReplyError:
-    """The error reply behind a redis-py exception, code first; raises it again if it is not one (a lost connection)."""
-    code = getattr(error, "status_code", None) or _CODES.get(type(error))
-    if code is None and isinstance(error, (ConnectionError, TimeoutError)):
-        raise error
-    return ReplyError(f"{code} {error}" if code and code != "ERR" else str(error))
+    def receive(self) -> Any:
+        """The next reply; an error reply as ReplyError. Raises OSError, or hiredis.ProtocolError."""
+        answer = self._reader.gets()
+        while answer is False:
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            self._reader.feed(data)
+            answer = self._reader.gets()
+        self._used_s = time.monotonic()
+        return answer
+
+    def is_open(self) -> bool:
+        """Whether the server has not closed it while it was free."""
+        if time.monotonic() - self._used_s < self.FRESH_S:
+            return True
+        try:
+            return not self._connection.can_read(timeout=0)
+        except (RedisError, OSError):
+            return False
+
+    def close(self) -> None:
+        """Drops it; an answer still under way is never read."""
+        self._connection.disconnect()
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:

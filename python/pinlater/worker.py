@@ -242,20 +242,17 @@ class Worker:
     # running
 
     def _start_waiting(self) -> None:
-        running, waiting, concurrency = self._running, self._waiting, self.config.concurrency
-        while (
-            waiting
-            and len(running) < concurrency
-            and not self._stopping.is_set()
-            and self._confirming is None
-        ):
-            lease = waiting[0].lease
+        running, concurrency = self._running, self.config.concurrency
+        while self._waiting and len(running) < concurrency and self._confirming is None:
+            lease = self._waiting[0].lease
+            if self._stopping.is_set():
+                return
             if lease.lost:
                 self._drop_lost()
             elif lease.in_doubt:
                 self._confirming = self._loop.create_task(self._confirm())
             else:
-                self._start(waiting.popleft())
+                self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
         future: asyncio.Future[None]
