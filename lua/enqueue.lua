@@ -1,6 +1,6 @@
 -- enqueue: puts new jobs in line.
 -- KIND   admit
--- NEEDS  base lane head clock mint ring admit status arrive
+-- NEEDS  base lane head clock plain_enqueue mint ring admit status arrive
 -- KEYS   m w j x p* d*
 -- ARGV   lane sequence version spec statuses records…
 -- REPLY  id of the first job; the others follow in a row

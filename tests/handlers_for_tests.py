@@ -1,7 +1,8 @@
 """Handlers that do what a job's body says, worker processes that run them, and a record of what ran where.
 
-Promises: the record is one file that every process appends whole lines to, with the machine's monotonic clock, so what two
-processes did at the same time shows. Risks: a handler killed between its work and its line leaves no line.
+Promises: the record is one file that every process appends whole lines to, with the machine's monotonic
+clock, so what two processes did at the same time shows. Risks: a handler killed between its work and its line
+leaves no line.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class RememberingTransport(SyncTransport):
         self.followed.clear()
 
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
-        script = VERBS.get(command[1]) if command[0] == "EVALSHA" else None  # type: ignore[call-overload]
+        script = VERBS.get(bytes(command[1])) if command[0] == "EVALSHA" else None
         if script is None or not script.writes or not isinstance(answer, list):
             return
         after_keys = 3 + int(command[2])

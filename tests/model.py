@@ -87,7 +87,7 @@ class Model:
         return sorted((job for job in found if shard in (None, job.shard)), key=lambda job: job.order)
 
     def due(self, now_ms: int) -> list[ModelJob]:
-        """In the order of claims: by priority, then run-after, then arrival. On several shards: each shard's order holds alone."""
+        """In the order of claims: by priority, run-after, arrival. On several shards each one's order holds alone."""
         return sorted(
             (job for job in self.of(PENDING) if job.at_ms <= now_ms),
             key=lambda job: (job.priority, job.order),

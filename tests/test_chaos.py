@@ -1,7 +1,7 @@
 """Thousands of jobs on four shards, four worker processes, errors at random and SIGKILL at random.
 
-Promises: every job ends, none is lost, and no two claims of one job are alive at once. Risks: a line of the record that a
-SIGKILL cut off before it was written makes a run look shorter, never longer.
+Promises: every job ends, none is lost, and no two claims of one job are alive at once. Risks: a line of the
+record that a SIGKILL cut off before it was written makes a run look shorter, never longer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.servers import wait_until
 
 JOBS = 10_000
 WORKERS = 4
-CONFIG = {"concurrency": 20, "tick_s": 0.5, "retry_delay_ms": 50}
+CONFIG: dict[str, Any] = {"concurrency": 20, "tick_s": 0.5, "retry_delay_ms": 50}
 DEADLINE_S = 110.0
 STEP_BYTES = 150_000  # of the record, between two kills: about 800 jobs
 DO = body("fail", chance=0.1, seconds=0.16)
@@ -54,12 +55,15 @@ class Chaos:
         for _ in range(jobs // 500):
             made = [NewJob(DO, priority=random.randint(1, 3), attempts=6) for _ in range(500)]
             client.enqueue_many("q", made)
-        record = self.workers.record.path
         while not _ended(client):
-            size = record.stat().st_size + STEP_BYTES
-            wait_until(lambda: record.stat().st_size >= size or _ended(client), "progress", DEADLINE_S)  # noqa: B023
+            self.wait_progress(client)
             if not _ended(client):
                 self.kill_one()
+
+    def wait_progress(self, client: Client) -> None:
+        path = self.workers.record.path
+        size = path.stat().st_size + STEP_BYTES
+        wait_until(lambda: path.stat().st_size >= size or _ended(client), "progress", DEADLINE_S)
 
 
 def _ended(client: Client) -> bool:
@@ -68,7 +72,7 @@ def _ended(client: Client) -> bool:
 
 
 def overlaps(lines: list[Line], killed_ns: dict[int, int]) -> list[tuple[Line, Line]]:
-    """Pairs of runs of one job of which the second began before the first had ended, or its process was killed."""
+    """Pairs of runs of one job: the second began before the first had ended, or was killed."""
     finish_ns = {(line.descriptor, line.token): line.time_ns for line in lines if line.event != "start"}
     starts: dict[str, list[Line]] = {}
     for line in lines:

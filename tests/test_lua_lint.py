@@ -26,6 +26,9 @@ LINES = 160
 
 # unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
 BOUNDED = {
+    "argv, first, ids0 + n": "ids of one call: 1,000",
+    "fields": "ids and records of one call: 2,000",
+    "line": "scores and ids of one call: 2,000",
     "bare": "of one claim: 1,000",
     "found": "of one page or the ids named: 1,000",
     "KEYS, p0 + level, p0 + levels": "100 levels",

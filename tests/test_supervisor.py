@@ -27,7 +27,9 @@ SUPERVISE = """
 import logging, sys
 from pinlater.supervisor import Supervisor
 logging.basicConfig(level=logging.INFO)
-sys.exit(Supervisor([sys.executable, "-c", sys.argv[1]], int(sys.argv[2]), kill_after_s=float(sys.argv[3])).run())
+_, program, processes, kill_after_s = sys.argv
+command = [sys.executable, "-c", program]
+sys.exit(Supervisor(command, int(processes), kill_after_s=float(kill_after_s)).run())
 """
 BEGIN = """
 import os, signal, sys
@@ -40,7 +42,8 @@ signal.signal(signal.SIGTERM, lambda *_: on_term())
 OBEDIENT = BEGIN + "def on_term(): note('term'); sys.exit(0)\nnote('up')\nwhile True: signal.pause()"
 TWICE = (
     BEGIN
-    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and sys.exit(0)\nnote('up')\nwhile True: signal.pause()"
+    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and sys.exit(0)\n"
+    + "note('up')\nwhile True: signal.pause()"
 )
 DEAF = BEGIN + "def on_term(): note('term')\nnote('up')\nwhile True: signal.pause()"
 CRASHING = BEGIN + "note('up')\nsys.exit(7)"

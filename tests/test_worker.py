@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterato
 async def ended(client: AsyncClient, queue: str = "q") -> bool:
     counts = await client.count(queue)
     return not (counts.pending or counts.scheduled or counts.in_progress)
+
+
+def succeeded(worker: Worker, count: int) -> bool:
+    return worker.stats.succeeded == count
 
 
 async def idle(worker: Worker) -> None:
@@ -223,7 +228,8 @@ async def test_no_claim_while_the_bodies_held_are_too_many_bytes(server: Server)
         await gate.wait()
 
     async with clients(server) as (client, own):
-        # two shards with two jobs each: a claim's own budget (4 MiB a shard) lets them pass together, no more follow
+        # two shards with two jobs each: a claim's own budget (4 MiB a shard) lets them pass together, no more
+        # follow
         await client.enqueue_many("q", [bytes(1024 * 1024)] * 30)
         async with Worker(
             own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)
@@ -318,7 +324,8 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
                 for count in range(2, 6):
                     await idle(free)
                     await client.enqueue("q", b"")
-                    await until(lambda: free.stats.succeeded == count, "a job of a ring", DEADLINE_S)  # noqa: B023
+                    done = partial(succeeded, free, count)
+                    await until(done, "a job of a ring", DEADLINE_S)
             gate.set()
         assert full.stats.succeeded == 1
 

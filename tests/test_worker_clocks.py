@@ -1,7 +1,7 @@
 """Workers and monitors while the server's clock jumps.
 
-Promises: ready jobs flow, running jobs are not given to others while their worker lives, a dead worker's jobs come back.
-Risks: the clock is libfaketime's, and only the wall clock jumps.
+Promises: ready jobs flow, running jobs are not given to others while their worker lives, a dead worker's jobs
+come back. Risks: the clock is libfaketime's, and only the wall clock jumps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workers while their server dies, comes back, or drops their connections.
 
-Promises: they go on by themselves, nothing acknowledged is lost, and they do not spin meanwhile. Risks: the servers write
-their AOF at every command, so what a lost tail of it does is not seen here.
+Promises: they go on by themselves, nothing acknowledged is lost, and they do not spin meanwhile. Risks: the
+servers write their AOF at every command, so what a lost tail of it does is not seen here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             connects, claims = 0, worker.stats.claims
             with pytest.raises(TimeoutError):
                 await until(lambda: False, "three seconds to pass", 3.0)
-            # subscription: 0.1, 0.2, 0.4 … s; monitor: each tick; resends of what was under way: up to 2 a second
+            # subscription: 0.1, 0.2, 0.4 … s; monitor: each tick; resends of what was under way: up to 2 a
+            # second
             assert connects <= 30
             assert worker.stats.claims == claims
             server.start()

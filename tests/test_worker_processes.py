@@ -1,7 +1,7 @@
-"""Worker processes that are killed, stopped, stuck or told to stop: every job ends, and none runs under two live claims.
+"""Worker processes killed, stopped, stuck or told to stop: every job ends, none runs under two live claims.
 
-Promises: shown with real signals to real processes, short leases, on servers of each kind. Risks: times are only bounded
-from above, and generously.
+Promises: shown with real signals to real processes, short leases, on servers of each kind. Risks: times are
+only bounded from above, and generously.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_stopped_gracefully_under_load_again_and_again(
     while not all_ended(client):
         seen = record.count("end")
         process = workers.start(tick_s=TICK_S, concurrency=20)
-        wait_until(lambda: record.count("end") >= min(3_000, seen + 300), "some work", DEADLINE_S)  # noqa: B023
+        record.wait("end", min(3_000, seen + 300), DEADLINE_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
         stops += 1

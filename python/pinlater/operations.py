@@ -231,6 +231,10 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
     """Keeps the progress of running jobs; returns the checkpoints that were refused."""
     checkpoints = list(checkpoints)
     batches = _checked(_core.group_releases, [item.job for item in checkpoints])
+    for item in checkpoints:
+        _checked(_checkpoint_as_job, item, 1)
+    # of a job named twice the first one stands: the others are not carried out, so they are refused
+    repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
     flows = []
     for batch in _with_source(batches, source):
         chosen = [checkpoints[position] for position in batch.positions]
@@ -239,7 +243,7 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
             return [source, *_pack_checkpoints(batch, chosen, config)]
 
         flows.append(_held_batch(session, batch, "checkpoint", arguments, deadline_s))
-    return (yield from all_of(flows, lambda refused: _items_at(checkpoints, refused)))
+    return (yield from all_of(flows, lambda refused: _items_at(checkpoints, [*refused, list(repeated)])))
 
 
 def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:

@@ -85,8 +85,9 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
 class _StopSignals:
     """Stop signals of one role: each calls request_stop on its loop, and where that is to no avail the process ends.
 
-    Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a Python thread,
-    which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of an ordinary stop.
+    Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
+    Python thread, which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of
+    an ordinary stop.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -183,7 +184,11 @@ class Supervisor:
             now_s = time.monotonic()
             for child in self._children:
                 code = self._reap(child, now_s)
-                if code and self._signals:
+                if self._signals and code not in (
+                    None,
+                    0,
+                    -signal.SIGTERM,
+                ):  # it may not have been listening yet
                     worst = 1
                 if not self._signals and child.process is None and child.next_start_s <= now_s:
                     self._start(child)
