@@ -17,16 +17,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
 
-from pinlater import Job
+from pinlater import AsyncClient, Job, QueueConfig
 from pinlater.supervisor import run_worker
-from pinlater.worker import WorkerConfig
-from tests.servers import POLL_S, READY_DEADLINE_S, wait_until
+from pinlater.worker import Worker, WorkerConfig
+from tests.servers import POLL_S, READY_DEADLINE_S, Server, wait_until
 
 RECORD_VARIABLE = "PINLATER_TEST_RECORD"
 ROOT = Path(__file__).parent.parent
@@ -80,7 +81,7 @@ def body(do: str = "nothing", **arguments: Any) -> bytes:
 
 
 async def work(job: Job) -> None:
-    """gate: until a file is there. last: for so many seconds. gil: holds it for so long. fail: with this chance, after
+    """gate: until a file is there. last: so many seconds. gil: holds it so long. fail: with this chance, after
     up to so many seconds. spin: never lets the loop go on. exit: ends the process."""
     note("start", job)
     match json.loads(job.body):
@@ -142,6 +143,30 @@ async def until(condition: Callable[[], object], expected: str, deadline_s: floa
         if time.monotonic() >= end_s:
             raise TimeoutError(f"expected {expected} within {deadline_s:g} s")
         await asyncio.sleep(POLL_S)
+
+
+async def nothing(job: Job) -> None:
+    pass
+
+
+@asynccontextmanager
+async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterator[list[AsyncClient]]:
+    """Clients of one server with two shards, and the queue q."""
+    made = [AsyncClient(shards={"1": server.url, "2": server.url}) for _ in range(count)]
+    await made[0].create_queue("q", QueueConfig(**config))
+    try:
+        yield made
+    finally:
+        for client in made:
+            await client.close()
+
+
+async def idle(worker: Worker) -> None:
+    """The worker found nothing, is registered, and waits."""
+    claimer = worker._claimer
+    await until(
+        lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker"
+    )
 
 
 class WorkerProcesses:

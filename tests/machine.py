@@ -14,14 +14,14 @@ from typing import Any, Final
 from pinlater import Client, Job
 from pinlater._core import decode_claim
 from pinlater.exchange import Command, Flow, ReplyError, Send, send
-from pinlater.scripts import load_scripts
+from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
 from tests.model import HOUR_MS, Model
 from tests.servers import Server, wait_until
 
 START_S: Final = 1_900_000_000  # any time that is not now, so that a client's clock shows where it is used
-VERBS: Final = {script.sha: script for script in load_scripts().values()}
+VERBS: Final[dict[Any, Script]] = {script.sha: script for script in load_scripts().values()}
 
 
 class FrozenClock:
@@ -87,7 +87,7 @@ class RememberingTransport(SyncTransport):
         self.followed.clear()
 
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
-        script = VERBS.get(bytes(command[1])) if command[0] == "EVALSHA" else None
+        script = VERBS.get(command[1])  # another command's first argument is no script's digest
         if script is None or not script.writes or not isinstance(answer, list):
             return
         after_keys = 3 + int(command[2])

@@ -8,37 +8,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, InvalidArgument, Job, NewJob, QueueConfig, QueueNotFound, State
+from pinlater import AsyncClient, InvalidArgument, Job, NewJob, State
 from pinlater.worker import Worker, WorkerConfig
-from tests.cut_proxy import Cut, CutProxy
-from tests.handlers_for_tests import on_loop, until
+from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.servers import Server
 
 DEADLINE_S = 5.0  # for what a ring does in 1 ms and a safety claim (10 to 15 s) would do too late
-
-
-async def nothing(job: Job) -> None:
-    pass
-
-
-@asynccontextmanager
-async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterator[list[AsyncClient]]:
-    """Clients of one server with two shards, and the queue q."""
-    made = [AsyncClient(shards={"1": server.url, "2": server.url}) for _ in range(count)]
-    await made[0].create_queue("q", QueueConfig(**config))
-    try:
-        yield made
-    finally:
-        for client in made:
-            await client.close()
 
 
 async def ended(client: AsyncClient, queue: str = "q") -> bool:
@@ -48,14 +30,6 @@ async def ended(client: AsyncClient, queue: str = "q") -> bool:
 
 def succeeded(worker: Worker, count: int) -> bool:
     return worker.stats.succeeded == count
-
-
-async def idle(worker: Worker) -> None:
-    """The worker found nothing, is registered, and waits."""
-    claimer = worker._claimer
-    await until(
-        lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker"
-    )
 
 
 @on_loop
@@ -371,142 +345,6 @@ async def test_paused_and_unpaused(server: Server) -> None:
             assert worker.stats.claimed == 0
             await client.configure_queue("q", paused=False)
             await until(lambda: worker.stats.succeeded == 5, "the jobs of the unpaused queue", DEADLINE_S)
-
-
-@on_loop
-async def test_start_and_stop(server: Server) -> None:
-    async with clients(server) as (client, own):
-        worker = Worker(own, "q", nothing)
-        await worker.stop()
-        await worker.start()
-        await worker.start()
-        await worker.stop()
-        await worker.stop()
-        for count in (1, 2):  # and again
-            await worker.start()
-            await client.enqueue("q", b"")
-            await until(lambda: worker.stats.succeeded == count, "a job")  # noqa: B023
-            await asyncio.gather(worker.stop(), worker.stop())
-        assert await worker.run_once() == 0
-        await client.enqueue("q", b"")
-        for place in own._session.places("q"):  # a hint of the last look may be 50 ms old
-            place.left_at_s = float("-inf")
-        assert await worker.run_once() == 1
-        assert worker.stats.succeeded == 3
-
-
-@on_loop
-async def test_stop_before_the_first_turn(server: Server) -> None:
-    async with clients(server) as (_, own):
-        worker = Worker(own, "q", nothing)
-        task = asyncio.create_task(worker.run())
-        worker.request_stop()
-        await asyncio.wait_for(task, DEADLINE_S)
-
-
-@on_loop
-async def test_run_once_says_what_is_wrong(server: Server) -> None:
-    async with clients(server) as (_, own):
-        with pytest.raises(QueueNotFound, match="'nowhere'"):
-            await Worker(own, "nowhere", nothing).run_once()
-
-
-@on_loop
-async def test_stop_lets_running_jobs_end_and_hands_back_the_rest(server: Server) -> None:
-    gate, started = asyncio.Event(), []
-
-    async def handler(job: Job) -> None:
-        started.append(job.descriptor)
-        await gate.wait()
-
-    async with clients(server) as (client, own):
-        await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 10)
-        worker = Worker(own, "q", handler, WorkerConfig(concurrency=3))
-        worker._rate = 1000.0  # as after a burst of short jobs: all ten are prefetched
-        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
-        await worker.start()
-        await until(lambda: worker.stats.claimed == 10, "ten claimed jobs")
-        stopping = asyncio.create_task(worker.stop())
-        await until(lambda: worker.stats.released == 7, "seven released jobs")
-        assert not stopping.done()
-        gate.set()
-        await stopping
-        assert (len(started), worker.stats.succeeded, worker.stats.released) == (3, 3, 7)
-        left = [info async for info in client.scan("q")]
-        assert [(info.attempts_remaining, info.crashes) for info in left] == [(1, 0)] * 7
-
-
-@pytest.mark.parametrize("twice", [False, True], ids=["at the deadline", "at once"])
-@on_loop
-async def test_stop_gives_up_jobs_that_do_not_end(server: Server, twice: bool) -> None:
-    cancelled, hung = [], threading.Event()
-
-    async def handler(job: Job) -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.append(job.descriptor)
-            raise
-
-    async with clients(server) as (client, own):
-        await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 4)
-        config = WorkerConfig(stop_timeout_s=3600 if twice else 0.05)
-        worker = Worker(own, "q", handler, config)
-        await worker.start()
-        await until(lambda: len(worker._running) == 4, "four running jobs")
-        worker.request_stop()
-        if twice:
-            worker.request_stop()
-        await asyncio.wait_for(worker.stop(), 30)
-        assert (len(cancelled), worker.stats.released, worker.stats.failed) == (4, 4, 0)
-        # a thread can not be stopped, its job is handed back all the same
-        worker = Worker(own, "q", lambda job: hung.wait(), config)
-        await worker.start()
-        await until(lambda: len(worker._running) == 4, "four running jobs")
-        worker.request_stop()
-        if twice:
-            worker.request_stop()
-        await asyncio.wait_for(worker.stop(), 30)
-        hung.set()
-        assert worker.stats.released == 4
-        assert (await client.count("q")).pending == 4
-
-
-@on_loop
-async def test_a_lost_claim_is_reported_and_not_acked(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate = asyncio.Event()
-
-    async def handler(job: Job) -> None:
-        await gate.wait()
-
-    async with clients(server, lease_ms=30_000) as (client, own):
-        job = await client.enqueue("q", b"")
-        async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
-            await until(lambda: len(worker._running) == 1, "a running job")
-            held = next(iter(worker._running.values())).job
-            await client.configure_queue("q", paused=True)
-            assert await client.release([held]) == []  # by another client: it is nobody's now
-            gate.set()
-            await until(lambda: worker.stats.stale == 1, "the refused ack")
-        assert (await client.lookup([job]))[job].state is State.PENDING
-        assert (worker.stats.succeeded, worker.stats.failed, worker.stats.stale) == (0, 0, 1)
-        assert f"job {job}: its claim went stale" in caplog.text
-
-
-@on_loop
-async def test_an_ack_whose_answer_is_lost_is_not_done_twice(server: Server) -> None:
-    with CutProxy(server.port) as proxy:
-        async with clients(server, keep_succeeded=100) as (client, _):
-            own = AsyncClient(shards={"1": proxy.url, "2": proxy.url}, timeout_s=1.0)
-            await client.enqueue_many("q", [b""] * 20)
-            proxy.arm(Cut.AFTER, nth=1, count=12)  # claims, peeks, acks: whatever comes
-            async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
-                await until(lambda: worker.stats.succeeded == 20, "20 jobs")
-            await own.close()
-            assert (await client.count("q")).succeeded == 20
-            assert (worker.stats.claimed, worker.stats.stale) == (20, 0)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from pinlater.errors import (
     TicketGone,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
+from pinlater.worker import Worker, WorkerConfig
 
 __all__ = [
     "Ack",
@@ -53,5 +54,7 @@ __all__ = [
     "ServerUnavailable",
     "State",
     "TicketGone",
+    "Worker",
+    "WorkerConfig",
     "__version__",
 ]

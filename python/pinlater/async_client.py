@@ -118,12 +118,12 @@ class AsyncClient:
         if known is None:
             await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
             known = self._session.known_config(queue)
-        if known is not None:
-            operations.pack_jobs([job], known)
+        if known is not None and (priority > known.levels or len(job.body) > known.body_limit):
+            operations.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
-        descriptor: str = await coalescer.add(job, len(body))
+        descriptor: str = await coalescer.add(job, len(job.body))
         return descriptor
 
     async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:

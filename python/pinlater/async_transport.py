@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 from pinlater.async_waker import AsyncWaker
 from pinlater.errors import PinLaterError, ServerUnavailable
 from pinlater.exchange import AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
-from pinlater.servers import Server
-from pinlater.sync_transport import MAX_FREE, READ_BYTES, connect_error
+from pinlater.servers import READ_BYTES, Server
+from pinlater.sync_transport import MAX_FREE, connect_error
 
 
 class AsyncTransport:

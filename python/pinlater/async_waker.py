@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+import hiredis
 from redis.exceptions import RedisError
 
 from pinlater.errors import PinLaterError
-from pinlater.servers import Server
+from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import LISTEN_AGAIN_S
 
 #: A server that does not confirm a subscription within so long is taken for down.
@@ -87,20 +88,27 @@ class AsyncWaker:
         self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker {server}")
 
     async def _read(self, server: Server, connection: Any) -> None:
+        reader = hiredis.Reader()
         try:
-            while True:
-                message = await connection.read_response(disable_decoding=True)
-                if message[0] == b"message":
-                    self._tell()
-                    if self.on_ring is not None:
-                        self.on_ring(message[2])
-        except (RedisError, OSError):
-            self._readers.pop(server, None)
-            self._tell()
-            if self.on_lost is not None:
-                self.on_lost(server)
+            while data := await connection._reader.read(READ_BYTES):
+                reader.feed(data)
+                while (message := reader.gets()) is not False:
+                    self._on_message(message)
+        except (RedisError, OSError, hiredis.ProtocolError):
+            pass
         finally:
             await connection.disconnect(nowait=True)
+        # closed by the server, or lost; close() cancels this task and does not come here
+        self._readers.pop(server, None)
+        self._tell()
+        if self.on_lost is not None:
+            self.on_lost(server)
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, list) and message[0] == b"message":
+            self._tell()
+            if self.on_ring is not None:
+                self.on_ring(message[2])
 
     def _tell(self) -> None:
         self._rings += 1

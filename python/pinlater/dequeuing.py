@@ -55,6 +55,8 @@ def dequeue(
         channel = session.channel if waiting else b""
         claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
         jobs = [job for claim in claims for job in claim.jobs]
+        if len(claims) > 1:
+            jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
         if jobs or not waiting:
             return jobs
         yield AwaitRing(_pause_s(claims, until_s), since)

@@ -10,7 +10,7 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pinlater import _core
 from pinlater.config import QueueConfig, check_integer, check_queue_name
@@ -45,6 +45,9 @@ _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 
 # --- enqueue
 
+#: A configuration, and jobs as `_core.pack_jobs` packed them for it.
+_Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
+
 
 def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
     """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
@@ -52,10 +55,10 @@ def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], d
     places = yield from known_places(session, queue, deadline_s)
     if not jobs:
         return []
-    sizes = _validate(jobs, places)
+    sizes, packed = _validate(jobs, places)
     parts = [(candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)]
     if len(parts) == 1:
-        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s))
+        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s, packed))
     flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
     results: list[Any] = []
     for first in range(0, len(flows), PARTS_AT_ONCE):
@@ -63,15 +66,18 @@ def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], d
     return _in_order(len(jobs), [part for _, part in parts], results)
 
 
-def _validate(jobs: list[Any], places: list[QueueShard]) -> list[int]:
-    """Every job before any is sent: a bad one in the last part must not leave the first ones in. Returns their sizes in bytes."""
+def _validate(jobs: list[Any], places: list[QueueShard]) -> tuple[list[int], _Packed]:
+    """Every job before any is sent: a bad one in the last part must not leave the first ones in.
+
+    Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one part).
+    """
     assert places[0].stored is not None
     config = places[0].stored.config
     sizes: list[int] = []
     for first in range(0, len(jobs), MAX_BATCH):
-        records = _checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)[2]
-        sizes += map(len, records)
-    return sizes
+        packed = _checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
+        sizes += map(len, packed[2])
+    return sizes, (config, packed)
 
 
 def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
@@ -111,26 +117,30 @@ def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
     return parts
 
 
-def _enqueue_part(candidates: list[QueueShard], jobs: list[Any], deadline_s: float) -> Flow[list[str]]:
+def _enqueue_part(
+    candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
+) -> Flow[list[str]]:
     """Enqueues on the first candidate that takes the jobs; another one is tried only if it is certain that it did not."""
     for place in candidates[:-1]:
         try:
-            return (yield from _enqueue_at(place, jobs, deadline_s, False))
+            return (yield from _enqueue_at(place, jobs, deadline_s, False, packed))
         except (ServerUnavailable, ServerFull):
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-    return (yield from _enqueue_at(candidates[-1], jobs, deadline_s, True))
+    return (yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed))
 
 
-def _enqueue_at(place: QueueShard, jobs: list[Any], deadline_s: float, patient: bool) -> Flow[list[str]]:
-    packed: list[Any] = []
+def _enqueue_at(
+    place: QueueShard, jobs: list[Any], deadline_s: float, patient: bool, packed: _Packed | None
+) -> Flow[list[str]]:
+    sent: list[Any] = []
 
     def arguments(config: QueueConfig) -> list[Argument]:
-        packed[:] = pack_jobs(jobs, config)
-        spec, statuses, records = packed
+        sent[:] = packed[1] if packed is not None and packed[0] == config else pack_jobs(jobs, config)
+        spec, statuses, records = sent
         return [spec, statuses, *records]
 
     def descriptors(reply: list[Any]) -> list[str]:
-        runs = list(_RUN.iter_unpack(packed[0]))
+        runs = list(_RUN.iter_unpack(sent[0]))
         priorities = runs[0][0] if len(runs) == 1 else b"".join(bytes([priority]) * n for priority, n in runs)
         first = int.from_bytes(reply[2], "big")
         return _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(jobs))

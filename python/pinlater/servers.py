@@ -17,6 +17,8 @@ from pinlater import embedded
 from pinlater.errors import InvalidArgument, ServerTooOld
 
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
+#: What one read of a socket takes at most.
+READ_BYTES: Final = 65_536
 SCHEMES: Final = ("redis", "rediss", "unix", "embedded")
 
 

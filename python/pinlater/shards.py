@@ -114,11 +114,12 @@ class Session:
 
     def known_config(self, queue: str) -> QueueConfig | None:
         """A queue's configuration, if one of its shards told it."""
+        if isinstance(queue, str):
+            for shard in self.shards:
+                known = self._queues.get((queue, shard))
+                if known is not None and known.stored is not None and not known.stored.deleted:
+                    return known.stored.config
         check_queue_name(queue)
-        for shard in self.shards:
-            known = self._queues.get((queue, shard))
-            if known is not None and known.stored is not None and not known.stored.deleted:
-                return known.stored.config
         return None
 
     def _shard(self, name: str) -> Shard:

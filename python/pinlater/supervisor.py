@@ -83,7 +83,7 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
 
 
 class _StopSignals:
-    """Stop signals of one role: each calls request_stop on its loop, and where that is to no avail the process ends.
+    """Stop signals of one role: each calls request_stop on its loop; where that is to no avail the process ends.
 
     Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
     Python thread, which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of
@@ -157,7 +157,7 @@ class Supervisor:
         return [child.process.pid for child in self._children if child.process is not None]
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT; then passes it on and waits. Returns 1 if a child ended badly then, else 0."""
+        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a child ended badly then, else 0."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         previous_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

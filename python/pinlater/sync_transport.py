@@ -22,13 +22,11 @@ from redis.exceptions import (
 
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.exchange import AwaitRing, Command, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
-from pinlater.servers import Server
+from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
 
 #: More free connections than this a server are closed: a burst of threads does not hold sockets for ever.
 MAX_FREE: Final = 64
-#: What one read of a socket takes at most.
-READ_BYTES: Final = 65_536
 
 
 class SyncTransport:
