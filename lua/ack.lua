@@ -17,7 +17,8 @@ local argv, keep, tombstones = ARGV, unp('>I4', config, 19), options == '\1'
 local refused, taken = {}, {}
 
 local function read_group(group, base, n, at)
-  local values = call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n))
+  -- of a level that the queue has not (it had, before it was deleted) nobody holds anything
+  local values = group.level <= levels and call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n)) or {}
   local ids, flagged, running, positions = {}, {}, {}, {}
   local i, m = 0, 0
   while i < n do
@@ -50,7 +51,7 @@ local function read_groups()
   local plan, at, base = {}, 1, 0
   while at <= #groups do
     local level, kind, n = unp('>BBI2', groups, at)
-    if level < 1 or level > levels or n < 1 or kind > FAILED or base + n > count then return nil, 'a group does not fit' end
+    if level < 1 or n < 1 or kind > FAILED or base + n > count then return nil, 'a group does not fit' end
     local group = { level = level, kind = kind }
     at = read_group(group, base, n, at + 4)
     if not at or at > #groups + 1 then return nil, 'the runs or delays of a group do not fit' end

@@ -17,7 +17,7 @@ if count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the items are cut o
 local jobs, seen, refused, body_count = {}, {}, {}, 0
 for i = 1, count do
   local level, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)
-  if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
   local body
   if what % 2 == 1 then
     body_count = body_count + 1
@@ -25,7 +25,7 @@ for i = 1, count do
     if not body then return redis.error_reply('BAD_REQUEST a body is missing') end
   end
   if floor(what / 4) % 2 == 1 and attempts < 1 then return redis.error_reply('BAD_REQUEST attempts: expected 1 to 65535, got 0') end
-  local running = not seen[id] and call('HGET', KEYS[r0 + level], id)
+  local running = not seen[id] and level <= levels and call('HGET', KEYS[r0 + level], id)
   -- without its record there is nothing to rewrite
   local whole = what % 2 == 0 and floor(what / 4) % 2 == 0 or call('HEXISTS', key_j, id) == 1
   if whole and holds(running, token) then

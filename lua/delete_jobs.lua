@@ -9,6 +9,7 @@
 if replay then return { sequence, replay_h, replay } end
 local at, most, named = tonumber(level), tonumber(limit), #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
+if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
 if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
 
 local SETS = { ['0'] = { p0, d0 }, ['2'] = { s0 }, ['3'] = { f0 }, [''] = { p0, d0, s0, f0 } }

@@ -13,9 +13,9 @@ if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1
 local plan, refused, taken, at, base = {}, {}, {}, 1, 0
 while at <= #groups do
   local level, n = unp('>BI2', groups, at)
-  if level < 1 or level > levels or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
+  if level < 1 or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
   at = at + 3
-  local values = call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n))
+  local values = level <= levels and call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n)) or {}
   local part = { level = level, ids = {}, ready = {}, marked = 0 }
   local i = 0
   while i < n do

@@ -15,7 +15,7 @@ end
 if token_count % 1 ~= 0 or own_count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST tokens or jobs are cut off') end
 for i = 1, own_count do
   local level = byte(own, 17 * i - 16)
-  if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
 end
 
 local expires = now + unp('>I4', config, 13)
@@ -45,7 +45,7 @@ end
 for i = 1, token_count do renew(sub(tokens, 8 * i - 7, 8 * i), i - 1) end
 for i = 1, own_count do
   local level, id, token = unp('>Bc8c8', own, 17 * i - 16)
-  local running = call('HGET', KEYS[r0 + level], id)
+  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
   if not running or sub(running, 1, 8) ~= token then
     refused[#refused + 1] = pack('>I2', token_count + i - 1)
   elseif floor(byte(running, 11) / 2) % 2 == 1 then

@@ -10,6 +10,7 @@ if replay then return { sequence, replay_h, replay } end
 local at, most, left = tonumber(level), tonumber(limit), tonumber(attempts)
 local named = #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
+if at > levels and most == 0 then return finish(pack('>I4', 0)) end
 if at < 1 or at > levels or left < 1 or left > 65535 then return redis.error_reply('BAD_REQUEST no such level or attempts') end
 
 local failed, ids = KEYS[f0 + at], {}

@@ -81,7 +81,7 @@ def body(do: str = "nothing", **arguments: Any) -> bytes:
 
 
 async def work(job: Job) -> None:
-    """gate: until a file is there. last: so many seconds. gil: holds it so long. fail: with this chance, after
+    """gate: until a file is there. last: so many seconds. gil: holds it so long. fail: by chance, after
     up to so many seconds. spin: never lets the loop go on. exit: ends the process."""
     note("start", job)
     match json.loads(job.body):

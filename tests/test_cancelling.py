@@ -39,7 +39,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 async def forget_connections(client: AsyncClient) -> None:
     free, client._transport._free = client._transport._free, {}
     for connection in [connection for connections in free.values() for connection in connections]:
-        await connection.disconnect()
+        await connection.close()
 
 
 async def check_every_answer(client: AsyncClient, bodies: dict[str, bytes]) -> None:

@@ -24,10 +24,10 @@ __all__ = ["direct", "make", "proxy"]  # fixtures
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 MOST_BYTES = 200  # beyond it a reply is bodies
-READ_TIMEOUT_S = 0.1  # of a server that is silent; a loaded machine that takes longer only adds tries
+READ_TIMEOUT_S = 0.3  # of a server that is silent; a call takes under 1 ms, on a loaded machine more
 
 #: A write of each kind: puts in, takes out, ends, moves.
-STANDING = [case for case in WRITES if case.name in ("enqueue", "claim", "ack failed", "retry_jobs")]
+STANDING = [case for case in WRITES if CAMPAIGN or case.name in ("enqueue", "claim", "ack failed", "retry_jobs")]
 
 
 def sample(size: int) -> list[int]:
@@ -58,7 +58,7 @@ def test_the_answer_is_the_real_one_wherever_the_connection_breaks(
 
 
 @pytest.mark.parametrize("cut", [Cut.BLACKHOLE, Cut.MUTE])
-@pytest.mark.parametrize("case", [*WRITES, *READS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*STANDING, READS[0]], ids=lambda case: case.name)
 def test_a_silent_server_is_asked_again_on_the_same_lane(
     case: Case, cut: Cut, make: Make, direct: Client, proxy: CutProxy
 ) -> None:
@@ -78,6 +78,8 @@ def test_a_silent_server_is_asked_again_on_the_same_lane(
 def test_a_server_that_stands_still_carries_a_call_out_once(
     case: Case, make: Make, direct: Client, proxy: CutProxy, server: Server
 ) -> None:
+    if case.name == "create":
+        pytest.skip("asks for the queue first, and gives up for certain")
     calls = make(read_timeout_s=READ_TIMEOUT_S, connect_timeout_s=READ_TIMEOUT_S)
     needed = begin(case, calls, direct, "q")
     before = len(proxy.requests)

@@ -72,7 +72,7 @@ def test_the_two_tables_do_not_overlap() -> None:
 @pytest.mark.parametrize("code", [*SCRIPT_CODES, *SERVER_CODES, "ERR"])
 def test_the_code_survives_the_reader_of_replies(code: str) -> None:
     """redis-py's own reader cuts some codes off."""
-    reader = hiredis.Reader(replyError=ReplyError)
+    reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]
     reader.feed(f"-{code} what was wrong\r\n*1\r\n-OOM in a list\r\n".encode())
     assert reader.gets() == ReplyError(f"{code} what was wrong")
     assert reader.gets() == [ReplyError("OOM in a list")]

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,12 +46,12 @@ def _is_version(python: str, version: tuple[int, int]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     maturin = Path(sys.executable).with_name("maturin")
     subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
     [built] = out.glob("*.whl")
-    yield built
+    return built
 
 
 def _clean_environment(tmp_path: Path) -> dict[str, str]:
@@ -64,8 +63,8 @@ def _fresh_venv(python: Path, wheel: Path, tmp_path: Path, extra: str = "") -> P
     venv = tmp_path / "venv"
     environment = _clean_environment(tmp_path)
     subprocess.run([python, "-m", "venv", venv], check=True, env=environment)
-    installed = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}{extra}"]
-    subprocess.run(installed, check=True, env=environment, cwd=tmp_path)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"{wheel}{extra}"], check=True, env=environment, cwd=tmp_path)
     return venv / "bin"
 
 

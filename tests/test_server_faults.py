@@ -80,6 +80,7 @@ class Traffic:
         self.ended: list[bytes] = []
         self.refused: list[Any] = []
         self.stop = threading.Event()
+        self.produced = threading.Event()
 
     def produce(self) -> None:
         number = 0
@@ -91,9 +92,10 @@ class Traffic:
             except OutcomeUnknown as error:
                 descriptor = self.calls.resolve(error)
             self.acknowledged[descriptor] = body
+        self.produced.set()
 
     def consume(self) -> None:
-        while not (self.stop.is_set() and len(self.ended) >= len(self.acknowledged)):
+        while not (self.produced.is_set() and len(self.ended) >= len(self.acknowledged)):
             jobs = self.calls.dequeue("q", 10, wait=0.2)
             self.refused += self.calls.ack(succeeded=jobs)
             self.ended += [job.body for job in jobs]

@@ -153,3 +153,31 @@ async def test_an_ack_whose_answer_is_lost_is_not_done_twice(server: Server) -> 
             await own.close()
             assert (await client.count("q")).succeeded == 20
             assert (worker.stats.claimed, worker.stats.stale) == (20, 0)
+
+
+@on_loop
+async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirmed(server: Server) -> None:
+    gate, started = asyncio.Event(), []
+
+    async def handler(job: Job) -> None:
+        started.append(job.descriptor)
+        await gate.wait()
+
+    async with clients(server, lease_ms=60_000) as (client, own):
+        for _ in range(4):
+            await client.enqueue("q", b"", key="one shard, one claim")
+        worker = Worker(own, "q", handler, WorkerConfig(concurrency=1, monitor=False))
+        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
+        async with worker:
+            await until(
+                lambda: (len(worker._running), len(worker._waiting)) == (1, 3), "three prefetched jobs"
+            )
+            held = [*worker._running.values(), *worker._waiting]
+            await client.configure_queue("q", paused=True)
+            assert await client.release([one.job for one in held]) == []  # as if the lease had run out
+            for one in held:
+                one.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
+            gate.set()
+            await until(lambda: worker.stats.stale == 4, "four stale jobs")
+        assert started == [held[0].job.descriptor]
+        assert (worker._bytes, worker.stats.succeeded) == (0, 0)

@@ -6,6 +6,7 @@ Promises that an exchange once begun is read to its end or its connection is dro
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import Any
 
 import hiredis
@@ -16,7 +17,7 @@ from pinlater.async_waker import AsyncWaker
 from pinlater.errors import PinLaterError, ServerUnavailable
 from pinlater.exchange import AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
 from pinlater.servers import READ_BYTES, Server
-from pinlater.sync_transport import MAX_FREE, connect_error
+from pinlater.sync_transport import MAX_FREE, connect_error, pack_commands
 
 
 class AsyncTransport:
@@ -75,7 +76,7 @@ class AsyncTransport:
         answers: list[Any] = []
         try:
             async with asyncio.timeout(self._timeouts[1]):
-                await link.send(b"".join(map(hiredis.pack_command, effect.commands)))
+                await link.send(pack_commands(effect.commands))
                 for _ in effect.commands:
                     answers.append(await link.receive())
         except (OSError, hiredis.ProtocolError, TimeoutError) as error:
@@ -114,7 +115,7 @@ class AsyncTransport:
         connection = known[1].connection_class(**known[1].connection_kwargs)
         try:
             async with asyncio.timeout(sum(self._timeouts)):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
                 if server.version is None:
                     await connection.send_command("INFO", "server", check_health=False)
                     server.check_version((await connection.read_response(disable_decoding=True)).decode())
@@ -136,7 +137,9 @@ class _Link:
         self._connection = connection
         self._stream: asyncio.StreamReader = connection._reader
         self._writer: asyncio.StreamWriter = connection._writer
-        self._reader = hiredis.Reader(replyError=ReplyError)
+        self._poll = select.poll()
+        self._poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
 
     async def send(self, packed: bytes) -> None:
         """Raises OSError."""
@@ -156,8 +159,11 @@ class _Link:
         return answer
 
     def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free; nothing was sent on it, so another one can be taken."""
-        return not self._stream.at_eof() and not self._writer.is_closing()
+        """Whether the server has not closed it while it was free; nothing was sent on it, so another one can be taken.
+
+        The socket is asked too: the loop may not have come to read its end yet, and what is sent on a closed one is uncertain.
+        """
+        return not self._stream.at_eof() and not self._writer.is_closing() and not self._poll.poll(0)
 
     async def close(self) -> None:
         """Drops it; an answer still under way is never read."""

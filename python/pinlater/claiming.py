@@ -57,7 +57,7 @@ class _Source:
 
 
 class Claimer:
-    """room: how many jobs may be claimed now. take: gets a queue, claims with jobs, and when they were sent."""
+    """room: how many jobs may be claimed now. take: gets a queue, claims with jobs, when they were sent."""
 
     def __init__(
         self,

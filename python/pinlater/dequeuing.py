@@ -16,7 +16,7 @@ from typing import Any, Final
 from pinlater import _core
 from pinlater.config import check_integer
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
-from pinlater.exchange import AwaitRing, Flow, Listen, complete, read, together, write
+from pinlater.exchange import Argument, AwaitRing, Flow, Listen, complete, read, together, write
 from pinlater.jobs import Job
 from pinlater.operations import HINT_S, MAX_BATCH, REPLY_BYTES, peek_at
 from pinlater.queues import ASK_AGAIN_S, known_places
@@ -142,7 +142,7 @@ def claim_at(
         place.left_at_s = time.monotonic()
         return claim
 
-    arguments = [min(limit, MAX_BATCH), quotas, descriptor, channel, REPLY_BYTES]
+    arguments: list[Argument] = [min(limit, MAX_BATCH), quotas, descriptor, channel, REPLY_BYTES]
     return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
 
 

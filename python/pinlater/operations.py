@@ -150,7 +150,8 @@ def _enqueue_at(
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
     """Spec, statuses and records of jobs, or InvalidArgument naming the job."""
-    return _checked(_core.pack_jobs, jobs, config.body_limit, config.levels)
+    packed: tuple[bytes, bytes, list[bytes]] = _checked(_core.pack_jobs, jobs, config.body_limit, config.levels)
+    return packed
 
 
 def _checked(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -353,7 +354,7 @@ def _lookup_at(place: QueueShard, levels: bytes, ids: list[bytes], with_body: bo
     infos: list[JobInfo] = []
     done = 0
     while done < len(ids):
-        arguments = [int(with_body), REPLY_BYTES, levels[done:], *ids[done:]]
+        arguments: list[Argument] = [int(with_body), REPLY_BYTES, levels[done:], *ids[done:]]
         reply = yield from read(place, "lookup", arguments, deadline_s)
         infos += [JobInfo.unpack(place.queue, place.shard.name, packed) for packed in reply[2:] if packed]
         done += len(reply) - 2
@@ -408,7 +409,7 @@ def scan_page(
     if here is None:
         raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
     place = order[here][0]
-    arguments = [State.of(state).code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
+    arguments: list[Argument] = [State.of(state).code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
     reply = yield from read(place, "scan", arguments, deadline_s)
     infos = [JobInfo.unpack(queue, place.shard.name, packed) for packed in reply[3:]]
     if reply[2]:

@@ -83,7 +83,7 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
 
 
 class _StopSignals:
-    """Stop signals of one role: each calls request_stop on its loop; where that is to no avail the process ends.
+    """Stop signals of a role: each calls request_stop on its loop; where that is to no avail the process ends.
 
     Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
     Python thread, which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of

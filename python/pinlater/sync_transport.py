@@ -7,6 +7,7 @@ a forked child starts with no connections.
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ class SyncTransport:
         ]
 
     def _send(self, server: Server, commands: Sequence[Command]) -> _Link | Failure:
-        packed = b"".join(map(hiredis.pack_command, commands))
+        packed = pack_commands(commands)
         try:
             link = self._take(server) or _Link(self.connect(server))
         except PinLaterError as error:
@@ -163,14 +164,12 @@ class SyncTransport:
 class _Link:
     """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system calls."""
 
-    #: A connection that was used this recently is not asked whether it is open; if it is not, the request is sent again.
-    FRESH_S: Final = 0.1
-
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._socket = connection._sock
-        self._reader = hiredis.Reader(replyError=ReplyError)
-        self._used_s = time.monotonic()
+        self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def send(self, packed: bytes) -> None:
         """Raises OSError."""
@@ -185,21 +184,21 @@ class _Link:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
             answer = self._reader.gets()
-        self._used_s = time.monotonic()
         return answer
 
     def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free."""
-        if time.monotonic() - self._used_s < self.FRESH_S:
-            return True
-        try:
-            return not self._connection.can_read(timeout=0)
-        except (RedisError, OSError):
-            return False
+        """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to stay there."""
+        return not self._poll.poll(0)
 
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
         self._connection.disconnect()
+
+
+def pack_commands(commands: Sequence[Command]) -> bytes:
+    """Commands as the server reads them."""
+    pack: Any = hiredis.pack_command  # its stub names tuples of one element only
+    return b"".join(map(pack, commands))
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:
