@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig, exchange
+from pinlater.enqueuing import pack_jobs
 from pinlater.errors import QueueNotFound
 from pinlater.exchange import complete, write
-from pinlater.operations import pack_jobs
 from pinlater.scripts import load_scripts
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.cut_proxy import CutProxy, Seen

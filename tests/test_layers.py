@@ -27,7 +27,7 @@ LAYERS = [
         "sync_transport",
         "sync_waker",
     },
-    {"async_client", "audit", "client", "coalescer", "dequeuing", "operations", "queues"},
+    {"async_client", "audit", "client", "coalescer", "dequeuing", "enqueuing", "holding", "inspecting", "maintaining", "queues"},
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"cli", "__main__"},
 ]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-from pinlater import dequeuing, operations, queues
+from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.async_transport import AsyncTransport
 from pinlater.client import ClientSettings, both_given, give_drive, new_job, unseen
 from pinlater.coalescer import Coalescer
@@ -119,7 +119,7 @@ class AsyncClient:
             await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
             known = self._session.known_config(queue)
         if known is not None and (priority > known.levels or len(job.body) > known.body_limit):
-            operations.pack_jobs([job], known)  # says what is wrong with it
+            enqueuing.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
@@ -135,7 +135,7 @@ class AsyncClient:
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = list(jobs)
-        return await self._run(lambda end: operations.enqueue_many(self._session, queue, jobs, end))
+        return await self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
 
     # working
 
@@ -154,46 +154,46 @@ class AsyncClient:
         """See Client.ack. Acks that wait in the same turn of the loop leave together."""
         ended = list(succeeded), list(failed)
         if source:
-            return await self._run(lambda end: operations.ack(self._session, *ended, source, False, end))
-        operations.check_acks(*ended)
+            return await self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
+        holding.check_acks(*ended)
         refused: list[Any] = await self._acks.add(ended, 0)
         return refused
 
     async def _ack_together(self, calls: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:
         succeeded = [item for ended, _ in calls for item in ended]
         failed = [item for _, ended in calls for item in ended]
-        refused = await self._run(lambda end: operations.ack(self._session, succeeded, failed, "", False, end))
+        refused = await self._run(lambda end: holding.ack(self._session, succeeded, failed, "", False, end))
         gone = {id(item) for item in refused}
         return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
 
     async def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """See Client.release."""
         held = list(jobs)
-        return await self._run(lambda end: operations.release(self._session, held, "", end))
+        return await self._run(lambda end: holding.release(self._session, held, "", end))
 
     async def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """See Client.renew."""
         held = list(jobs)
-        return await self._run(lambda end: operations.renew(self._session, held, own, end))
+        return await self._run(lambda end: holding.renew(self._session, held, own, end))
 
     async def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
         """See Client.checkpoint."""
-        return await self._run(lambda end: operations.checkpoint(self._session, checkpoints, source, end))
+        return await self._run(lambda end: holding.checkpoint(self._session, checkpoints, source, end))
 
     # looking
 
     async def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """See Client.lookup."""
         asked = list(descriptors)
-        return await self._run(lambda end: operations.lookup(self._session, asked, with_body, end))
+        return await self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
 
     async def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
         """See Client.count."""
-        return await self._run(lambda end: operations.count(self._session, queue, priority, end))
+        return await self._run(lambda end: inspecting.count(self._session, queue, priority, end))
 
     async def peek(self, queue: str) -> dict[int, int]:
         """See Client.peek."""
-        return await self._run(lambda end: operations.peek(self._session, queue, end))
+        return await self._run(lambda end: inspecting.peek(self._session, queue, end))
 
     async def scan(
         self,
@@ -229,7 +229,7 @@ class AsyncClient:
     ) -> tuple[list[JobInfo], str]:
         """See Client.scan_page."""
         return await self._run(
-            lambda end: operations.scan_page(
+            lambda end: inspecting.scan_page(
                 self._session, queue, state, priority, future, with_body, limit, cursor, end
             )
         )
@@ -248,7 +248,7 @@ class AsyncClient:
     ) -> int:
         """See Client.retry_failed."""
         return await self._run(
-            lambda end: operations.retry_failed(
+            lambda end: maintaining.retry_failed(
                 self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
             )
         )
@@ -256,7 +256,7 @@ class AsyncClient:
     async def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """See Client.retry_jobs."""
         named = list(descriptors)
-        return await self._run(lambda end: operations.retry_jobs(self._session, named, attempts, end))
+        return await self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
     async def delete_jobs(
         self,
@@ -270,12 +270,12 @@ class AsyncClient:
         """See Client.delete_jobs."""
         if descriptors is not None:
             named = list(descriptors)
-            return await self._run(lambda end: operations.delete_named(self._session, named, end))
+            return await self._run(lambda end: maintaining.delete_named(self._session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
         return await self._run(
-            lambda end: operations.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
         )
 
     async def purge(self, queue: str) -> int:
         """See Client.purge."""
-        return await self._run(lambda end: operations.purge(self._session, queue, end))
+        return await self._run(lambda end: maintaining.purge(self._session, queue, end))

@@ -1,6 +1,6 @@
 """The blocking client.
 
-Promises what every operation promises (operations.py), from any number of threads, and after a fork. Risks: a call can block for `timeout_s`.
+Promises what every operation promises , from any number of threads, and after a fork. Risks: a call can block for `timeout_s`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 
-from pinlater import dequeuing, operations, queues
+from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.config import QueueConfig
-from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError
+from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError, checked
 from pinlater.exchange import Flow
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.shards import Session, resolve_shards
@@ -165,12 +165,12 @@ class Client:
         job = new_job(
             body, priority=priority, run_after_ms=run_after_ms, delay_ms=delay_ms, attempts=attempts, status=status, key=key
         )
-        return self._run(lambda end: operations.enqueue_many(self._session, queue, [job], end))[0]
+        return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, [job], end))[0]
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000 jobs failed."""
         jobs = list(jobs)
-        return self._run(lambda end: operations.enqueue_many(self._session, queue, jobs, end))
+        return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
 
     # working
 
@@ -193,12 +193,12 @@ class Client:
         for items without a token: the source of the client that claimed them.
         """
         ended = list(succeeded), list(failed)
-        return self._run(lambda end: operations.ack(self._session, *ended, source, False, end))
+        return self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
 
     def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """Hands unstarted jobs back: attempts and place in line stay. Returns those that were refused."""
         held = list(jobs)
-        return self._run(lambda end: operations.release(self._session, held, "", end))
+        return self._run(lambda end: holding.release(self._session, held, "", end))
 
     def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """Gives the leases of running jobs their full length again; returns the jobs that are not held any more.
@@ -206,26 +206,26 @@ class Client:
         A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
         """
         held = list(jobs)
-        return self._run(lambda end: operations.renew(self._session, held, own, end))
+        return self._run(lambda end: holding.renew(self._session, held, own, end))
 
     def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
         """Keeps the progress of running jobs, or puts them back in line; returns the checkpoints that were refused."""
-        return self._run(lambda end: operations.checkpoint(self._session, checkpoints, source, end))
+        return self._run(lambda end: holding.checkpoint(self._session, checkpoints, source, end))
 
     # looking
 
     def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """What is known of jobs, by descriptor; unknown ones are left out."""
         asked = list(descriptors)
-        return self._run(lambda end: operations.lookup(self._session, asked, with_body, end))
+        return self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
 
     def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
         """How many jobs there are in each state, of one priority or all."""
-        return self._run(lambda end: operations.count(self._session, queue, priority, end))
+        return self._run(lambda end: inspecting.count(self._session, queue, priority, end))
 
     def peek(self, queue: str) -> dict[int, int]:
         """How many jobs are due now, by priority; zeros for a paused queue."""
-        return self._run(lambda end: operations.peek(self._session, queue, end))
+        return self._run(lambda end: inspecting.peek(self._session, queue, end))
 
     def scan(
         self,
@@ -263,7 +263,7 @@ class Client:
     ) -> tuple[list[JobInfo], str]:
         """One page of a scan, and the cursor of the next ("" at the end). Running jobs may come twice, in pages of any size."""
         return self._run(
-            lambda end: operations.scan_page(
+            lambda end: inspecting.scan_page(
                 self._session, queue, state, priority, future, with_body, limit, cursor, end
             )
         )
@@ -282,7 +282,7 @@ class Client:
     ) -> int:
         """Puts up to `limit` failed jobs back in line, with so many attempts; returns how many."""
         return self._run(
-            lambda end: operations.retry_failed(
+            lambda end: maintaining.retry_failed(
                 self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
             )
         )
@@ -290,7 +290,7 @@ class Client:
     def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """Puts the named failed jobs back in line; returns how many of them were failed."""
         named = list(descriptors)
-        return self._run(lambda end: operations.retry_jobs(self._session, named, attempts, end))
+        return self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
     def delete_jobs(
         self,
@@ -304,23 +304,21 @@ class Client:
         """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how many."""
         if descriptors is not None:
             named = list(descriptors)
-            return self._run(lambda end: operations.delete_named(self._session, named, end))
+            return self._run(lambda end: maintaining.delete_named(self._session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
         return self._run(
-            lambda end: operations.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
         )
 
     def purge(self, queue: str) -> int:
         """Removes every job of a queue in every state; the queue stays. Returns how many."""
-        return self._run(lambda end: operations.purge(self._session, queue, end))
+        return self._run(lambda end: maintaining.purge(self._session, queue, end))
 
 
 def new_job(body: bytes, **options: Any) -> NewJob:
     """A NewJob, or InvalidArgument."""
-    try:
-        return NewJob(body, **options)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidArgument(str(error)) from None
+    job: NewJob = checked(NewJob, body, **options)
+    return job
 
 
 def unseen(page: list[JobInfo], state: State | str, seen: set[str]) -> list[JobInfo]:

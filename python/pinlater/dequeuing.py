@@ -15,16 +15,19 @@ from typing import Any, Final
 
 from pinlater import _core
 from pinlater.config import check_integer
+from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.exchange import Argument, AwaitRing, Flow, Listen, complete, read, together, write
+from pinlater.inspecting import REPLY_BYTES, peek_at
 from pinlater.jobs import Job
-from pinlater.operations import HINT_S, MAX_BATCH, REPLY_BYTES, peek_at
 from pinlater.queues import ASK_AGAIN_S, known_places
 from pinlater.shards import QueueShard, Session
 
 #: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer. Jittered, so that idle
 #: workers do not come all at once.
 SAFETY_S: Final = (10.0, 15.0)
+#: What a script said of a queue is trusted for so long before it is peeked again.
+HINT_S: Final = 0.05
 _START_MS: Final = int(time.time() * 1000)
 _HOST: Final = socket.gethostname().replace(":", "_")
 

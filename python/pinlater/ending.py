@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from pinlater import operations
+from pinlater import holding
 from pinlater.async_client import AsyncClient
 from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.exchange import Flow
@@ -126,7 +126,7 @@ class Ending:
         session = self._client._session
         refused = {
             id(job)
-            for job in await self._persist(lambda end: operations.release(session, jobs, "", end), jobs)
+            for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)
         }
         for one in held:
             self._renewal.done(one.lease)
@@ -157,7 +157,7 @@ class Ending:
         bad = [Ack(held.job, failure, self._retry_delay_ms) for held, failure in live if failure is not None]
         session = self._client._session
         items = await self._persist(
-            lambda end: operations.ack(session, good, bad, "", False, end), [*good, *bad]
+            lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad]
         )
         refused = {id(item.job if isinstance(item, Ack) else item) for item in items}
         for held, failure in live:

@@ -186,3 +186,11 @@ def from_reply(text: str, where: str) -> PinLaterError:
     if kind is ServerFull:
         rest = "the server is at its maxmemory and takes no new jobs; acks and dequeues still work"
     return kind(f"{where}: {rest or code}" if code in SCRIPT_CODES or kind is ServerFull else f"{where}: {text}")
+
+
+def checked(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Calls the native part: the one edge where its refusals become InvalidArgument."""
+    try:
+        return function(*arguments, **options)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidArgument(str(error)) from None

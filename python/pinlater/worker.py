@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from pinlater import operations
+from pinlater import holding
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
@@ -279,7 +279,7 @@ class Worker:
         try:
             refused = {
                 job.token
-                for job in await self._client._run(lambda end: operations.renew(session, jobs, False, end))
+                for job in await self._client._run(lambda end: holding.renew(session, jobs, False, end))
             }
         except QueueNotFound:
             refused = {job.token for job in jobs}

@@ -1,0 +1,113 @@
+"""Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
+
+Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves the rest undone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from pinlater import _core
+from pinlater.config import check_integer
+from pinlater.enqueuing import MAX_BATCH, when
+from pinlater.errors import checked
+from pinlater.exchange import Flow, all_of, complete, write
+from pinlater.inspecting import check_priority
+from pinlater.jobs import NewJob, State
+from pinlater.queues import known_places
+from pinlater.shards import QueueShard, Session
+
+
+def retry_failed(
+    session: Session,
+    queue: str,
+    priority: int | None,
+    limit: int,
+    attempts: int,
+    run_after_ms: int | None,
+    delay_ms: int | None,
+    deadline_s: float,
+) -> Flow[int]:
+    """Puts up to `limit` failed jobs back in line, highest priority and oldest first; returns how many."""
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    check_integer("limit", limit, 0, 2**63 - 1)
+    # the same limits as a new job's, from the same place
+    checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
+    kind, ms = when(run_after_ms, delay_ms)
+    done = 0
+    for level in levels:
+        for place in places:
+            while done < limit:
+                most = min(limit - done, MAX_BATCH)
+                reply = yield from write(place, "retry_failed", [level, most, attempts, kind, ms], deadline_s)
+                moved = int.from_bytes(reply[2], "big")
+                done += moved
+                if moved < most:
+                    break
+    return done
+
+
+def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
+    """Puts the named failed jobs back in line; returns how many were failed."""
+    checked(lambda: NewJob(b"", attempts=attempts))
+    flows = [
+        complete(write(place, "retry_failed", [level, 0, attempts, 0, 0, *ids], deadline_s), _u32)
+        for place, level, ids in _by_level(session, descriptors)
+    ]
+    return (yield from all_of(flows, sum))
+
+
+def delete_jobs(
+    session: Session, queue: str, state: State | str, priority: int | None, limit: int, deadline_s: float
+) -> Flow[int]:
+    """Removes up to `limit` jobs of a state, oldest first; returns how many. A running one's ack will be refused."""
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    code = State.of(state).code
+    check_integer("limit", limit, 0, 2**63 - 1)
+    done = 0
+    for level in levels:
+        for place in places:
+            more = True
+            while more and done < limit:
+                arguments = [code, level, min(limit - done, MAX_BATCH)]
+                reply = yield from write(place, "delete_jobs", arguments, deadline_s)
+                gone, left = struct.unpack(">IB", reply[2])
+                done += gone
+                more = bool(left and gone)
+    return done
+
+
+def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
+    """Removes jobs by descriptor, whatever their state; returns how many were there."""
+    flows = [
+        complete(write(place, "delete_jobs", ["", level, 0, *ids], deadline_s), lambda reply: int(struct.unpack(">IB", reply[2])[0]))
+        for place, level, ids in _by_level(session, descriptors)
+    ]
+    return (yield from all_of(flows, sum))
+
+
+def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Removes every job of a queue in every state; the queue stays. Returns how many."""
+    total = 0
+    for state in State:
+        total += yield from delete_jobs(session, queue, state, None, 2**62, deadline_s)
+    return total
+
+
+def _by_level(session: Session, descriptors: Iterable[str]) -> list[tuple[QueueShard, int, list[bytes]]]:
+    calls: dict[tuple[str, str, int], list[bytes]] = {}
+    parts: list[tuple[QueueShard, int, list[bytes]]] = []
+    for queue, shard, levels, ids, _ in checked(_core.group_descriptors, list(descriptors)):
+        calls.clear()
+        for level, id_ in zip(levels, ids, strict=True):
+            calls.setdefault((queue, shard, level), []).append(id_)
+        parts += [(session.place(queue, shard), level, chosen) for (_, _, level), chosen in calls.items()]
+    return parts
+
+
+def _u32(reply: list[Any]) -> int:
+    return int.from_bytes(reply[2], "big")
