@@ -1,8 +1,9 @@
 """Redis CPU a job: the shipped scripts through the shipped client, against the same work in native commands.
 
-Promises that both sides put in, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on one server, in
-turns. Ours also does what native does not: levels, leases, tokens, replays, retries of the 1 % that fail, and the 1 % that is
-scheduled. Risks: the standing sets are small in figures 1 and 2; `growth` is about large ones.
+Promises that both sides put in, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on
+one server, in turns. Ours also does what native does not: levels, leases, tokens, replays, retries of the 1 %
+that fail, and the 1 % that is scheduled. Risks: the standing sets are small in figures 1 and 2; `growth` is
+about large ones.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class Queue:
         every = 100 // ODD_PERCENT
         for number in itertools.count(1):
             level = 1 + number % levels
-            yield NewJob(BODY, priority=level, delay_ms=DUE_SOON_MS) if number % every == 0 else NewJob(BODY, priority=level)
+            yield (
+                NewJob(BODY, priority=level, delay_ms=DUE_SOON_MS)
+                if number % every == 0
+                else NewJob(BODY, priority=level)
+            )
 
     def stand_by_failed(self) -> None:
         """Leaves failed jobs that nobody touches."""
@@ -106,7 +111,8 @@ class Queue:
 class NativeQueue:
     """Their side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL.
 
-    foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real queue could do.
+    foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real
+    queue could do.
     """
 
     def __init__(self, native: Native, name: str, foreseen: bool = False) -> None:

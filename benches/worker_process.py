@@ -2,8 +2,8 @@
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same clock in
-every process of a machine. Risks nothing.
+Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC,
+the same clock in every process of a machine. Risks nothing.
 """
 
 from __future__ import annotations

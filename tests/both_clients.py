@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pinlater import AsyncClient, Client
 from pinlater.errors import OutcomeUnknown
-from pinlater.exchange import Flow
+from pinlater.flows import Flow
 
 CallsKind = Literal["sync", "async"]
 CALLS_KINDS: tuple[CallsKind, ...] = ("sync", "async")

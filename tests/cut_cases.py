@@ -15,7 +15,8 @@ import pytest
 from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig, exchange
 from pinlater.enqueuing import pack_jobs
 from pinlater.errors import QueueNotFound
-from pinlater.exchange import complete, write
+from pinlater.exchange import write
+from pinlater.flows import complete
 from pinlater.scripts import load_scripts
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.cut_proxy import CutProxy, Seen

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pinlater import Client, Job
 from pinlater._core import decode_claim
-from pinlater.exchange import Command, Flow, ReplyError, Send, send
+from pinlater.flows import Command, Flow, ReplyError, Send, send
 from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport

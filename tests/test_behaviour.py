@@ -172,7 +172,7 @@ def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: 
     for body in (b"a", b"b", b"c", b"d"):
         calls.enqueue("q", body)
         left = [each for each in waiting if not each.done()]
-        wait(left, WOKEN_S, FIRST_COMPLETED)
+        assert wait(left, WOKEN_S, FIRST_COMPLETED).done, f"nobody was woken for {body!r}"
     assert sorted(bodies([job for each in waiting for job in each.result(WOKEN_S)])) == [
         b"a",
         b"b",

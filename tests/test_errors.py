@@ -13,7 +13,7 @@ import pytest
 
 from pinlater import errors
 from pinlater.errors import SCRIPT_CODES, SERVER_CODES, from_reply
-from pinlater.exchange import ReplyError
+from pinlater.flows import ReplyError
 from pinlater.scripts import LUA_DIRECTORY
 
 WHERE = "enqueue of queue 'q' on shard 1"

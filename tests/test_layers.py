@@ -19,6 +19,7 @@ LAYERS = [
         "embedded",
         "embedded_keeper",
         "exchange",
+        "flows",
         "keys",
         "lanes",
         "scripts",

@@ -1,7 +1,7 @@
 """The asyncio client.
 
-Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one turn leave as one script call.
-Risks: a cancelled call may still be carried out.
+Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one
+turn leave as one script call. Risks: a cancelled call may still be carried out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pinlater.client import ClientSettings, both_given, give_drive, new_job, uns
 from pinlater.coalescer import Coalescer
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.errors import PartialEnqueue, PinLaterError
-from pinlater.exchange import Flow
+from pinlater.flows import Flow
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 
 T = TypeVar("T")
@@ -112,7 +112,13 @@ class AsyncClient:
     ) -> str:
         """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels nothing."""
         job = new_job(
-            body, priority=priority, run_after_ms=run_after_ms, delay_ms=delay_ms, attempts=attempts, status=status, key=key
+            body,
+            priority=priority,
+            run_after_ms=run_after_ms,
+            delay_ms=delay_ms,
+            attempts=attempts,
+            status=status,
+            key=key,
         )
         known = self._session.known_config(queue)
         if known is None:
@@ -149,7 +155,11 @@ class AsyncClient:
         return await self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
 
     async def ack(
-        self, *, succeeded: Iterable[Claimed | Ack | str] = (), failed: Iterable[Claimed | Ack | str] = (), source: str = ""
+        self,
+        *,
+        succeeded: Iterable[Claimed | Ack | str] = (),
+        failed: Iterable[Claimed | Ack | str] = (),
+        source: str = "",
     ) -> list[Any]:
         """See Client.ack. Acks that wait in the same turn of the loop leave together."""
         ended = list(succeeded), list(failed)

@@ -1,7 +1,7 @@
 """The wake channel of an asyncio client: one subscription a server, read by one task each.
 
-Promises that a ring that comes after `listen` returned ends the next `wait` of everybody who waits, and that a lost subscription ends it too
-(the caller then listens and claims again).
+Promises that a ring that comes after `listen` returned ends the next `wait` of everybody who waits, and that
+a lost subscription ends it too (the caller then listens and claims again).
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class AsyncWaker:
         if server in self._readers:
             await connection.disconnect(nowait=True)
             return
-        self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker {server}")
+        self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker
+        {server}")
 
     async def _read(self, server: Server, connection: Any) -> None:
         reader = hiredis.Reader()

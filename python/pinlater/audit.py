@@ -1,8 +1,8 @@
 """The conservation audit: every job of a queue in exactly one state, every record with a place, every lease with its jobs.
 
-Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is only on its way:
-a script judges each id in one moment, and what looks wrong is judged again. Risks: reads every job; what it says of a queue
-under load is no snapshot.
+Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is
+only on its way: a script judges each id in one moment, and what looks wrong is judged again. Risks: reads
+every job; what it says of a queue under load is no snapshot.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from pinlater import _core
 from pinlater.client import Client
 from pinlater.config import check_queue_name
 from pinlater.errors import QueueNotFound, from_reply
-from pinlater.exchange import Command, Flow, ReplyError, load_config, read, send
+from pinlater.exchange import load_config, read
+from pinlater.flows import Command, Flow, ReplyError, send
 from pinlater.jobs import CountsByState
 from pinlater.keys import queue_key
 from pinlater.shards import QueueShard, Session
 
-#: Ids and leases a call of the script judges: some 2 ms of the server (a lease is mostly of a few jobs, at most of 1,000).
+#: Ids and leases a call of the script judges: some 2 ms of the server (a lease is mostly of a few jobs, at
+#: most of 1,000).
 IDS_A_CALL: Final = 200
 LEASES_A_CALL: Final = 10
-#: Elements a page of a scan; of records (they come with their bodies) so many that a page is about so many bytes.
+#: Elements a page of a scan; of records (they come with their bodies) so many that a page is about so many
+#: bytes.
 PAGE: Final = 200
 RECORD_PAGE_BYTES: Final = 256 * 1024
 #: A queue with more findings than this on a shard is damaged as a whole; the audit of the shard ends there.
@@ -172,9 +175,7 @@ class _Auditor:
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
         """The members without what is no id; a field of E that counts a lease's jobs stands for the lease."""
         if name == "E":
-            members = [
-                member.removesuffix(b"n") if len(member) == _ID_BYTES + 1 else member for member in members
-            ]
+            members = [member.removesuffix(b"n") if len(member) == _ID_BYTES + 1 else member for member in members]
         for member in members:
             if len(member) != _ID_BYTES:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -207,9 +208,7 @@ class _Auditor:
         self._findings[subject, problem] = Finding(self._place.shard.name, subject, problem)
 
 
-def _judge_twice(
-    items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[list[str]]]
-) -> Flow[dict[bytes, str]]:
+def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[list[str]]]) -> Flow[dict[bytes, str]]:
     """What is wrong with items, by item; ask: items, joined, -> a problem an item, '' if there is none."""
     wrong, problems = sorted(items), dict[bytes, str]()
     for _ in range(2):

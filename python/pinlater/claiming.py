@@ -193,9 +193,7 @@ class Claimer:
             return
         now_s = time.monotonic()
         source.safety_s = now_s + random.uniform(*SAFETY_S)
-        source.timer_s = min(
-            (now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S
-        )
+        source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
         source.hungry = source.rung or any(any(claim.left) for claim in claims)
 
     def _put_off(self, source: _Source, error: PinLaterError) -> None:

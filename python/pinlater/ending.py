@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from pinlater import holding
 from pinlater.async_client import AsyncClient
 from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
-from pinlater.exchange import Flow
+from pinlater.flows import Flow
 from pinlater.jobs import Ack, Job
 from pinlater.renewal import Lease, Renewal
 from pinlater.shards import QueueShard
@@ -124,10 +124,7 @@ class Ending:
     async def _release_at(self, held: list[Held]) -> None:
         jobs = [one.job for one in held]
         session = self._client._session
-        refused = {
-            id(job)
-            for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)
-        }
+        refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
         for one in held:
             self._renewal.done(one.lease)
             if id(one.job) in refused:
@@ -156,9 +153,7 @@ class Ending:
         good = [held.job for held, failure in live if failure is None]
         bad = [Ack(held.job, failure, self._retry_delay_ms) for held, failure in live if failure is not None]
         session = self._client._session
-        items = await self._persist(
-            lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad]
-        )
+        items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
         refused = {id(item.job if isinstance(item, Ack) else item) for item in items}
         for held, failure in live:
             self._settle(held, failure is None, id(held.job) in refused)

@@ -1,8 +1,8 @@
 """How one request becomes an answer: lanes, resends, script loading, configuration changes, deadlines. No I/O stands here.
 
-A flow is a generator: it yields effects, a driver (sync_transport, async_transport) carries them out and sends the result back in. Promises
-that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the caller gets the real answer or
-OutcomeUnknown. Risks only time: a request is sent again until its deadline.
+Promises
+that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the
+caller gets the real answer or OutcomeUnknown. Risks only time: a request is sent again until its deadline.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from pinlater.config import QueueConfig, StoredConfig
 from pinlater.errors import (
@@ -27,6 +26,7 @@ from pinlater.errors import (
     ServerUnavailable,
     from_reply,
 )
+from pinlater.flows import Argument, Command, Failure, Flow, ReplyError, Send, Sleep, complete
 from pinlater.lanes import Lane
 from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server
@@ -36,113 +36,7 @@ from pinlater.shards import QueueShard
 FIRST_PAUSE_S: Final = 0.02
 LAST_PAUSE_S: Final = 0.5
 
-Argument: TypeAlias = bytes | str | int
-Command: TypeAlias = tuple[Argument, ...]
 Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order."""
-
-    server: Server
-    commands: Sequence[Command]
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Effect: time passes."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result: rings so far."""
-
-    servers: Sequence[Server]
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitRing:
-    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result: None."""
-
-    seconds: float
-    since: int
-
-
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing
-T = TypeVar("T")
-R = TypeVar("R")
-Flow: TypeAlias = Generator[Effect, Any, T]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyError:
-    """Answer: an error reply, code first."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Answer: no reply came. sent: whether the server may have got the command."""
-
-    sent: bool
-    error: PinLaterError
-
-
-def send(server: Server, *commands: Command) -> Flow[list[Any]]:
-    """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
-    answers: list[Any] = (yield [Send(server, commands)])[0]
-    if any(isinstance(answer, Failure) and answer.sent for answer in answers):
-        answers = (yield [Send(server, commands)])[0]
-    return answers
-
-
-def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
-    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in order."""
-    results: list[Any] = [None] * len(flows)
-    waiting: dict[int, Effect] = {}
-    wake_s: dict[int, float] = {}
-
-    def advance(index: int, value: Any) -> None:
-        try:
-            effect = waiting[index] = flows[index].send(value)
-            if isinstance(effect, Sleep):
-                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after the other
-        except StopIteration as stop:
-            results[index] = stop.value
-        except PinLaterError as error:
-            results[index] = error
-
-    for index in range(len(flows)):
-        advance(index, None)
-    while waiting:
-        sends = {index: effect for index, effect in waiting.items() if isinstance(effect, list)}
-        if sends:
-            for index, answers in (yield from _send_merged(sends)).items():
-                del waiting[index]
-                advance(index, answers)
-        else:
-            index = min(waiting, key=lambda index: wake_s.get(index, 0.0))
-            effect = waiting.pop(index)
-            if isinstance(effect, Sleep):
-                effect = Sleep(max(0.0, wake_s.pop(index) - time.monotonic()))
-            advance(index, (yield effect))
-    return results
-
-
-def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]]]:
-    commands: dict[Server, list[Command]] = {}
-    for effects in sends.values():
-        for effect in effects:
-            commands.setdefault(effect.server, []).extend(effect.commands)
-    answers = yield [Send(server, merged) for server, merged in commands.items()]
-    streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
-    return {
-        index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects] for index, effects in sends.items()
-    }
 
 
 def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
@@ -166,9 +60,8 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
         if isinstance(error, QueueNotFound):
             place.stored = None
         told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
-        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
-            raise error
-        yield from _pause_or_raise(pauses, deadline_s, error)
+        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not
+        place.shard.server.contacted: raise error yield from _pause_or_raise(pauses, deadline_s, error)
 
 
 def write(
@@ -176,8 +69,9 @@ def write(
 ) -> Flow[list[Any]]:
     """Carries out a writing script at most once; returns its reply.
 
-    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has another shard). Raises
-    OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried out.
+    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller
+    has another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have
+    been carried out.
     """
     request = _Write(place, load_scripts()[verb], arguments, place.lanes.take())
     return (yield from request.run(deadline_s, patient))
@@ -196,12 +90,13 @@ class _Write:
         self.field, self.sequence = lane.field, lane.sequence
         self.maybe_done = False
         self._lanes = [lane]
-        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is by now
-        self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
+        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is
+        by now self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
         self._outcome: list[Any] | PinLaterError | None = None
 
     def __del__(self) -> None:
-        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next number makes it stale.
+        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next
+        # number makes it stale.
         self._let_go()
 
     def run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
@@ -234,7 +129,8 @@ class _Write:
                 if len(answer) > 1 and answer[0] == self.sequence:
                     self.place.h = max(self.place.h, answer[1])
                     return answer
-                answer = Failure(True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request"))
+                answer = Failure(True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is
+                not for this request"))
             if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
                 self.place.stored = self._command = None
                 continue
@@ -274,46 +170,8 @@ class _Write:
         return patient and isinstance(error, ServerUnavailable) and self.place.shard.server.contacted
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
-        message = f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve() asks again"
-        return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
-
-
-def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
-    """A flow and what its caller makes of its result; resolve() of an unknown outcome does both."""
-    try:
-        result = yield from flow
-    except OutcomeUnknown as error:
-        resume = error.resume
-        raise OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish)) from None
-    return finish(result)
-
-
-def all_of(flows: Sequence[Flow[T]], combine: Callable[[list[T]], R]) -> Flow[R]:
-    """Runs flows side by side to their ends, then combines their results; raises the first error once all have ended.
-
-    If only unknown outcomes keep it from the end, resolve() settles those, and then combines.
-    """
-    results = yield from together(flows)
-    return (yield from _settle(results, combine))
-
-
-def _settle(results: list[T | PinLaterError], combine: Callable[[list[T]], R]) -> Flow[R]:
-    errors = [result for result in results if isinstance(result, PinLaterError)]
-    for error in errors:
-        if not isinstance(error, OutcomeUnknown):
-            raise error
-    if errors:
-        raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, deadline_s))
-    return combine([result for result in results if not isinstance(result, PinLaterError)])
-    yield  # a flow, though it has nothing to send
-
-
-def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) -> Flow[R]:
-    unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)]
-    again = yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
-    for index, result in zip(unknown, again, strict=True):
-        results[index] = result
-    return (yield from _settle(results, combine))
+        message = f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve()
+        asks again" return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
 def known_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig]:
@@ -358,8 +216,8 @@ class _Create(_Write):
     """A write that needs no configuration."""
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)])
-        yield  # a flow, though it has nothing to send
+        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments,
+        None)]) yield  # a flow, though it has nothing to send
 
 
 def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Argument]:
@@ -369,9 +227,9 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
     return arguments
 
 
-def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
-    keys = place.keys(script.verb, config.config.levels if config else 0)
-    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) ->
+Command: keys = place.keys(script.verb, config.config.levels if config else 0) return ("EVALSHA", script.sha,
+len(keys), *keys, *arguments)
 
 
 def _evaluate(server: Server, script: Script, command: Command) -> Flow[Any]:
@@ -399,8 +257,6 @@ def _pauses() -> Generator[float, None, None]:
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
-def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) -> Flow[None]:
-    pause_s = next(pauses)
-    if time.monotonic() + pause_s >= deadline_s:
-        raise error
-    yield Sleep(pause_s)
+def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) ->
+Flow[None]: pause_s = next(pauses) if time.monotonic() + pause_s >= deadline_s: raise error yield
+Sleep(pause_s)

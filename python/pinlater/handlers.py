@@ -50,9 +50,7 @@ def check_handler(handler: Any) -> Handler:
     try:
         inspect.signature(handler).bind(None)
     except TypeError:
-        raise InvalidArgument(
-            f"handler: expected a function of one argument (the job), got {handler!r}"
-        ) from None
+        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}") from None
     except ValueError:
         pass  # a built-in without a signature
     return handler  # type: ignore[no-any-return]
@@ -108,9 +106,7 @@ class ThreadPool:
             self._idle -= 1
         elif self._threads < self._size:
             self._threads += 1
-            threading.Thread(
-                target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True
-            ).start()
+            threading.Thread(target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True).start()
         return future
 
     def close(self) -> None:

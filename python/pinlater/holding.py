@@ -1,7 +1,7 @@
 """What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
 
-Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is returned, not raised. Risks: calls
-on jobs of several shards are one script call a shard, each atomic alone.
+Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is
+returned, not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pinlater import _core
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.enqueuing import pack_jobs, when
 from pinlater.errors import InvalidArgument, checked
-from pinlater.exchange import Argument, Flow, all_of, complete, write
+from pinlater.exchange import write
+from pinlater.flows import Argument, Flow, all_of, complete
 from pinlater.jobs import Checkpoint, Claimed, NewJob
 from pinlater.shards import Session
 
@@ -22,15 +23,16 @@ _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 
 def ack(
-    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool, deadline_s: float
+    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool,
+    deadline_s: float
 ) -> Flow[list[Any]]:
     """Ends running jobs; returns the items that were refused because the caller does not hold them."""
     succeeded, failed = list(succeeded), list(failed)
     batches = checked(_core.group_acks, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
     flows = [
-        _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids], deadline_s)
-        for batch in _with_source(batches, source)
+        _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids],
+        deadline_s) for batch in _with_source(batches, source)
     ]
     return (yield from all_of(flows, lambda refused: _items_at(items, refused)))
 
@@ -57,7 +59,8 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     flows = []
     for batch in checked(_core.group_releases, jobs):
         if batch.tokenless:
-            raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
+            raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its
+            token")
         tokens = [token for _, token in _levels_and_tokens(batch.groups)]
         if own:
             packed = b"".join(
@@ -70,9 +73,8 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     return (yield from all_of(flows, lambda refused: _items_at(jobs, refused)))
 
 
-def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) -> Flow[list[int]]:
-    distinct = list(dict.fromkeys(tokens))
-    place = session.place(batch.queue, batch.shard)
+def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) ->
+Flow[list[int]]: distinct = list(dict.fromkeys(tokens)) place = session.place(batch.queue, batch.shard)
 
     def refused(reply: list[Any]) -> list[int]:
         gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
@@ -81,12 +83,13 @@ def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], 
     return (yield from complete(write(place, "renew", [b"".join(distinct), b""], deadline_s), refused))
 
 
-def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
+def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) ->
+Flow[list[Any]]:
     """Keeps the progress of running jobs; returns the checkpoints that were refused."""
     checkpoints = list(checkpoints)
     batches = checked(_core.group_releases, [item.job for item in checkpoints])
     for item in checkpoints:
-        checked(_checkpoint_as_job, item, 1)
+        checked(_checkpoint_as_job, item)
     # of a job named twice the first one stands: the others are not carried out, so they are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
     flows = []
@@ -106,7 +109,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
         zip(_levels_and_tokens(batch.groups), batch.ids, chosen, strict=True)
     ):
         # the same limits as a new job's, from the same place
-        as_job = checked(_checkpoint_as_job, item, level)
+        as_job = checked(_checkpoint_as_job, item)
         record = pack_jobs([as_job], config)[2][0]
         what = (
             (_BODY if item.body is not None else 0)
@@ -124,12 +127,12 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
     return [b"".join(items), b"".join(statuses), *bodies]
 
 
-def _checkpoint_as_job(item: Checkpoint, level: int) -> NewJob:
+def _checkpoint_as_job(item: Checkpoint) -> NewJob:
     if not item.move_to_pending and (item.run_after_ms is not None or item.delay_ms is not None):
-        raise ValueError("checkpoint: run_after_ms and delay_ms have a meaning only with move_to_pending=True")
+        raise ValueError("checkpoint: run_after_ms and delay_ms have a meaning only with
+        move_to_pending=True")
     return NewJob(
         item.body if item.body is not None else b"",
-        priority=level,
         run_after_ms=item.run_after_ms,
         delay_ms=item.delay_ms,
         attempts=item.attempts if item.attempts is not None else 1,
@@ -139,11 +142,13 @@ def _checkpoint_as_job(item: Checkpoint, level: int) -> NewJob:
 
 def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
     if not source and any(batch.tokenless for batch in batches):
-        raise InvalidArgument("expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it")
+        raise InvalidArgument("expected a Job or (descriptor, token); a bare descriptor needs the source that
+        claimed it")
     return batches
 
 
-def _held_batch(session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float) -> Flow[list[int]]:
+def _held_batch(session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float) ->
+Flow[list[int]]:
     """One call on jobs of one place; returns positions (in what the caller gave) that were refused."""
     check_queue_name(batch.queue)
     place = session.place(batch.queue, batch.shard)

@@ -1,6 +1,7 @@
 """Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
 
-Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves the rest undone.
+Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that
+fails leaves the rest undone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pinlater import _core
 from pinlater.config import check_integer
 from pinlater.enqueuing import MAX_BATCH, when
 from pinlater.errors import checked
-from pinlater.exchange import Flow, all_of, complete, write
+from pinlater.exchange import write
+from pinlater.flows import Flow, all_of, complete
 from pinlater.inspecting import check_priority
 from pinlater.jobs import NewJob, State
 from pinlater.queues import known_places
@@ -84,7 +86,10 @@ def delete_jobs(
 def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
     """Removes jobs by descriptor, whatever their state; returns how many were there."""
     flows = [
-        complete(write(place, "delete_jobs", ["", level, 0, *ids], deadline_s), lambda reply: int(struct.unpack(">IB", reply[2])[0]))
+        complete(
+            write(place, "delete_jobs", ["", level, 0, *ids], deadline_s),
+            lambda reply: int(struct.unpack(">IB", reply[2])[0]),
+        )
         for place, level, ids in _by_level(session, descriptors)
     ]
     return (yield from all_of(flows, sum))

@@ -19,7 +19,8 @@ from typing import Final
 
 from pinlater.async_client import AsyncClient
 from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
-from pinlater.exchange import Argument, Flow, write
+from pinlater.exchange import write
+from pinlater.flows import Argument, Flow
 from pinlater.queues import known_places
 from pinlater.shards import QueueShard
 
@@ -68,9 +69,7 @@ class _Post:
 class Monitor:
     """Looks after queues. queues: their names; None: every queue there is. tick_s: seconds between looks."""
 
-    def __init__(
-        self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S
-    ) -> None:
+    def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
         self._client = client
@@ -181,9 +180,7 @@ class Monitor:
         if jumped:
             log.warning("%s: its server's clock jumped; nothing expires for one lease", place)
         if leases:
-            log.warning(
-                "%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed
-            )
+            log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
         return bool(more)
 
     def _collect(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:

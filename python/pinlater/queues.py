@@ -1,7 +1,8 @@
 """Queues on their shards: making, configuring, finding and deleting them. Flows only, no I/O.
 
-Promises that a queue made or configured on one shard reaches the others by the first client that sees the difference, and that a deleted one does
-not come back by that. Versions may differ between shards meanwhile; each script call is checked against its own shard's.
+Promises that a queue made or configured on one shard reaches the others by the first client that sees the
+difference, and that a deleted one does not come back by that. Versions may differ between shards meanwhile;
+each script call is checked against its own shard's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pinlater.errors import (
     ServerError,
     from_reply,
 )
-from pinlater.exchange import Flow, ReplyError, create, load_config, send, together, write
+from pinlater.exchange import create, load_config, write
+from pinlater.flows import Flow, ReplyError, send, together
 from pinlater.keys import registry_key
 from pinlater.servers import Server
 from pinlater.shards import QueueShard, Session
@@ -66,24 +68,25 @@ def queue_config(session: Session, queue: str, deadline_s: float) -> Flow[QueueC
     return newest.config
 
 
-def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadline_s: float) -> Flow[QueueConfig]:
+def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadline_s: float) ->
+Flow[QueueConfig]:
     """Changes settings of a queue on every shard: compare-and-set on the first, carried to the others. Returns the new configuration."""
     for name in changes:
         if name not in CONFIG_FIELDS:
-            raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
+            raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got
+            {name!r}")
     before = yield from queue_config(session, queue, deadline_s)
     new = replace(before, **changes)
     if new.levels < before.levels:
-        raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got {new.levels}")
+        raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got
+        {new.levels}")
     for place in session.places(queue):
         if place.stored is None or place.stored.deleted:
             continue
         # made anew from what the shard has, should somebody else have changed another setting meanwhile
-        reply = yield from write(place, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s)
-        stored = StoredConfig.unpack(reply[2])
-        place.stored = stored
-        yield from _carry(session, session.places(queue), stored, deadline_s)
-        return stored.config
+        reply = yield from write(place, "configure", lambda config: [replace(config, **changes).pack(), b""],
+        deadline_s) stored = StoredConfig.unpack(reply[2]) place.stored = stored yield from _carry(session,
+        session.places(queue), stored, deadline_s) return stored.config
     raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
 
 
@@ -93,7 +96,8 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
     places = session.places(queue)
     results = yield from together([_delete(session, place, deadline_s) for place in places])
     errors = {
-        place.shard.name: result for place, result in zip(places, results, strict=True) if isinstance(result, PinLaterError)
+        place.shard.name: result for place, result in zip(places, results, strict=True) if isinstance(result,
+        PinLaterError)
     }
     if errors:
         raise PartialDelete(queue, errors)
@@ -127,25 +131,16 @@ def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[Q
     """
     places = session.places(queue)
     stored = places[0].stored
-    if stored is not None and not stored.deleted and all(place.stored is stored or _agrees(place, stored) for place in places):
-        return places
-    check_queue_name(queue)
-    now_s = time.monotonic()
-    ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]
-    known = [place for place in places if place.stored is not None]
-    errors: list[PinLaterError] = []
-    if ask or not known:
-        found = yield from _load_all(ask or places, deadline_s, errors)
-        known += [place for place in (ask or places) if found.get(place) is not None]
-    newest = _newest({place: place.stored for place in places})
-    if newest is None:
-        for place in places:
-            place.stored = None
-        if errors and len(errors) == len(places):
-            raise errors[0]
-        raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
-    yield from _carry(session, [place for place in places if place.silent_until_s <= now_s], newest, deadline_s)
-    return [place for place in places if place.stored is not None and not place.stored.deleted]
+    if stored is not None and not stored.deleted and all(place.stored is stored or _agrees(place, stored) for
+    place in places): return places check_queue_name(queue) now_s = time.monotonic() ask = [place for place in
+    places if place.stored is None and place.silent_until_s <= now_s] known = [place for place in places if
+    place.stored is not None] errors: list[PinLaterError] = [] if ask or not known: found = yield from
+    _load_all(ask or places, deadline_s, errors) known += [place for place in (ask or places) if
+    found.get(place) is not None] newest = _newest({place: place.stored for place in places}) if newest is
+    None: for place in places: place.stored = None if errors and len(errors) == len(places): raise errors[0]
+    raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it") yield from _carry(session,
+    [place for place in places if place.silent_until_s <= now_s], newest, deadline_s) return [place for place
+    in places if place.stored is not None and not place.stored.deleted]
 
 
 def _agrees(place: QueueShard, stored: StoredConfig) -> bool:
@@ -163,20 +158,11 @@ def _load_all(
     places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
 ) -> Flow[dict[QueueShard, StoredConfig | None]]:
     """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is raised."""
-    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in places])
-    found: dict[QueueShard, StoredConfig | None] = {}
-    failed: list[PinLaterError] = []
-    for place, result in zip(places, results, strict=True):
-        if isinstance(result, PinLaterError):
-            failed.append(result)
-            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-        else:
-            found[place] = result
-    if not found and failed:
-        raise failed[0]
-    if errors is not None:
-        errors += failed
-    return found
+    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in
+    places]) found: dict[QueueShard, StoredConfig | None] = {} failed: list[PinLaterError] = [] for place,
+    result in zip(places, results, strict=True): if isinstance(result, PinLaterError): failed.append(result)
+    place.silent_until_s = time.monotonic() + ASK_AGAIN_S else: found[place] = result if not found and failed:
+    raise failed[0] if errors is not None: errors += failed return found
 
 
 def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
@@ -186,7 +172,8 @@ def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, dea
     for place, result in zip(behind, results, strict=True):
         if isinstance(result, PinLaterError):
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-            log.warning("configuration of queue %s not brought to shard %s yet: %s", place.queue, place.shard.name, result)
+            log.warning("configuration of queue %s not brought to shard %s yet: %s", place.queue,
+            place.shard.name, result)
 
 
 def _carry_to(session: Session, place: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:

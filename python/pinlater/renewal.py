@@ -31,9 +31,7 @@ class Lease:
 
     __slots__ = ("handle", "lease_s", "lost", "place", "seen_s", "token", "unfinished")
 
-    def __init__(
-        self, place: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float
-    ) -> None:
+    def __init__(self, place: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float) -> None:
         self.place = place
         self.token = token
         self.unfinished = jobs
@@ -105,9 +103,7 @@ def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:
     path = arguments.get("path")
     host, port = arguments.get("host", "localhost"), int(arguments.get("port", 6379))
     address = f"unix:{path}" if path else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    tls = (
-        _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
-    )
+    tls = _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
     return LeaseRenewer(
         address,
         _handshake(arguments),

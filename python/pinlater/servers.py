@@ -27,7 +27,8 @@ class Server:
 
     def __init__(self, url: str) -> None:
         if _scheme(url) not in SCHEMES:
-            raise InvalidArgument(f"server URL: expected redis://, rediss://, unix:// or embedded://, got {hide_password(url)!r}")
+            raise InvalidArgument(f"server URL: expected redis://, rediss://, unix:// or embedded://, got
+            {hide_password(url)!r}")
         self.url = url
         self.contacted = False
         self.version: str | None = None
@@ -36,7 +37,8 @@ class Server:
     def __repr__(self) -> str:
         return hide_password(self.url)
 
-    def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
+    def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str,
+    Any]]:
         """The URL and keyword arguments redis-py's connection pools are made from; starts an embedded server if it is one.
 
         Nothing is retried by redis-py: a write that is sent again must say so on its lane.
@@ -73,7 +75,8 @@ class Server:
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
         numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
         if numbers < MIN_VERSION:
-            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
+            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis
+            {redis_version}")
         self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
         self.contacted = True
 

@@ -1,7 +1,7 @@
 """Shards: where the jobs of a queue may be, and what a client knows of each place.
 
-Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing). What it knows of a queue (its
-configuration, how much is left) is a memory that scripts correct.
+Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing).
+What it knows of a queue (its configuration, how much is left) is a memory that scripts correct.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Shard:
 class QueueShard:
     """A queue on a shard, as one session knows it.
 
-    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when (monotonic). h: the highest id
-    answered. silent_until_s: its server did not answer; others are preferred until then (monotonic).
+    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when
+    (monotonic). h: the highest id answered. silent_until_s: its server did not answer; others are preferred
+    until then (monotonic).
     """
 
     __slots__ = ("_keys", "h", "lanes", "left", "left_at_s", "queue", "shard", "silent_until_s", "stored")
@@ -132,7 +133,13 @@ class Session:
 
 def shard_for_key(key: bytes, shards: list[str]) -> str:
     """Rendezvous hashing: the shard on which all jobs of this key are placed."""
-    return max(shards, key=lambda shard: (blake2b(key, digest_size=8, person=shard.encode()[:16], salt=shard.encode()[16:]).digest(), shard))
+    return max(
+        shards,
+        key=lambda shard: (
+            blake2b(key, digest_size=8, person=shard.encode()[:16], salt=shard.encode()[16:]).digest(),
+            shard,
+        ),
+    )
 
 
 def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[str, str]:

@@ -161,9 +161,7 @@ class Supervisor:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         previous_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        previous = {
-            number: signal.signal(number, self._on_signal) for number in (*_STOP_SIGNALS, signal.SIGCHLD)
-        }
+        previous = {number: signal.signal(number, self._on_signal) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
         try:
             return self._supervise(wake_read)
         finally:
@@ -216,9 +214,7 @@ class Supervisor:
 
     def _pause_s(self) -> float:
         """Until the next child may be started, or must be killed."""
-        waits = [
-            child.next_start_s for child in self._children if child.process is None and not self._signals
-        ]
+        waits = [child.next_start_s for child in self._children if child.process is None and not self._signals]
         return max(0.0, min([time.monotonic() + LAST_RESTART_S, self._kill_s, *waits]) - time.monotonic())
 
     def _start(self, child: _Child) -> None:

@@ -1,7 +1,7 @@
 """Carries out effects with blocking sockets: redis-py connections, one checked out a call.
 
-Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another request. Safe for threads and forks:
-a forked child starts with no connections.
+Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another
+request. Safe for threads and forks: a forked child starts with no connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redis.exceptions import (
 )
 
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
-from pinlater.exchange import AwaitRing, Command, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
+from pinlater.flows import AwaitRing, Command, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
 from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
 

@@ -65,11 +65,7 @@ class WorkerConfig:
         check_integer("prefetch_bytes", self.prefetch_bytes, 1, 2**40)
         check_integer("retry_delay_ms", self.retry_delay_ms, 0, 2**44 - 1)
         timeout_s = self.stop_timeout_s
-        if (
-            isinstance(timeout_s, bool)
-            or not isinstance(timeout_s, int | float)
-            or not 0 <= timeout_s < float("inf")
-        ):
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s < float("inf"):
             raise InvalidArgument(f"stop_timeout_s: expected seconds, 0 or more, got {timeout_s!r}")
 
 
@@ -88,10 +84,7 @@ class Worker:
         handler: Handler,
         config: WorkerConfig | None = None,
     ) -> None:
-        names = [
-            check_queue_name(name)
-            for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))
-        ]
+        names = [check_queue_name(name) for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))]
         if not names:
             raise InvalidArgument("queues: expected at least one name, got none")
         self.config = config or WorkerConfig()
@@ -102,9 +95,7 @@ class Worker:
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
         self._claimer = Claimer(client, names, self._room, self._take)
         self._renewal = Renewal(client._settings.timeouts[1])
-        self._ending = Ending(
-            client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed
-        )
+        self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[None], Held] = {}
@@ -278,8 +269,7 @@ class Worker:
         now_s, jobs, session = time.monotonic(), list(doubtful.values()), self._client._session
         try:
             refused = {
-                job.token
-                for job in await self._client._run(lambda end: holding.renew(session, jobs, False, end))
+                job.token for job in await self._client._run(lambda end: holding.renew(session, jobs, False, end))
             }
         except QueueNotFound:
             refused = {job.token for job in jobs}
@@ -335,9 +325,7 @@ class Worker:
             while self._running and not self._at_once and (left_s := deadline_s - time.monotonic()) > 0:
                 await self._wait_progress(left_s)
             await self._give_up()
-            await self._ending.close(
-                GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic())
-            )
+            await self._ending.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))
         finally:
             self._lost_timer.cancel()
             if self._confirming is not None:

@@ -58,7 +58,8 @@ class Outcome:
     faults: list[str]
 
 
-def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, a_failed_job: str) -> None:
+def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, a_failed_job: str) ->
+None:
     """Prints the table, the folder, and three commands to look further."""
     console.print()
     table = Table(title="thumbnails", title_justify="left", show_header=False)

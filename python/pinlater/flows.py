@@ -1,0 +1,162 @@
+"""What a flow is made of: the effects it may yield, the answers it gets, and how flows are put together. No I/O stands here.
+
+A flow is a generator that yields effects; a driver (sync_transport, async_transport) carries them out and
+sends each result back in. Promises that flows run together are sent together, one pipeline a server, and that
+each ends whatever becomes of the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from pinlater.errors import OutcomeUnknown, PinLaterError
+from pinlater.servers import Server
+
+Argument: TypeAlias = bytes | str | int
+Command: TypeAlias = tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order."""
+
+    server: Server
+    commands: Sequence[Command]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Effect: time passes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result: rings so far."""
+
+    servers: Sequence[Server]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitRing:
+    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result: None."""
+
+    seconds: float
+    since: int
+
+
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing
+T = TypeVar("T")
+R = TypeVar("R")
+Flow: TypeAlias = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyError:
+    """Answer: an error reply, code first."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Answer: no reply came. sent: whether the server may have got the command."""
+
+    sent: bool
+    error: PinLaterError
+
+
+def send(server: Server, *commands: Command) -> Flow[list[Any]]:
+    """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
+    answers: list[Any] = (yield [Send(server, commands)])[0]
+    if any(isinstance(answer, Failure) and answer.sent for answer in answers):
+        answers = (yield [Send(server, commands)])[0]
+    return answers
+
+
+def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
+    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in order."""
+    results: list[Any] = [None] * len(flows)
+    waiting: dict[int, Effect] = {}
+    wake_s: dict[int, float] = {}
+
+    def advance(index: int, value: Any) -> None:
+        try:
+            effect = waiting[index] = flows[index].send(value)
+            if isinstance(effect, Sleep):
+                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after
+                the other
+        except StopIteration as stop:
+            results[index] = stop.value
+        except PinLaterError as error:
+            results[index] = error
+
+    for index in range(len(flows)):
+        advance(index, None)
+    while waiting:
+        sends = {index: effect for index, effect in waiting.items() if isinstance(effect, list)}
+        if sends:
+            for index, answers in (yield from _send_merged(sends)).items():
+                del waiting[index]
+                advance(index, answers)
+        else:
+            index = min(waiting, key=lambda index: wake_s.get(index, 0.0))
+            effect = waiting.pop(index)
+            if isinstance(effect, Sleep):
+                effect = Sleep(max(0.0, wake_s.pop(index) - time.monotonic()))
+            advance(index, (yield effect))
+    return results
+
+
+def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]]]:
+    commands: dict[Server, list[Command]] = {}
+    for effects in sends.values():
+        for effect in effects:
+            commands.setdefault(effect.server, []).extend(effect.commands)
+    answers = yield [Send(server, merged) for server, merged in commands.items()]
+    streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
+    return {
+        index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects] for index,
+        effects in sends.items()
+    }
+
+
+def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
+    """A flow and what its caller makes of its result; resolve() of an unknown outcome does both."""
+    try:
+        result = yield from flow
+    except OutcomeUnknown as error:
+        resume = error.resume
+        raise OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish)) from None
+    return finish(result)
+
+
+def all_of(flows: Sequence[Flow[T]], combine: Callable[[list[T]], R]) -> Flow[R]:
+    """Runs flows side by side to their ends, then combines their results; raises the first error once all have ended.
+
+    If only unknown outcomes keep it from the end, resolve() settles those, and then combines.
+    """
+    results = yield from together(flows)
+    return (yield from _settle(results, combine))
+
+
+def _settle(results: list[T | PinLaterError], combine: Callable[[list[T]], R]) -> Flow[R]:
+    errors = [result for result in results if isinstance(result, PinLaterError)]
+    for error in errors:
+        if not isinstance(error, OutcomeUnknown):
+            raise error
+    if errors:
+        raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, deadline_s))
+    return combine([result for result in results if not isinstance(result, PinLaterError)])
+    yield  # a flow, though it has nothing to send
+
+
+def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) ->
+Flow[R]: unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)] again
+= yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
+for index, result in zip(unknown, again, strict=True): results[index] = result return (yield from
+_settle(results, combine))
