@@ -1,8 +1,8 @@
 """Jobs a second that the clients put in, against LPUSH through redis-py.
 
-Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made
-beforehand, and turns within one process. Risks: client and server share the machine's cores, so the ratio
-falls a little where there is only one.
+Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made beforehand, and
+turns within one process. Risks: client and server share the machine's cores, so the ratio falls a little where there is
+only one.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def hundreds(kind: Kind, options: Options) -> list[Figure]:
     """Figure 6: enqueue_many of 100, against a redis-py pipeline of 100 LPUSH."""
     calls = options.scaled(300, 60)
     bodies = [BODY] * HUNDRED
-    with serving(kind) as server, Client(server.url) as client, redis.Redis(host="127.0.0.1",
-    port=server.port) as bare: client.create_queue("hundreds")
+    with serving(kind) as server, Client(server.url) as client, redis.Redis(host="127.0.0.1", port=server.port) as bare:
+        client.create_queue("hundreds")
 
         def push() -> object:
             with bare.pipeline(transaction=False) as pipeline:
@@ -91,13 +91,12 @@ def hundreds(kind: Kind, options: Options) -> list[Figure]:
             return rate
 
         sides: dict[str, Callable[[], float]] = {
-            "ours": lambda: measure(lambda: client.enqueue_many("hundreds", bodies), lambda:
-            client.purge("hundreds")), "theirs": lambda: measure(push, lambda: bare.delete(LIST)),
+            "ours": lambda: measure(lambda: client.enqueue_many("hundreds", bodies), lambda: client.purge("hundreds")),
+            "theirs": lambda: measure(push, lambda: bare.delete(LIST)),
         }
         for side in sides.values():
             side()
         found = interleave(sides, options.rounds)
     note = f"ours {per_job(found['ours'], 'jobs/s')}, LPUSH {per_job(found['theirs'], '/s')}"
     rate = ratios(found["ours"], found["theirs"])
-    return [figure("6 enqueue_many of 100 / pipeline of 100 LPUSH", kind, rate, 2, 4, at_least=True,
-    note=note)]
+    return [figure("6 enqueue_many of 100 / pipeline of 100 LPUSH", kind, rate, 2, 4, at_least=True, note=note)]

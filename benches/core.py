@@ -2,8 +2,8 @@
 
     python benches/core.py [--only 1,2,…] [--server valkey|redis] [--rounds 5] [--quick] [--json FILE]
 
-Promises one table (figure, measured, bar, aim, met?) of medians over interleaved rounds. Risks: on a busy
-machine ratios hold, times do not; `--quick` measures less of everything and says so in the JSON.
+Promises one table (figure, measured, bar, aim, met?) of medians over interleaved rounds. Risks: on a busy machine
+ratios hold, times do not; `--quick` measures less of everything and says so in the JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes a pending job: used_memory over what it was before, once no hash table is between two sizes.
 
-Promises a figure without the second table of a rehash: tables are stepped on by reads until the server says
-that none is rehashing. Risks: the figure has steps where tables double, so it is taken at two sizes.
+Promises a figure without the second table of a rehash: tables are stepped on by reads until the server says that none
+is rehashing. Risks: the figure has steps where tables double, so it is taken at two sizes.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ def _measure(kind: Kind, count: int) -> Figure:
 
 
 def _settled_bytes(server: Server, native: Native, tables: list[bytes]) -> int:
-    """used_memory once no table is rehashing and it stands still: the server's timer frees buffers of closed connections."""
-    wait_until(lambda: not [table for table in tables if _is_rehashing(native, table)], "the end of the
-    rehash", 120) last: list[int] = []
+    """used_memory once no table is rehashing and it stands still: the server's timer frees buffers of closed
+    connections.
+    """
+    wait_until(lambda: not [table for table in tables if _is_rehashing(native, table)], "the end of the rehash", 120)
+    last: list[int] = []
 
     def stands_still() -> bool:
         # a second of the server's timer, ten runs by default, at one look each
         last.append(server.memory())
-        return len(last) > 200 and max(last[-200:]) - min(last[-200:]) < 100_000 and last[-1] ==
-        min(last[-200:])
+        return len(last) > 200 and max(last[-200:]) - min(last[-200:]) < 100_000 and last[-1] == min(last[-200:])
 
     wait_until(stands_still, "used_memory to stand still", 60)
     return last[-1]

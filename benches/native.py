@@ -2,10 +2,9 @@
 
     python benches/native.py [--only NAME] [--rounds 7] [--quick] [--json FILE]
 
-Promises one table of medians over interleaved rounds, a line a piece; the ratio says how many times as long
-the twin takes; exit code 1 if a piece buys less than the bar. Risks: the twins are plain Python that checks
-as much as the native piece, not the fastest Python one could write; the sides of a round are near in time,
-not at once.
+Promises one table of medians over interleaved rounds, a line a piece; the ratio says how many times as long the
+twin takes; exit code 1 if a piece buys less than the bar. Risks: the twins are plain Python that checks as much as
+the native piece, not the fastest Python one could write; the sides of a round are near in time, not at once.
 """
 
 from __future__ import annotations
@@ -57,24 +56,34 @@ def pieces() -> Iterator[Piece]:
 
 def measure(piece: Piece, rounds: int, side_s: float) -> Figure:
     """The median of the rounds' ratios."""
-    sides = {name: lambda call=call: _call_us(call, side_s) for name, call in (("native", piece.native),
-    ("twin", piece.twin))} found = interleave(sides, rounds) native_us = min(found["native"]) / piece.jobs
-    note = f"native {native_us:.3f} µs a job" return figure(piece.name, "-", ratios(found["twin"],
-    found["native"]), BAR, None, at_least=True, note=note)
+    sides = {
+        name: lambda call=call: _call_us(call, side_s)
+        for name, call in (("native", piece.native), ("twin", piece.twin))
+    }
+    found = interleave(sides, rounds)
+    native_us = min(found["native"]) / piece.jobs
+    note = f"native {native_us:.3f} µs a job"
+    return figure(piece.name, "-", ratios(found["twin"], found["native"]), BAR, None, at_least=True, note=note)
 
 
 def main() -> int:
     """Prints the table; 1 if a piece buys less than the bar."""
-    parser = argparse.ArgumentParser(description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter) parser.add_argument("--only", default="",
-    help="pieces whose name has this in it") parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true") parser.add_argument("--json", type=Path) given =
-    parser.parse_args() if given.rounds < LEAST_ROUNDS: parser.error(f"--rounds: expected {LEAST_ROUNDS} or
-    more, got {given.rounds}") side_s = QUICK_SIDE_S if given.quick else SIDE_S figures = [measure(piece,
-    given.rounds, side_s) for piece in pieces() if given.only in piece.name] if not figures:
-    parser.error(f"--only: expected part of a piece's name, got {given.only!r}") print_table(figures) if
-    given.json: write_json(given.json, figures, Options(given.rounds, given.quick), {}) return
-    int(any(each.is_met is False for each in figures))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="pieces whose name has this in it")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds: expected {LEAST_ROUNDS} or more, got {given.rounds}")
+    side_s = QUICK_SIDE_S if given.quick else SIDE_S
+    figures = [measure(piece, given.rounds, side_s) for piece in pieces() if given.only in piece.name]
+    if not figures:
+        parser.error(f"--only: expected part of a piece's name, got {given.only!r}")
+    print_table(figures)
+    if given.json:
+        write_json(given.json, figures, Options(given.rounds, given.quick), {})
+    return int(any(each.is_met is False for each in figures))
 
 
 def _call_us(call: Callable[[], Any], side_s: float) -> float:
@@ -128,15 +137,29 @@ def _ack_pieces() -> Iterator[Piece]:
     native_failed = [(job, "timed out", 1000) for job in native_jobs]
     twin_failed = [(job, "timed out", 1000) for job in twin_jobs]
     yield Piece(
-        "group_acks: 1 Job", 1, lambda: _core.group_acks(native_jobs[:1], []), lambda:
-        twins.group_acks(twin_jobs[:1], [])
+        "group_acks: 1 Job",
+        1,
+        lambda: _core.group_acks(native_jobs[:1], []),
+        lambda: twins.group_acks(twin_jobs[:1], []),
     )
-    yield Piece("group_acks: Jobs", BATCH, lambda: _core.group_acks(native_jobs, []), lambda:
-    twins.group_acks(twin_jobs, [])) yield Piece("group_acks: descriptors", BATCH, lambda:
-    _core.group_acks(pairs, []), lambda: twins.group_acks(pairs, [])) yield Piece( "group_acks: failed, with
-    status and delay", BATCH, lambda: _core.group_acks([], native_failed), lambda: twins.group_acks([],
-    twin_failed), ) yield Piece("group_releases: Jobs", BATCH, lambda: _core.group_releases(native_jobs),
-    lambda: twins.group_releases(twin_jobs))
+    yield Piece(
+        "group_acks: Jobs", BATCH, lambda: _core.group_acks(native_jobs, []), lambda: twins.group_acks(twin_jobs, [])
+    )
+    yield Piece(
+        "group_acks: descriptors", BATCH, lambda: _core.group_acks(pairs, []), lambda: twins.group_acks(pairs, [])
+    )
+    yield Piece(
+        "group_acks: failed, with status and delay",
+        BATCH,
+        lambda: _core.group_acks([], native_failed),
+        lambda: twins.group_acks([], twin_failed),
+    )
+    yield Piece(
+        "group_releases: Jobs",
+        BATCH,
+        lambda: _core.group_releases(native_jobs),
+        lambda: twins.group_releases(twin_jobs),
+    )
 
 
 def _descriptor_pieces() -> Iterator[Piece]:
@@ -147,21 +170,28 @@ def _descriptor_pieces() -> Iterator[Piece]:
         lambda: _core.format_descriptors("mail", "1", 1, FIRST_ID, BATCH),
         lambda: twins.format_descriptors("mail", "1", 1, FIRST_ID, BATCH),
     )
-    yield Piece("group_descriptors", BATCH, lambda: _core.group_descriptors(texts), lambda:
-    twins.group_descriptors(texts)) yield Piece( "format_descriptor", 1, lambda:
-    _core.format_descriptor("mail", "1", 1, FIRST_ID), lambda: twins.format_descriptor("mail", "1", 1,
-    FIRST_ID), ) yield Piece("parse_descriptor", 1, lambda: _core.parse_descriptor(texts[0]), lambda:
-    twins.parse_descriptor(texts[0]))
+    yield Piece(
+        "group_descriptors", BATCH, lambda: _core.group_descriptors(texts), lambda: twins.group_descriptors(texts)
+    )
+    yield Piece(
+        "format_descriptor",
+        1,
+        lambda: _core.format_descriptor("mail", "1", 1, FIRST_ID),
+        lambda: twins.format_descriptor("mail", "1", 1, FIRST_ID),
+    )
+    yield Piece(
+        "parse_descriptor", 1, lambda: _core.parse_descriptor(texts[0]), lambda: twins.parse_descriptor(texts[0])
+    )
 
 
 def _single_pieces() -> Iterator[Piece]:
     record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
     yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
     text = b"timed out"
-    info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" +
-    b"\1" + BODY yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda:
-    twins.unpack_info(info)) native, twin = _core.TokenBucket(1e9), twins.TokenBucket(1e9) yield
-    Piece("TokenBucket.take", 1, lambda: native.take(1, 5.0), lambda: twin.take(1, 5.0))
+    info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" + b"\1" + BODY
+    yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda: twins.unpack_info(info))
+    native, twin = _core.TokenBucket(1e9), twins.TokenBucket(1e9)
+    yield Piece("TokenBucket.take", 1, lambda: native.take(1, 5.0), lambda: twin.take(1, 5.0))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Redis CPU a job: the shipped scripts through the shipped client, against the same work in native commands.
 
-Promises that both sides put in, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on
-one server, in turns. Ours also does what native does not: levels, leases, tokens, replays, retries of the 1 %
-that fail, and the 1 % that is scheduled. Risks: the standing sets are small in figures 1 and 2; `growth` is
-about large ones.
+Promises that both sides put in, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on one
+server, in turns. Ours also does what native does not: levels, leases, tokens, replays, retries of the 1 % that fail,
+and the 1 % that is scheduled. Risks: the standing sets are small in figures 1 and 2; `growth` is about large ones.
 """
 
 from __future__ import annotations
@@ -111,8 +110,8 @@ class Queue:
 class NativeQueue:
     """Their side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL.
 
-    foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real
-    queue could do.
+    foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real queue
+    could do.
     """
 
     def __init__(self, native: Native, name: str, foreseen: bool = False) -> None:

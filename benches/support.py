@@ -1,8 +1,8 @@
 """What every figure is made with: a raw connection, interleaved rounds, and the table that says which bar is met.
 
-Promises that the two sides of a ratio are measured in turns within one round, in changing order, and that a
-figure is the median of the rounds' ratios. Risks: absolute numbers are those of this machine in this minute;
-only ratios of one run mean something.
+Promises that the two sides of a ratio are measured in turns within one round, in changing order, and that a figure is
+the median of the rounds' ratios. Risks: absolute numbers are those of this machine in this minute; only ratios of one
+run mean something.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Figure:
         return self.measured >= self.bar if self.at_least else self.measured <= self.bar
 
 
-def figure(name: str, server: str, rounds: Sequence[float], bar: float | None, aim: float | None, **more: Any)
--> Figure:
+def figure(
+    name: str, server: str, rounds: Sequence[float], bar: float | None, aim: float | None, **more: Any
+) -> Figure:
     """A figure that is the median of its rounds."""
     return Figure(name, server, statistics.median(rounds), bar, aim, rounds=tuple(rounds), **more)
 
@@ -107,9 +108,9 @@ def serving(kind: Kind) -> Iterator[Server]:
 def apart(server: Server) -> Iterator[None]:
     """The server's process on a core of its own, this one on the others.
 
-    Left alone, the kernel puts a quick client on the server's core, where a wake-up costs a third, and a
-    slower one elsewhere: then a ratio of one-job calls compares two placements, not two pieces of work. With
-    one core there is nothing to choose.
+    Left alone, the kernel puts a quick client on the server's core, where a wake-up costs a third, and a slower one
+    elsewhere: then a ratio of one-job calls compares two placements, not two pieces of work. With one core there is
+    nothing to choose.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
@@ -132,8 +133,8 @@ class Native:
 
     def pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Sends commands together; returns their replies. Raises redis' errors."""
-        self._connection.send_packed_command([b"".join(map(hiredis.pack_command, commands))],
-        check_health=False) return [self._connection.read_response(disable_decoding=True) for _ in commands]
+        self._connection.send_packed_command([b"".join(map(hiredis.pack_command, commands))], check_health=False)
+        return [self._connection.read_response(disable_decoding=True) for _ in commands]
 
     def call(self, *command: Any) -> Any:
         """One command."""
@@ -167,8 +168,7 @@ def print_table(figures: Sequence[Figure]) -> None:
     rows = [head, *(_row(each) for each in figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"
-        {row[-1]}".rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"  {row[-1]}".rstrip())
 
 
 def _row(each: Figure) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """What a worker costs: CPU a job when busy, time to start a job and round trips when idle.
 
-Promises that workers run in processes of their own (worker_process.py), and that what they are compared with
-runs in turns with them: the gather in the same process before and after, the PUBLISH half a tick after each
-job. Risks: a busy machine lengthens p99 of both.
+Promises that workers run in processes of their own (worker_process.py), and that what they are compared with runs in
+turns with them: the gather in the same process before and after, the PUBLISH half a tick after each job. Risks: a busy
+machine lengthens p99 of both.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def drain(kind: Kind, options: Options) -> list[Figure]:
                 found.append(_result(process))
     jobs, tasks = [each["job_us"] for each in found], [each["task_us"] for each in found]
     note = f"a job {per_job(jobs)}, a gathered task {per_job(tasks)}"
-    return [figure("7 worker CPU a no-op job / a gathered task", kind, ratios(jobs, tasks), 2.5, 1.5,
-    note=note)]
+    return [figure("7 worker CPU a no-op job / a gathered task", kind, ratios(jobs, tasks), 2.5, 1.5, note=note)]
 
 
 def latency(kind: Kind, options: Options) -> list[Figure]:
@@ -97,9 +96,9 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
                 wait_until(lambda: native.call("PUBSUB", "NUMSUB", CHANNEL)[1] == 1, "a subscriber")
                 _send_all(client, native, count)
                 bells: list[float] = _result(bell)
-            wait_until(lambda: client.count(QUEUE).pending == client.count(QUEUE).in_progress == 0, "no job
-            left") stamped = sorted(tuple(each) for process in stamping for each in _result(process)) jobs:
-            list[float] = [us for _, us in stamped]
+            wait_until(lambda: client.count(QUEUE).pending == client.count(QUEUE).in_progress == 0, "no job left")
+            stamped = sorted(tuple(each) for process in stamping for each in _result(process))
+            jobs: list[float] = [us for _, us in stamped]
         native.close()
     assert len(jobs) == len(bells) == count, (len(jobs), len(bells), count)
     return jobs, bells
@@ -120,7 +119,7 @@ def _sleep_until(when_s: float) -> None:
 
 
 def idle(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 9: what an idle worker sends on its own, as the server's MONITOR shows it, without its monitor's scripts."""
+    """Figure 9: what an idle worker sends on its own, as the server's MONITOR shows it, less its monitor's calls."""
     seconds = options.scaled(120, 30)
     with serving(kind) as server, Client(server.url) as client:
         client.create_queue(QUEUE)
@@ -133,8 +132,9 @@ def idle(kind: Kind, options: Options) -> list[Figure]:
         native.close()
     own = sum(count for verb, count in sent.items() if verb not in MONITOR_VERBS)
     note = f"{seconds} s: " + ", ".join(f"{verb} {count}" for verb, count in sorted(sent.items()))
-    return [Figure("9 round trips of an idle worker a queue-shard", kind, own / seconds, 0.15, 0.1, unit="/s",
-    note=note)]
+    return [
+        Figure("9 round trips of an idle worker a queue-shard", kind, own / seconds, 0.15, 0.1, unit="/s", note=note)
+    ]
 
 
 def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
@@ -152,15 +152,21 @@ def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
 
 @contextmanager
 def _process(role: str, server: Server, name: str, count: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, str(ROOT / "benches" / "worker_process.py"), role, server.url, name,
-    str(count)] with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process: try:
-    yield process finally: process.kill()
+    command = [sys.executable, str(ROOT / "benches" / "worker_process.py"), role, server.url, name, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager
-def _processes(role: str, server: Server, name: str, each: int, count: int) ->
-Iterator[list[subprocess.Popen[bytes]]]: if count == 0: yield [] return with _process(role, server, name,
-each) as first, _processes(role, server, name, each, count - 1) as others: yield [first, *others]
+def _processes(role: str, server: Server, name: str, each: int, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    if count == 0:
+        yield []
+        return
+    with _process(role, server, name, each) as first, _processes(role, server, name, each, count - 1) as others:
+        yield [first, *others]
 
 
 def _result(process: subprocess.Popen[bytes]) -> Any:

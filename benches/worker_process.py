@@ -1,9 +1,10 @@
-"""The processes that figures 7 to 9 start: a worker that drains, workers that stamp their handlers' starts, a bare subscriber.
+"""The processes that figures 7 to 9 start: a worker that drains, workers that stamp their handlers' starts, a bare
+subscriber.
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC,
-the same clock in every process of a machine. Risks nothing.
+Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same
+clock in every process of a machine. Risks nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def cpu_us() -> float:
 
 
 async def drain(url: str, queue: str, count: int) -> dict[str, float]:
-    """µs of CPU a job from before the first claim to after the last ack, and a task of gathers of 1,000 before and after it."""
+    """µs of CPU a job from before the first claim to after the last ack, and a task of gathers of 1,000 before and
+    after it.
+    """
     left, empty = count, asyncio.Event()
 
     async def handler(_: Job) -> None:
@@ -66,7 +69,9 @@ async def _gather_us(count: int) -> float:
 
 
 async def stamp(url: str, queue: str, count: int) -> list[tuple[int, float]]:
-    """`count` idle workers, each with connections of its own; each body's stamp (ns), and µs from it to the handler's start."""
+    """`count` idle workers, each with connections of its own; each body's stamp (ns), and µs from it to the handler's
+    start.
+    """
     found: list[tuple[int, float]] = []
 
     async def handler(job: Job) -> None:

@@ -1,7 +1,7 @@
 """The asyncio client.
 
-Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one
-turn leave as one script call. Risks: a cancelled call may still be carried out.
+Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one turn leave
+as one script call. Risks: a cancelled call may still be carried out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A client for one event loop. Use it in an `async with` block, or close() it. Arguments, methods and errors are those of Client."""
+    """A client for one event loop. Use it in an `async with` block, or close() it. Arguments, methods and errors are
+    those of Client.
+    """
 
     def __init__(
         self,
@@ -110,7 +112,9 @@ class AsyncClient:
         status: str = "",
         key: str | bytes | None = None,
     ) -> str:
-        """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels nothing."""
+        """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels
+        nothing.
+        """
         job = new_job(
             body,
             priority=priority,

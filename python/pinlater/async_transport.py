@@ -1,7 +1,6 @@
 """Carries out effects on an event loop: redis-py's asyncio connections, one checked out an exchange.
 
-Promises that an exchange once begun is read to its end or its connection is dropped, whoever is cancelled
-meanwhile.
+Promises that an exchange once begun is read to its end or its connection is dropped, whoever is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -82,9 +81,11 @@ class AsyncTransport:
                     answers.append(await link.receive())
         except (OSError, hiredis.ProtocolError, TimeoutError) as error:
             await link.close()
-            why = f"no answer within {self._timeouts[1]} s" if isinstance(error, TimeoutError) else f"no
-            answer: {error}" lost = Failure(True, ServerUnavailable(f"server {server}: {why}")) return answers
-            + [lost] * (len(effect.commands) - len(answers))
+            why = (
+                f"no answer within {self._timeouts[1]} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
+            )
+            lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
+            return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
             await link.close()
             raise
@@ -162,8 +163,8 @@ class _Link:
     def is_open(self) -> bool:
         """Whether the server has not closed it while it was free; nothing was sent on it, so another one can be taken.
 
-        The socket is asked too: the loop may not have come to read its end yet, and what is sent on a closed
-        one is uncertain.
+        The socket is asked too: the loop may not have come to read its end yet, and what is sent on a closed one is
+        uncertain.
         """
         return not self._stream.at_eof() and not self._writer.is_closing() and not self._poll.poll(0)
 

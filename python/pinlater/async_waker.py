@@ -1,7 +1,7 @@
 """The wake channel of an asyncio client: one subscription a server, read by one task each.
 
-Promises that a ring that comes after `listen` returned ends the next `wait` of everybody who waits, and that
-a lost subscription ends it too (the caller then listens and claims again).
+Promises that a ring that comes after `listen` returned ends the next `wait` of everybody who waits, and that a lost
+subscription ends it too (the caller then listens and claims again).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ CONFIRM_S: Final = 5.0
 
 
 class AsyncWaker:
-    """Subscriptions of one channel. `on_ring`, if set, is called with each message (the key m of the queue and shard that rang)."""
+    """Subscriptions of one channel. `on_ring`, if set, is called with each message (the key m of the queue and shard
+    that rang).
+    """
 
     def __init__(self, channel: bytes, connect: Callable[[Server], Awaitable[Any]]) -> None:
         self._channel = channel
@@ -39,7 +41,9 @@ class AsyncWaker:
         return server in self._readers
 
     async def listen(self, servers: Sequence[Server]) -> int:
-        """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so far."""
+        """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
+        far.
+        """
         missing = [server for server in servers if server not in self._readers]
         if missing:
             await asyncio.gather(*map(self._subscribe, missing))
@@ -85,8 +89,7 @@ class AsyncWaker:
         if server in self._readers:
             await connection.disconnect(nowait=True)
             return
-        self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker
-        {server}")
+        self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker {server}")
 
     async def _read(self, server: Server, connection: Any) -> None:
         reader = hiredis.Reader()

@@ -1,8 +1,9 @@
-"""The conservation audit: every job of a queue in exactly one state, every record with a place, every lease with its jobs.
+"""The conservation audit: every job of a queue in exactly one state, every record with a place, every lease with its
+jobs.
 
-Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is
-only on its way: a script judges each id in one moment, and what looks wrong is judged again. Risks: reads
-every job; what it says of a queue under load is no snapshot.
+Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is only on
+its way: a script judges each id in one moment, and what looks wrong is judged again. Risks: reads every job; what it
+says of a queue under load is no snapshot.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from pinlater.jobs import CountsByState
 from pinlater.keys import queue_key
 from pinlater.shards import QueueShard, Session
 
-#: Ids and leases a call of the script judges: some 2 ms of the server (a lease is mostly of a few jobs, at
-#: most of 1,000).
+#: Ids and leases a call of the script judges: some 2 ms of the server (a lease is mostly of a few jobs, at most of
+#: 1,000).
 IDS_A_CALL: Final = 200
 LEASES_A_CALL: Final = 10
-#: Elements a page of a scan; of records (they come with their bodies) so many that a page is about so many
-#: bytes.
+#: Elements a page of a scan; of records (they come with their bodies) so many that a page is about so many bytes.
 PAGE: Final = 200
 RECORD_PAGE_BYTES: Final = 256 * 1024
 #: A queue with more findings than this on a shard is damaged as a whole; the audit of the shard ends there.

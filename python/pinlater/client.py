@@ -1,7 +1,7 @@
 """The blocking client.
 
-Promises what every operation promises , from any number of threads, and after a fork. Risks: a call can block
-for `timeout_s`.
+Promises what every operation promises , from any number of threads, and after a fork. Risks: a call can block for
+`timeout_s`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class ClientSettings:
         if not isinstance(self.source, str) or not 1 <= len(self.source.encode()) <= 255:
             raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
         self.timeout_s = _seconds("timeout_s", timeout_s)
-        self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s",
-        read_timeout_s)
+        self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
 
     def deadline_s(self) -> float:
         """When a call that begins now has to end (monotonic seconds)."""
@@ -54,9 +53,14 @@ class ClientSettings:
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <
-    value <= MAX_TIMEOUT_S: raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most
-    {MAX_TIMEOUT_S:.0f}, got {value!r}") return float(value)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not 0 < value <= MAX_TIMEOUT_S
+    ):
+        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+    return float(value)
 
 
 def give_drive(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
@@ -71,14 +75,13 @@ def give_drive(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
 class Client:
     """A client that blocks. Use it in a `with` block, or close() it.
 
-    url: `redis://`, `rediss://`, `unix://` or `embedded://`; by default PINLATER_URL, else the embedded
-    server. shards: names and URLs of several shards, instead of a URL. source: names this client in claim
-    descriptors. timeout_s: for a whole call, up to 600. connect_timeout_s, read_timeout_s: for one connect,
-    one read.
+    url: `redis://`, `rediss://`, `unix://` or `embedded://`; by default PINLATER_URL, else the embedded server. shards:
+    names and URLs of several shards, instead of a URL. source: names this client in claim descriptors. timeout_s: for a
+    whole call, up to 600. connect_timeout_s, read_timeout_s: for one connect, one read.
 
-    Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown
-    queue, ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a
-    change was sent and its answer was lost.
+    Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
+    ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and
+    its answer was lost.
     """
 
     def __init__(
@@ -162,29 +165,34 @@ class Client:
     ) -> str:
         """Puts one job in line; returns its descriptor.
 
-        priority: 1 (first) to the queue's levels. run_after_ms: not before this time (ms since 1970, by
-        Redis's clock). delay_ms: not before so long from now. attempts: how often it may be tried, 1 to
-        65,535. status: custom status. key: jobs of one key go to one shard.
+        priority: 1 (first) to the queue's levels. run_after_ms: not before this time (ms since 1970, by Redis's clock).
+        delay_ms: not before so long from now. attempts: how often it may be tried, 1 to 65,535. status: custom status.
+        key: jobs of one key go to one shard.
         """
         job = new_job(
-            body, priority=priority, run_after_ms=run_after_ms, delay_ms=delay_ms, attempts=attempts,
-            status=status, key=key
+            body,
+            priority=priority,
+            run_after_ms=run_after_ms,
+            delay_ms=delay_ms,
+            attempts=attempts,
+            status=status,
+            key=key,
         )
         return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, [job], end))[0]
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
-        """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000 jobs failed."""
+        """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000
+        jobs failed.
+        """
         jobs = list(jobs)
         return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
 
     # working
 
-    def dequeue(self, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False) ->
-    list[Job]:
+    def dequeue(self, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False) -> list[Job]:
         """Claims up to `limit` due jobs, highest priority first.
 
-        wait: seconds to wait for the first job; None or 0: return at once. dry_run: only show what would be
-        given.
+        wait: seconds to wait for the first job; None or 0: return at once. dry_run: only show what would be given.
         """
         if dry_run:
             return self._run(lambda end: dequeuing.dry_run(self._session, queue, limit, end))
@@ -192,13 +200,16 @@ class Client:
         return self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
 
     def ack(
-        self, *, succeeded: Iterable[Claimed | Ack | str] = (), failed: Iterable[Claimed | Ack | str] = (),
-        source: str = ""
+        self,
+        *,
+        succeeded: Iterable[Claimed | Ack | str] = (),
+        failed: Iterable[Claimed | Ack | str] = (),
+        source: str = "",
     ) -> list[Any]:
         """Ends running jobs; returns those that were refused because this client does not hold them (any more).
 
-        An item is a Job, (descriptor, token), or an Ack with a status or a delay. A failed job with attempts
-        left is tried again. source: for items without a token: the source of the client that claimed them.
+        An item is a Job, (descriptor, token), or an Ack with a status or a delay. A failed job with attempts left is
+        tried again. source: for items without a token: the source of the client that claimed them.
         """
         ended = list(succeeded), list(failed)
         return self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
@@ -211,8 +222,7 @@ class Client:
     def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """Gives the leases of running jobs their full length again; returns the jobs that are not held any more.
 
-        A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its
-        own.
+        A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
         """
         held = list(jobs)
         return self._run(lambda end: holding.renew(self._session, held, own, end))
@@ -248,14 +258,13 @@ class Client:
     ) -> Iterator[JobInfo]:
         """Goes through the jobs of a state, page by page; a job that stays where it is comes exactly once.
 
-        future: of pending jobs, those that are due later instead of those due now. Shard by shard, priority
-        by priority, latest time first.
+        future: of pending jobs, those that are due later instead of those due now. Shard by shard, priority by
+        priority, latest time first.
         """
         cursor, seen = "", set[str]()
         while True:
             page, cursor = self.scan_page(
-                queue, state, priority=priority, future=future, with_body=with_body, limit=page_size,
-                cursor=cursor
+                queue, state, priority=priority, future=future, with_body=with_body, limit=page_size, cursor=cursor
             )
             yield from unseen(page, state, seen)
             if not cursor:
@@ -272,7 +281,9 @@ class Client:
         limit: int = 100,
         cursor: str = "",
     ) -> tuple[list[JobInfo], str]:
-        """One page of a scan, and the cursor of the next ("" at the end). Running jobs may come twice, in pages of any size."""
+        """One page of a scan, and the cursor of the next ("" at the end). Running jobs may come twice, in pages of any
+        size.
+        """
         return self._run(
             lambda end: inspecting.scan_page(
                 self._session, queue, state, priority, future, with_body, limit, cursor, end
@@ -312,14 +323,15 @@ class Client:
         limit: int = 1000,
         descriptors: Iterable[str] | None = None,
     ) -> int:
-        """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how many."""
+        """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how
+        many.
+        """
         if descriptors is not None:
             named = list(descriptors)
             return self._run(lambda end: maintaining.delete_named(self._session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
         return self._run(
-            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit,
-            end)
+            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
         )
 
     def purge(self, queue: str) -> int:

@@ -1,8 +1,8 @@
 """Calls that wait in the same turn of the event loop leave as one script call.
 
-Promises that each caller gets its own answer, that a caller is checked alone before it joins (so nobody fails
-for a neighbour), and that cancelling one cancels nothing: its job may still be put in. Risks nothing for a
-lone caller: its call leaves in the same turn.
+Promises that each caller gets its own answer, that a caller is checked alone before it joins (so nobody fails for a
+neighbour), and that cancelling one cancels nothing: its job may still be put in. Risks nothing for a lone caller: its
+call leaves in the same turn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 class Coalescer(Generic[Item]):
     """Gathers items of one kind (one queue's enqueues, one client's acks); `run` carries out a list of them."""
 
-    def __init__(self, run: Callable[[list[Item]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) ->
-    None: self._run = run self._tasks = tasks self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
-    self._bytes = 0
+    def __init__(self, run: Callable[[list[Item]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
+        self._run = run
+        self._tasks = tasks
+        self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
+        self._bytes = 0
 
     def add(self, item: Item, size: int) -> asyncio.Future[Any]:
         """Joins the next flush; the future gets this item's result, or the error of the flush."""
@@ -61,8 +63,9 @@ class Coalescer(Generic[Item]):
         except BaseException as error:
             for _, future in batch:
                 if not future.done():
-                    future.set_exception(error if isinstance(error, Exception) else PinLaterError(f"not
-                    carried out: {error!r}"))
+                    future.set_exception(
+                        error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
+                    )
             raise
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():
@@ -78,5 +81,6 @@ def _own(error: PinLaterError, index: int) -> PinLaterError:
     if not isinstance(error, OutcomeUnknown):
         return error
     resume, drive = error.resume, error.drive
-    own = OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), lambda results:
-    results[index])) own.drive = drive return own
+    own = OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), lambda results: results[index]))
+    own.drive = drive
+    return own

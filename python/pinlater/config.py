@@ -1,7 +1,7 @@
 """What a queue is told to do, and how it is stored.
 
-Promises that a packed configuration reads back as it was, and that every bad value is named before anything
-is sent. docs/design.md §3 has the bytes.
+Promises that a packed configuration reads back as it was, and that every bad value is named before anything is sent.
+docs/design.md §3 has the bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MAX_U32: Final = 2**32 - 1
 class QueueConfig:
     """Configuration of a queue, the same on every shard.
 
-    lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out.
-    refuse_enqueue: no job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded:
-    how many succeeded jobs are kept a shard and priority (0: none). succeeded_ttl_s, failed_ttl_s: seconds
-    for which finished jobs are kept. body_limit: largest body in bytes, up to 256 MiB.
+    lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
+    job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
+    kept a shard and priority (0: none). succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept.
+    body_limit: largest body in bytes, up to 256 MiB.
     """
 
     lease_ms: int = 30_000
@@ -59,8 +59,13 @@ class QueueConfig:
         """The settings as the scripts `create` and `configure` take them."""
         flags = (_PAUSED if self.paused else 0) | (_REFUSE_ENQUEUE if self.refuse_enqueue else 0)
         return _SETTINGS.pack(
-            self.lease_ms, flags, self.levels, self.keep_succeeded, self.succeeded_ttl_s, self.failed_ttl_s,
-            self.body_limit
+            self.lease_ms,
+            flags,
+            self.levels,
+            self.keep_succeeded,
+            self.succeeded_ttl_s,
+            self.failed_ttl_s,
+            self.body_limit,
         )
 
 
@@ -69,7 +74,9 @@ CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, and whether the queue was deleted."""
+    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, and whether the queue was
+    deleted.
+    """
 
     version: bytes
     generation: int
@@ -80,26 +87,35 @@ class StoredConfig:
     def unpack(cls, packed: bytes) -> Self:
         """Reads what field `c` of key `m` holds."""
         version, generation = _HEAD.unpack_from(packed)
-        lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit =
-        _SETTINGS.unpack_from(packed, _HEAD.size) config = QueueConfig( lease_ms=lease_ms, paused=bool(flags &
-        _PAUSED), refuse_enqueue=bool(flags & _REFUSE_ENQUEUE), levels=levels, keep_succeeded=keep,
-        succeeded_ttl_s=succeeded_ttl_s, failed_ttl_s=failed_ttl_s, body_limit=body_limit, ) return
-        cls(version, generation, bool(flags & _DELETED), config)
+        lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
+            packed, _HEAD.size
+        )
+        config = QueueConfig(
+            lease_ms=lease_ms,
+            paused=bool(flags & _PAUSED),
+            refuse_enqueue=bool(flags & _REFUSE_ENQUEUE),
+            levels=levels,
+            keep_succeeded=keep,
+            succeeded_ttl_s=succeeded_ttl_s,
+            failed_ttl_s=failed_ttl_s,
+            body_limit=body_limit,
+        )
+        return cls(version, generation, bool(flags & _DELETED), config)
 
 
 def check_queue_name(name: object) -> str:
     """Returns the name of a queue, or raises InvalidArgument."""
     if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
-        raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got
-        {_shorten(name)}")
+        raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
     return name
 
 
 def check_shard_name(name: object) -> str:
     """Returns the name of a shard, or raises InvalidArgument."""
     if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
-        raise InvalidArgument(f"shard name: expected 1 to 32 letters, digits, underscores or hyphens, got
-        {_shorten(name)}")
+        raise InvalidArgument(
+            f"shard name: expected 1 to 32 letters, digits, underscores or hyphens, got {_shorten(name)}"
+        )
     return name
 
 

@@ -1,8 +1,8 @@
 """Claims: one queue's due jobs over its shards, higher priority first, and waiting for them. Flows only, no I/O.
 
-Promises that `limit` is never exceeded, that a job of a higher priority is not passed over on another shard
-that was peeked, and that a waiting client is registered in the same script that found nothing. Risks: a hint
-up to 50 ms old can cost an empty claim.
+Promises that `limit` is never exceeded, that a job of a higher priority is not passed over on another shard that was
+peeked, and that a waiting client is registered in the same script that found nothing. Risks: a hint up to 50 ms old can
+cost an empty claim.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pinlater.jobs import Job
 from pinlater.queues import ASK_AGAIN_S, known_places
 from pinlater.shards import QueueShard, Session
 
-#: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer.
-#: Jittered, so that idle workers do not come all at once.
+#: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer. Jittered, so
+#: that idle workers do not come all at once.
 SAFETY_S: Final = (10.0, 15.0)
 #: What a script said of a queue is trusted for so long before it is peeked again.
 HINT_S: Final = 0.05
@@ -45,8 +45,8 @@ def dequeue(
 ) -> Flow[list[Job]]:
     """Claims up to `limit` due jobs.
 
-    wait_s: None or 0: return at once; else return on the first jobs found, or with none after so many
-    seconds. timeout_s: for each call on the servers.
+    wait_s: None or 0: return at once; else return on the first jobs found, or with none after so many seconds.
+    timeout_s: for each call on the servers.
     """
     check_integer("limit", limit, 0, 2**31 - 1)
     until_s = time.monotonic() + _check_wait(wait_s)
@@ -96,14 +96,15 @@ def claim_round(
         chosen = [(place, quota) for place, quota in zip(answering, quotas, strict=True) if any(quota)]
         if not chosen:
             break
-        flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in
-        chosen] claims += yield from _survivors([place for place, _ in chosen], flows) if _taken(claims) >=
-        limit: return claims
+        flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in chosen]
+        claims += yield from _survivors([place for place, _ in chosen], flows)
+        if _taken(claims) >= limit:
+            return claims
     if not _taken(claims) and channel:
         none = [0]
         flows = [
-            claim_at(session, place, 1, none * max(1, len(place.left)), channel, source, deadline_s) for place
-            in answering
+            claim_at(session, place, 1, none * max(1, len(place.left)), channel, source, deadline_s)
+            for place in answering
         ]
         claims = yield from _survivors(answering, flows)
     return claims
@@ -116,8 +117,7 @@ def _claim_alone(
     claims: list[_core.Claim] = []
     while (want := limit - _taken(claims)) > 0:
         try:
-            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, channel, source,
-            deadline_s)
+            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, channel, source, deadline_s)
         except PinLaterError:
             if claims:
                 break
@@ -138,7 +138,9 @@ def claim_at(
     source: str,
     deadline_s: float,
 ) -> Flow[_core.Claim]:
-    """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken, the client is registered as waiting."""
+    """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken, the client is
+    registered as waiting.
+    """
     quotas = struct.pack(f">{len(quota)}H", *(min(n, MAX_BATCH) for n in quota)) if quota is not None else b""
     descriptor = claim_descriptor(session, source)
 
@@ -158,10 +160,16 @@ def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow
     places = yield from known_places(session, queue, deadline_s)
     if limit == 0:
         return []
-    replies = yield from together([read(place, "dry_run", [limit, REPLY_BYTES], deadline_s) for place in
-    places]) errors = [reply for reply in replies if isinstance(reply, PinLaterError)] if len(errors) ==
-    len(replies): raise errors[0] jobs = [ job for place, reply in zip(places, replies, strict=True) if not
-    isinstance(reply, PinLaterError) for job in _core.decode_claim(reply, queue, place.shard.name).jobs ]
+    replies = yield from together([read(place, "dry_run", [limit, REPLY_BYTES], deadline_s) for place in places])
+    errors = [reply for reply in replies if isinstance(reply, PinLaterError)]
+    if len(errors) == len(replies):
+        raise errors[0]
+    jobs = [
+        job
+        for place, reply in zip(places, replies, strict=True)
+        if not isinstance(reply, PinLaterError)
+        for job in _core.decode_claim(reply, queue, place.shard.name).jobs
+    ]
     return sorted(jobs, key=lambda job: job.priority)[:limit]
 
 

@@ -1,8 +1,7 @@
 """The doctor: looks at servers and queues, and says what is wrong and what to do about it.
 
-Promises to change nothing (but the servers' script cache), to need no more permissions than a client, and to
-say `unknown` where a managed server hides something. Risks: it sees one moment; a setting can be changed
-after it looked.
+Promises to change nothing (but the servers' script cache), to need no more permissions than a client, and to say
+`unknown` where a managed server hides something. Risks: it sees one moment; a setting can be changed after it looked.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
@@ -28,8 +27,8 @@ from pinlater.shards import Session, Shard
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
-#: First patch level of each release line without CVE-2025-49844, -46817 and -46818 (code execution from Lua).
-#: Lines before and in between have none, later ones never had the fault.
+#: First patch level of each release line without CVE-2025-49844, -46817 and -46818 (code execution from Lua). Lines
+#: before and in between have none, later ones never had the fault.
 CURED_PATCHES: Final = {
     "Redis": {(7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
@@ -40,8 +39,7 @@ FIRST_CURED_LINE: Final = {"Redis": (8, 4), "Valkey": (9, 0)}
 PINGS: Final = 9
 #: A queue's call costs a round trip: from here on it is the server's distance that limits a worker.
 SLOW_MS: Final = 10.0
-#: Leases and due times are by Redis's clock, what users write by theirs; a second of difference is seen by
-#: users.
+#: Leases and due times are by Redis's clock, what users write by theirs; a second of difference is seen by users.
 CLOCK_OFFSET_MS: Final = 1000.0
 #: Of maxmemory; above it enqueues are soon refused.
 FULL_SHARE: Final = 0.9
@@ -54,8 +52,7 @@ _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}
 for i = 2, #ARGV do
   local on_channel = ARGV[i] == 'PUBLISH' or ARGV[i] == 'SUBSCRIBE'
-  if not redis.acl_check_cmd(ARGV[i], on_channel and ARGV[1] or KEYS[1]) then denied[#denied + 1] = ARGV[i]
-  end
+  if not redis.acl_check_cmd(ARGV[i], on_channel and ARGV[1] or KEYS[1]) then denied[#denied + 1] = ARGV[i] end
 end
 return denied
 """
@@ -76,8 +73,8 @@ class Finding:
 class QueueShardState:
     """How one shard has a queue.
 
-    version: grows with each change of the configuration. config: None if the shard has no such queue. lost:
-    ids that claims found without a record. error: "" unless the shard could not be asked.
+    version: grows with each change of the configuration. config: None if the shard has no such queue. lost: ids that
+    claims found without a record. error: "" unless the shard could not be asked.
     """
 
     shard: str
@@ -110,8 +107,8 @@ def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
         return [
             _queue_state(patients[shard.server], shard, queue)
             if shard.server in patients
-            else QueueShardState(shard=shard.name, server=repr(shard.server),
-            error=reports[shard.server].found) for shard in settings.session.shards.values()
+            else QueueShardState(shard=shard.name, server=repr(shard.server), error=reports[shard.server].found)
+            for shard in settings.session.shards.values()
         ]
 
 
@@ -171,8 +168,10 @@ def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server,
         patient.info = dict(patient.redis.info())
         server.check_version("\n".join(f"{key}:{value}" for key, value in patient.info.items()))
     except (AuthenticationError, NoPermissionError) as error:
-        found, advice = f"login refused: {error}", "check user and password in the URL; a client needs INFO
-        and CLIENT SETNAME"
+        found, advice = (
+            f"login refused: {error}",
+            "check user and password in the URL; a client needs INFO and CLIENT SETNAME",
+        )
     except ServerTooOld as error:
         found, advice = str(error), "upgrade it: the scripts need Redis 7.0"
     except (RedisError, OSError, PinLaterError) as error:
@@ -218,14 +217,17 @@ def _role(patient: _Patient) -> Iterator[Finding]:
 
 
 def _permissions(patient: _Patient) -> Iterator[Finding]:
-    commands = sorted({name.decode() for script in load_scripts().values() for name in
-    _CALLS.findall(script.source)}) probe = patient.redis.script_load(_ACL_PROBE) wanted =
-    list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS])) key, channel = script_keys("doctor",
-    "1", ("m",), 0)[0], "pl:wake:doctor" denied = [name.decode() for name in patient.redis.evalsha(probe, 1,
-    key, channel, *wanted)] if denied: rules = " ".join(f"+{name.lower()}" for name in denied) advice = f"ACL
-    SETUSER … {rules} ~pl:* &pl:*; until then a script can stop half-way" yield patient.find(ERROR,
-    "permissions", f"denied on pl:*: {', '.join(denied)}", advice) else: yield patient.find(OK, "permissions",
-    f"all {len(wanted)} commands of the scripts and clients")
+    commands = sorted({name.decode() for script in load_scripts().values() for name in _CALLS.findall(script.source)})
+    probe = patient.redis.script_load(_ACL_PROBE)
+    wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
+    key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"
+    denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
+    if denied:
+        rules = " ".join(f"+{name.lower()}" for name in denied)
+        advice = f"ACL SETUSER … {rules} ~pl:* &pl:*; until then a script can stop half-way"
+        yield patient.find(ERROR, "permissions", f"denied on pl:*: {', '.join(denied)}", advice)
+    else:
+        yield patient.find(OK, "permissions", f"all {len(wanted)} commands of the scripts and clients")
 
 
 def _eviction(patient: _Patient) -> Iterator[Finding]:
@@ -233,8 +235,9 @@ def _eviction(patient: _Patient) -> Iterator[Finding]:
     if policy is None:
         yield patient.find(WARNING, "eviction", "unknown", "see that maxmemory-policy is noeviction")
     elif policy != "noeviction":
-        yield patient.find(ERROR, "eviction", f"{policy}: a full server deletes jobs", "CONFIG SET
-        maxmemory-policy noeviction")
+        yield patient.find(
+            ERROR, "eviction", f"{policy}: a full server deletes jobs", "CONFIG SET maxmemory-policy noeviction"
+        )
     else:
         yield patient.find(OK, "eviction", "noeviction")
 
@@ -258,8 +261,8 @@ def _allocator(patient: _Patient) -> Iterator[Finding]:
     elif patient.server.url.startswith("embedded:"):
         yield patient.find(OK, "allocator", f"{allocator}, started with glibc.malloc.mxfast=0")
     else:
-        advice = "start it with GLIBC_TUNABLES=glibc.malloc.mxfast=0 (not visible from here), else draining
-        millions stalls it" yield patient.find(NOTE, "allocator", allocator, advice)
+        advice = "start it with GLIBC_TUNABLES=glibc.malloc.mxfast=0 (not visible from here), or large drains stall it"
+        yield patient.find(NOTE, "allocator", allocator, advice)
 
 
 def _durability(patient: _Patient) -> Iterator[Finding]:
@@ -271,20 +274,17 @@ def _durability(patient: _Patient) -> Iterator[Finding]:
         snapshots = f"snapshots ({save})" if save else "snapshots unknown" if save is None else "no snapshots"
         lost = "everything since the last snapshot" if save else "everything"
         found = f"memory, {snapshots}: a restart can lose {lost} acknowledged"
-        yield patient.find(WARNING, "durability", found, "CONFIG SET appendonly yes, and put it in the
-        server's file")
+        yield patient.find(WARNING, "durability", found, "CONFIG SET appendonly yes, and put it in the server's file")
     if "err" in (patient.info.get("aof_last_write_status"), patient.info.get("rdb_last_bgsave_status")):
-        yield patient.find(ERROR, "saving", "the last write to disk failed", "look at the server's log and its
-        disk")
+        yield patient.find(ERROR, "saving", "the last write to disk failed", "look at the server's log and its disk")
 
 
 #: By appendfsync: level, what an acknowledgement means, advice.
 _DISK: Final[dict[str | None, tuple[str, str, str]]] = {
     "always": (OK, "disk always: what was acknowledged survives a power cut", ""),
-    "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server
-    nothing", ""), "no": (WARNING, "disk at leisure: a power cut can lose the last 30 s acknowledged", "CONFIG
-    SET appendfsync everysec"), None: (OK, "disk, fsync unknown: a power cut may lose what was acknowledged
-    last", ""),
+    "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server nothing", ""),
+    "no": (WARNING, "disk at leisure: a power cut can lose the last 30 s acknowledged", "appendfsync everysec"),
+    None: (OK, "disk, fsync unknown: a power cut may lose what was acknowledged last", ""),
 }
 
 
@@ -292,11 +292,11 @@ def _waitaof(patient: _Patient) -> Iterator[Finding]:
     try:
         patient.redis.waitaof(0, 0, 1)
     except NoPermissionError:
-        yield patient.find(NOTE, "WAITAOF", "denied", "ACL SETUSER … +waitaof, to wait for the disk call by
-        call")
+        yield patient.find(NOTE, "WAITAOF", "denied", "ACL SETUSER … +waitaof, to wait for the disk call by call")
     except ResponseError:
-        yield patient.find(NOTE, "WAITAOF", "not there (Redis 7.2 brought it)", "use appendfsync always to
-        wait for the disk")
+        yield patient.find(
+            NOTE, "WAITAOF", "not there (Redis 7.2 brought it)", "use appendfsync always to wait for the disk"
+        )
     else:
         yield patient.find(OK, "WAITAOF", "available")
 
@@ -316,11 +316,12 @@ def _clock_and_latency(patient: _Patient) -> Iterator[Finding]:
     else:
         yield patient.find(OK, "clock", told)
     median_ms = statistics.median(trip for trip, _ in trips) * 1000
-    advice = "a call takes this long at least: bring clients closer, batch more" if median_ms > SLOW_MS else
-    "" yield patient.find(NOTE if advice else OK, "latency", f"{median_ms:.2f} ms a round trip", advice)
+    advice = "a call takes this long at least: bring clients closer, batch more" if median_ms > SLOW_MS else ""
+    yield patient.find(NOTE if advice else OK, "latency", f"{median_ms:.2f} ms a round trip", advice)
 
 
-_CHECKS: Final[tuple[Callable[[_Patient], Iterator[Finding]], ...]] = (
+_Check: TypeAlias = Callable[[_Patient], Iterator[Finding]]
+_CHECKS: Final[tuple[_Check, ...]] = (
     _version,
     _role,
     _permissions,
@@ -336,19 +337,22 @@ _CHECKS: Final[tuple[Callable[[_Patient], Iterator[Finding]], ...]] = (
 # --- queues
 
 
-def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: Sequence[str]) ->
-list[Finding]: findings = [] try: for queue in queues or _queue_names(session, patients): states =
-[_queue_state(patients[shard.server], shard, queue) for shard in session.shards.values()] if queues or
-any(state.config for state in states): findings += list(_examine_queue(queue, states)) except (RedisError,
-OSError) as error: findings.append(Finding(WARNING, "queues", "configuration", f"unknown: {error}", "see
-permissions above")) return findings
+def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: Sequence[str]) -> list[Finding]:
+    findings = []
+    try:
+        for queue in queues or _queue_names(session, patients):
+            states = [_queue_state(patients[shard.server], shard, queue) for shard in session.shards.values()]
+            if queues or any(state.config for state in states):
+                findings += list(_examine_queue(queue, states))
+    except (RedisError, OSError) as error:
+        findings.append(Finding(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
+    return findings
 
 
 def _queue_names(session: Session, patients: dict[Server, _Patient]) -> list[str]:
     names: set[bytes] = set()
     for shard in session.shards.values():
-        names |= set(patients[shard.server].redis.smembers(registry_key(shard.name)))  # type:
-        ignore[arg-type]
+        names |= set(patients[shard.server].redis.smembers(registry_key(shard.name)))  # type: ignore[arg-type]
     return sorted(name.decode() for name in names)
 
 
@@ -385,11 +389,9 @@ def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[Findin
     unlike = any(state.config != there[0].config for state in there)
     if missing or unlike:
         found = f"not on shard {missing}" if missing else "differs between shards"
-        yield Finding(WARNING, subject, "configuration", found, "pinlater queue info carries the newest one
-        over")
+        yield Finding(WARNING, subject, "configuration", found, "pinlater queue info carries the newest one over")
     else:
-        yield Finding(OK, subject, "configuration", f"alike on {len(states)} shard{'' if len(states) == 1 else
-        's'}")
+        yield Finding(OK, subject, "configuration", f"alike on {len(states)} shard{'' if len(states) == 1 else 's'}")
     config = there[0].config
     closed = [name for name in ("paused", "refuse_enqueue") if getattr(config, name)]
     if closed:
@@ -397,12 +399,12 @@ def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[Findin
     idle = ", ".join(state.shard for state in there if not state.monitor_active)
     if idle:
         found = f"none active on shard {idle}: leases do not expire, old jobs stay"
-        yield Finding(WARNING, subject, "monitor", found, f"pinlater monitor --queue {queue}, or a worker,
-        which runs one")
+        yield Finding(
+            WARNING, subject, "monitor", found, f"pinlater monitor --queue {queue}, or a worker, which runs one"
+        )
     else:
         yield Finding(OK, subject, "monitor", "active")
     lost = sum(state.lost for state in states)
     if lost:
         advice = "they were evicted or removed by hand; see eviction above"
-        yield Finding(ERROR, subject, "lost records", f"{lost:,} jobs were found without their record",
-        advice)
+        yield Finding(ERROR, subject, "lost records", f"{lost:,} jobs were found without their record", advice)

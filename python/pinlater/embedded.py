@@ -184,16 +184,13 @@ def check_url(url: str) -> tuple[Path | None, bool]:
     """The directory (None: a private one) and whether each write is to be synced. Raises InvalidArgument."""
     parts = urlsplit(url)
     if parts.scheme != "embedded" or parts.fragment:
-        raise InvalidArgument(f"server URL: expected embedded://[/directory][?private][?fsync=always], got
-        {url!r}")
+        raise InvalidArgument(f"server URL: expected embedded://[/directory][?private][?fsync=always], got {url!r}")
     if parts.netloc:
-        raise InvalidArgument(f"server URL: expected an absolute directory, got {url!r}; did you mean three
-        slashes?")
+        raise InvalidArgument(f"server URL: expected an absolute directory, got {url!r}; did you mean three slashes?")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
-        raise InvalidArgument(f"server URL: expected of ?private, ?fsync={'|'.join(FSYNCS)}, got
-        ?{parts.query}")
+        raise InvalidArgument(f"server URL: expected of ?private, ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
     if private is not None and parts.path:
         raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {url!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
@@ -219,9 +216,7 @@ def _prepare(directory: Path) -> Path:
     # Looked at twice: another process may be making the directory its own, and its files come after 0700.
     if _is_open(directory) and any(directory.iterdir()) and _is_open(directory):
         mode = stat.S_IMODE(directory.stat().st_mode)
-        raise EmbeddedServerError(
-            f"expected {directory} to be empty or of mode 700, it has files and {mode:o}"
-        )
+        raise EmbeddedServerError(f"expected {directory} to be empty or of mode 700, it has files and {mode:o}")
     directory.chmod(0o700)
     return directory
 

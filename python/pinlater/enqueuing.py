@@ -1,8 +1,8 @@
 """Putting jobs in line. Flows only, no I/O.
 
-Promises that every job is checked before any is sent, that each part of a large call is atomic, and that
-nothing goes to another shard unless it is certain that the first did not take it. Risks: a call over several
-parts or shards can succeed in part; it says so.
+Promises that every job is checked before any is sent, that each part of a large call is atomic, and that nothing goes
+to another shard unless it is certain that the first did not take it. Risks: a call over several parts or shards can
+succeed in part; it says so.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any, Final, TypeAlias
 
 from pinlater import _core
 from pinlater.config import QueueConfig
-from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable,
-checked from pinlater.exchange import write from pinlater.flows import Argument, Flow, complete, together from
-pinlater.jobs import NewJob from pinlater.queues import ASK_AGAIN_S, known_places from pinlater.shards import
-QueueShard, Session, shard_for_key
+from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
+from pinlater.exchange import write
+from pinlater.flows import Argument, Flow, complete, together
+from pinlater.jobs import NewJob
+from pinlater.queues import ASK_AGAIN_S, known_places
+from pinlater.shards import QueueShard, Session, shard_for_key
 
 MAX_BATCH: Final = _core.MAX_BATCH
 #: A part of an enqueue carries at most so many bytes of records, so that no call holds a server for long.
@@ -32,39 +34,40 @@ _RUN: Final = struct.Struct(">B7xH")
 _Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
 
 
-def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], deadline_s: float) ->
-Flow[list[str]]:
+def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
     """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
     jobs = list(jobs)
     places = yield from known_places(session, queue, deadline_s)
     if not jobs:
         return []
     sizes, packed = _validate(jobs, places)
-    parts = [(candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in
-    _parts(sizes, chosen)] if len(parts) == 1: return (yield from _enqueue_part(parts[0][0], jobs, deadline_s,
-    packed)) flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for
-    candidates, part in parts] results: list[Any] = [] for first in range(0, len(flows), PARTS_AT_ONCE):
-    results += yield from together(flows[first : first + PARTS_AT_ONCE]) return _in_order(len(jobs), [part for
-    _, part in parts], results)
+    parts = [
+        (candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)
+    ]
+    if len(parts) == 1:
+        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s, packed))
+    flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
+    results: list[Any] = []
+    for first in range(0, len(flows), PARTS_AT_ONCE):
+        results += yield from together(flows[first : first + PARTS_AT_ONCE])
+    return _in_order(len(jobs), [part for _, part in parts], results)
 
 
 def _validate(jobs: list[Any], places: list[QueueShard]) -> tuple[list[int], _Packed]:
     """Every job before any is sent: a bad one in the last part must not leave the first ones in.
 
-    Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one
-    part).
+    Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one part).
     """
     assert places[0].stored is not None
     config = places[0].stored.config
     sizes: list[int] = []
     for first in range(0, len(jobs), MAX_BATCH):
-        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels,
-        first) sizes += map(len, packed[2])
+        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
+        sizes += map(len, packed[2])
     return sizes, (config, packed)
 
 
-def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard],
-list[int]]]:
+def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
     """Candidate places and positions of jobs: keyed jobs have one candidate, the others all, in random order."""
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
@@ -104,7 +107,7 @@ def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
 def _enqueue_part(
     candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
 ) -> Flow[list[str]]:
-    """Enqueues on the first candidate that takes the jobs; another one is tried only if it is certain that it did not."""
+    """Enqueues on the first candidate that takes the jobs; another is tried only if it certainly did not."""
     for place in candidates[:-1]:
         try:
             return (yield from _enqueue_at(place, jobs, deadline_s, False, packed))
@@ -134,8 +137,8 @@ def _enqueue_at(
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
     """Spec, statuses and records of jobs, or InvalidArgument naming the job."""
-    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit,
-    config.levels) return packed
+    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.levels)
+    return packed
 
 
 def _in_order(count: int, parts: list[list[int]], results: list[Any]) -> list[str]:

@@ -1,21 +1,22 @@
 """Every error PinLater raises, in one tree, and the one table that turns what a server says into them.
 
-    PinLaterError
-    ├── InvalidArgument (also ValueError)   the call is wrong; nothing was sent
-    ├── QueueError
-    │   ├── QueueNotFound
-    │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
-    │   ├── ConfigConflict                  somebody else changed the configuration first
-    │   └── TicketGone
-    ├── ServerError
-    │   ├── ServerUnavailable               nothing was changed
-    │   ├── ServerFull                      maxmemory; nothing was changed
-    │   ├── ServerRefused                   wrong password, missing permission, a command the server does not
-    know │   ├── ServerTooOld │   ├── ServerReplyError                an answer no version of PinLater gives │
-    └── EmbeddedServerError             the embedded server can not be had ├── OutcomeUnknown
-    the call may have been carried out; `resolve()` asks again ├── PartialEnqueue                      some
-    parts of a large enqueue were refused └── PartialDelete                       a queue is still there on
-    some shards
+PinLaterError
+├── InvalidArgument (also ValueError)   the call is wrong; nothing was sent
+├── QueueError
+│   ├── QueueNotFound
+│   ├── EnqueueRefused                  the queue's configuration takes no new jobs
+│   ├── ConfigConflict                  somebody else changed the configuration first
+│   └── TicketGone
+├── ServerError
+│   ├── ServerUnavailable               nothing was changed
+│   ├── ServerFull                      maxmemory; nothing was changed
+│   ├── ServerRefused                   wrong password, missing permission, a command the server does not know
+│   ├── ServerTooOld
+│   ├── ServerReplyError                an answer no version of PinLater gives
+│   └── EmbeddedServerError             the embedded server can not be had
+├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
+├── PartialEnqueue                      some parts of a large enqueue were refused
+└── PartialDelete                       a queue is still there on some shards
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class EmbeddedServerError(ServerError):
 class OutcomeUnknown(PinLaterError):
     """The call was sent and no answer came in time: it may have been carried out, or not.
 
-    `resolve()` sends the same request again, on the same lane: it is carried out at most once, and the answer
-    is the real one. On an AsyncClient `resolve()` returns an awaitable. It can be called again while it
-    raises OutcomeUnknown, for an hour.
+    `resolve()` sends the same request again, on the same lane: it is carried out at most once, and the answer is the
+    real one. On an AsyncClient `resolve()` returns an awaitable. It can be called again while it raises OutcomeUnknown,
+    for an hour.
     """
 
     def __init__(self, message: str, resume: Callable[[float], Any]) -> None:
@@ -122,8 +123,8 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
 class PartialEnqueue(PinLaterError):
     """A large enqueue_many was carried out in part.
 
-    `results` has, for each job in order, its descriptor (str) or the error of the part it was in; resolve()
-    of an unknown outcome gives the job's descriptor.
+    `results` has, for each job in order, its descriptor (str) or the error of the part it was in; resolve() of an
+    unknown outcome gives the job's descriptor.
     """
 
     def __init__(self, results: Sequence[str | PinLaterError]) -> None:
@@ -135,8 +136,9 @@ class PartialEnqueue(PinLaterError):
                 self.results[position] = result.part(before[id(result)])
                 before[id(result)] += 1
         failed = [result for result in self.results if isinstance(result, PinLaterError)]
-        super().__init__(f"enqueue_many: {len(failed)} of {len(self.results)} jobs are not certain to be in:
-        {failed[0]}")
+        super().__init__(
+            f"enqueue_many: {len(failed)} of {len(self.results)} jobs are not certain to be in: {failed[0]}"
+        )
 
 
 class PartialDelete(PinLaterError):
@@ -159,8 +161,7 @@ SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "CONFIG_CHANGED": ConfigConflict,
 }
 
-#: First word of an error reply of the server -> the error it becomes. All of them mean that the script did
-#: not run.
+#: First word of an error reply of the server -> the error it becomes. All of them mean that the script did not run.
 SERVER_CODES: dict[str, type[PinLaterError]] = {
     "OOM": ServerFull,
     "NOAUTH": ServerRefused,
@@ -187,8 +188,7 @@ def from_reply(text: str, where: str) -> PinLaterError:
     kind = SCRIPT_CODES.get(code) or SERVER_CODES.get(code) or ServerReplyError
     if kind is ServerFull:
         rest = "the server is at its maxmemory and takes no new jobs; acks and dequeues still work"
-    return kind(f"{where}: {rest or code}" if code in SCRIPT_CODES or kind is ServerFull else f"{where}:
-    {text}")
+    return kind(f"{where}: {rest or code}" if code in SCRIPT_CODES or kind is ServerFull else f"{where}: {text}")
 
 
 def checked(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""How one request becomes an answer: lanes, resends, script loading, configuration changes, deadlines. No I/O stands here.
+"""How one request becomes an answer: lanes, resends, script loading, configuration changes, deadlines. No I/O stands
+here.
 
-Promises
-that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the
+Promises that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the
 caller gets the real answer or OutcomeUnknown. Risks only time: a request is sent again until its deadline.
 """
 
@@ -60,8 +60,9 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
         if isinstance(error, QueueNotFound):
             place.stored = None
         told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
-        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not
-        place.shard.server.contacted: raise error yield from _pause_or_raise(pauses, deadline_s, error)
+        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
+            raise error
+        yield from _pause_or_raise(pauses, deadline_s, error)
 
 
 def write(
@@ -69,9 +70,9 @@ def write(
 ) -> Flow[list[Any]]:
     """Carries out a writing script at most once; returns its reply.
 
-    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller
-    has another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have
-    been carried out.
+    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
+    another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried
+    out.
     """
     request = _Write(place, load_scripts()[verb], arguments, place.lanes.take())
     return (yield from request.run(deadline_s, patient))
@@ -90,13 +91,13 @@ class _Write:
         self.field, self.sequence = lane.field, lane.sequence
         self.maybe_done = False
         self._lanes = [lane]
-        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is
-        by now self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
+        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is by now
+        self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
         self._outcome: list[Any] | PinLaterError | None = None
 
     def __del__(self) -> None:
-        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next
-        # number makes it stale.
+        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next number makes
+        # it stale.
         self._let_go()
 
     def run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
@@ -129,8 +130,9 @@ class _Write:
                 if len(answer) > 1 and answer[0] == self.sequence:
                     self.place.h = max(self.place.h, answer[1])
                     return answer
-                answer = Failure(True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is
-                not for this request"))
+                answer = Failure(
+                    True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request")
+                )
             if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
                 self.place.stored = self._command = None
                 continue
@@ -170,8 +172,10 @@ class _Write:
         return patient and isinstance(error, ServerUnavailable) and self.place.shard.server.contacted
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
-        message = f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve()
-        asks again" return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
+        message = (
+            f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve() asks again"
+        )
+        return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
 def known_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig]:
@@ -216,8 +220,8 @@ class _Create(_Write):
     """A write that needs no configuration."""
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments,
-        None)]) yield  # a flow, though it has nothing to send
+        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)])
+        yield  # a flow, though it has nothing to send
 
 
 def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Argument]:
@@ -227,13 +231,15 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
     return arguments
 
 
-def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) ->
-Command: keys = place.keys(script.verb, config.config.levels if config else 0) return ("EVALSHA", script.sha,
-len(keys), *keys, *arguments)
+def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
+    keys = place.keys(script.verb, config.config.levels if config else 0)
+    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
 
 
 def _evaluate(server: Server, script: Script, command: Command) -> Flow[Any]:
-    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly not run)."""
+    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly
+    not run).
+    """
     answer = (yield [Send(server, [command])])[0][0]
     if isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT"):
         loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command])])[0]
@@ -257,6 +263,8 @@ def _pauses() -> Generator[float, None, None]:
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
-def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) ->
-Flow[None]: pause_s = next(pauses) if time.monotonic() + pause_s >= deadline_s: raise error yield
-Sleep(pause_s)
+def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) -> Flow[None]:
+    pause_s = next(pauses)
+    if time.monotonic() + pause_s >= deadline_s:
+        raise error
+    yield Sleep(pause_s)

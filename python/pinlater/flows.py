@@ -1,8 +1,9 @@
-"""What a flow is made of: the effects it may yield, the answers it gets, and how flows are put together. No I/O stands here.
+"""What a flow is made of: the effects it may yield, the answers it gets, and how flows are put together. No I/O stands
+here.
 
-A flow is a generator that yields effects; a driver (sync_transport, async_transport) carries them out and
-sends each result back in. Promises that flows run together are sent together, one pipeline a server, and that
-each ends whatever becomes of the others.
+A flow is a generator that yields effects; a driver (sync_transport, async_transport) carries them out and sends each
+result back in. Promises that flows run together are sent together, one pipeline a server, and that each ends whatever
+becomes of the others.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result: rings so far."""
+    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result:
+    rings so far.
+    """
 
     servers: Sequence[Server]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitRing:
-    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result: None."""
+    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result:
+    None.
+    """
 
     seconds: float
     since: int
@@ -79,7 +84,9 @@ def send(server: Server, *commands: Command) -> Flow[list[Any]]:
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
-    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in order."""
+    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in
+    order.
+    """
     results: list[Any] = [None] * len(flows)
     waiting: dict[int, Effect] = {}
     wake_s: dict[int, float] = {}
@@ -88,8 +95,7 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
         try:
             effect = waiting[index] = flows[index].send(value)
             if isinstance(effect, Sleep):
-                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after
-                the other
+                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after the other
         except StopIteration as stop:
             results[index] = stop.value
         except PinLaterError as error:
@@ -120,8 +126,8 @@ def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]
     answers = yield [Send(server, merged) for server, merged in commands.items()]
     streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
     return {
-        index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects] for index,
-        effects in sends.items()
+        index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects]
+        for index, effects in sends.items()
     }
 
 
@@ -155,8 +161,9 @@ def _settle(results: list[T | PinLaterError], combine: Callable[[list[T]], R]) -
     yield  # a flow, though it has nothing to send
 
 
-def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) ->
-Flow[R]: unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)] again
-= yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
-for index, result in zip(unknown, again, strict=True): results[index] = result return (yield from
-_settle(results, combine))
+def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) -> Flow[R]:
+    unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)]
+    again = yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
+    for index, result in zip(unknown, again, strict=True):
+        results[index] = result
+    return (yield from _settle(results, combine))

@@ -1,7 +1,7 @@
 """What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
 
-Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is
-returned, not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone.
+Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is returned,
+not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pinlater.shards import Session
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 
+
 def ack(
-    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool,
-    deadline_s: float
+    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool, deadline_s: float
 ) -> Flow[list[Any]]:
     """Ends running jobs; returns the items that were refused because the caller does not hold them."""
     succeeded, failed = list(succeeded), list(failed)
     batches = checked(_core.group_acks, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
     flows = [
-        _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids],
-        deadline_s) for batch in _with_source(batches, source)
+        _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids], deadline_s)
+        for batch in _with_source(batches, source)
     ]
     return (yield from all_of(flows, lambda refused: _items_at(items, refused)))
 
@@ -54,13 +54,14 @@ def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: 
 
 
 def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: float) -> Flow[list[Any]]:
-    """Gives the leases of jobs their full length again: whole claims, or (own) a lease for each job alone. Returns the refused."""
+    """Gives the leases of jobs their full length again: whole claims, or (own) a lease for each job alone. Returns the
+    refused.
+    """
     jobs = list(jobs)
     flows = []
     for batch in checked(_core.group_releases, jobs):
         if batch.tokenless:
-            raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its
-            token")
+            raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
         tokens = [token for _, token in _levels_and_tokens(batch.groups)]
         if own:
             packed = b"".join(
@@ -73,8 +74,9 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     return (yield from all_of(flows, lambda refused: _items_at(jobs, refused)))
 
 
-def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) ->
-Flow[list[int]]: distinct = list(dict.fromkeys(tokens)) place = session.place(batch.queue, batch.shard)
+def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) -> Flow[list[int]]:
+    distinct = list(dict.fromkeys(tokens))
+    place = session.place(batch.queue, batch.shard)
 
     def refused(reply: list[Any]) -> list[int]:
         gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
@@ -83,8 +85,7 @@ Flow[list[int]]: distinct = list(dict.fromkeys(tokens)) place = session.place(ba
     return (yield from complete(write(place, "renew", [b"".join(distinct), b""], deadline_s), refused))
 
 
-def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) ->
-Flow[list[Any]]:
+def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
     """Keeps the progress of running jobs; returns the checkpoints that were refused."""
     checkpoints = list(checkpoints)
     batches = checked(_core.group_releases, [item.job for item in checkpoints])
@@ -129,8 +130,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
 
 def _checkpoint_as_job(item: Checkpoint) -> NewJob:
     if not item.move_to_pending and (item.run_after_ms is not None or item.delay_ms is not None):
-        raise ValueError("checkpoint: run_after_ms and delay_ms have a meaning only with
-        move_to_pending=True")
+        raise ValueError("checkpoint: run_after_ms and delay_ms have a meaning only with move_to_pending=True")
     return NewJob(
         item.body if item.body is not None else b"",
         run_after_ms=item.run_after_ms,
@@ -142,13 +142,15 @@ def _checkpoint_as_job(item: Checkpoint) -> NewJob:
 
 def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
     if not source and any(batch.tokenless for batch in batches):
-        raise InvalidArgument("expected a Job or (descriptor, token); a bare descriptor needs the source that
-        claimed it")
+        raise InvalidArgument(
+            "expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it"
+        )
     return batches
 
 
-def _held_batch(session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float) ->
-Flow[list[int]]:
+def _held_batch(
+    session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float
+) -> Flow[list[int]]:
     """One call on jobs of one place; returns positions (in what the caller gave) that were refused."""
     check_queue_name(batch.queue)
     place = session.place(batch.queue, batch.shard)

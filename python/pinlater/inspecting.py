@@ -1,7 +1,7 @@
 """Looking at jobs: lookup, count, peek, scan. Flows only, no I/O; nothing changes.
 
-Promises that a job which stays where it is comes exactly once in a scan. Risks: counts of several shards are
-not of one moment.
+Promises that a job which stays where it is comes exactly once in a scan. Risks: counts of several shards are not of one
+moment.
 """
 
 from __future__ import annotations
@@ -24,23 +24,31 @@ from pinlater.shards import QueueShard, Session
 #: A claim, lookup or scan page returns at most so many bytes of records (one job always).
 REPLY_BYTES: Final = 4 * 1024 * 1024
 
-def lookup(session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float) -> Flow[dict[str,
-JobInfo]]:
+
+def lookup(
+    session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
+) -> Flow[dict[str, JobInfo]]:
     """What is known of jobs, by descriptor; unknown ones are left out."""
     groups = checked(_core.group_descriptors, list(descriptors))
     flows = [
-        _lookup_at(session.place(queue, shard), levels, ids, with_body, deadline_s) for queue, shard, levels,
-        ids, _ in groups
+        _lookup_at(session.place(queue, shard), levels, ids, with_body, deadline_s)
+        for queue, shard, levels, ids, _ in groups
     ]
     found = yield from all_of(flows, lambda parts: [info for part in parts for info in part])
     return {info.descriptor: info for info in found}
 
 
-def _lookup_at(place: QueueShard, levels: bytes, ids: list[bytes], with_body: bool, deadline_s: float) ->
-Flow[list[JobInfo]]: infos: list[JobInfo] = [] done = 0 while done < len(ids): arguments: list[Argument] =
-[int(with_body), REPLY_BYTES, levels[done:], *ids[done:]] reply = yield from read(place, "lookup", arguments,
-deadline_s) infos += [JobInfo.unpack(place.queue, place.shard.name, packed) for packed in reply[2:] if packed]
-done += len(reply) - 2 return infos
+def _lookup_at(
+    place: QueueShard, levels: bytes, ids: list[bytes], with_body: bool, deadline_s: float
+) -> Flow[list[JobInfo]]:
+    infos: list[JobInfo] = []
+    done = 0
+    while done < len(ids):
+        arguments: list[Argument] = [int(with_body), REPLY_BYTES, levels[done:], *ids[done:]]
+        reply = yield from read(place, "lookup", arguments, deadline_s)
+        infos += [JobInfo.unpack(place.queue, place.shard.name, packed) for packed in reply[2:] if packed]
+        done += len(reply) - 2
+    return infos
 
 
 def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:
@@ -60,15 +68,16 @@ def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]
     """How many jobs are due now, by priority, over all shards."""
     places = yield from known_places(session, queue, deadline_s)
     yield from all_of([peek_at(place, deadline_s) for place in places], list)
-    return {level: sum(place.left[level - 1] for place in places) for level in range(1, len(places[0].left) +
-    1)}
+    return {level: sum(place.left[level - 1] for place in places) for level in range(1, len(places[0].left) + 1)}
 
 
 def peek_at(place: QueueShard, deadline_s: float) -> Flow[None]:
     """Brings up to date what is known of a place's due jobs."""
     reply = yield from read(place, "peek", [], deadline_s)
-    place.left = list(struct.unpack(f">{len(reply[2]) // 4}I", reply[2])) if reply[3] == b"0" else [0] *
-    (len(reply[2]) // 4) place.left_at_s = time.monotonic()
+    place.left = (
+        list(struct.unpack(f">{len(reply[2]) // 4}I", reply[2])) if reply[3] == b"0" else [0] * (len(reply[2]) // 4)
+    )
+    place.left_at_s = time.monotonic()
 
 
 def scan_page(
@@ -82,7 +91,9 @@ def scan_page(
     cursor: str,
     deadline_s: float,
 ) -> Flow[tuple[list[JobInfo], str]]:
-    """One page of a scan and where to go on: "" at first and at the end. Shard by shard, level by level, latest time first."""
+    """One page of a scan and where to go on: "" at first and at the end. Shard by shard, level by level, latest time
+    first.
+    """
     places = yield from known_places(session, queue, deadline_s)
     levels = check_priority(priority, places)
     check_integer("limit", limit, 1, MAX_BATCH)
@@ -92,11 +103,15 @@ def scan_page(
     if here is None:
         raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
     place = order[here][0]
-    arguments: list[Argument] = [State.of(state).code, level, int(future), position, limit, int(with_body),
-    REPLY_BYTES] reply = yield from read(place, "scan", arguments, deadline_s) infos = [JobInfo.unpack(queue,
-    place.shard.name, packed) for packed in reply[3:]] if reply[2]: return infos,
-    f"{shard}.{level}.{reply[2].hex()}" if here + 1 == len(order): return infos, "" following, at = order[here
-    + 1] return infos, f"{following.shard.name}.{at}."
+    arguments: list[Argument] = [State.of(state).code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
+    reply = yield from read(place, "scan", arguments, deadline_s)
+    infos = [JobInfo.unpack(queue, place.shard.name, packed) for packed in reply[3:]]
+    if reply[2]:
+        return infos, f"{shard}.{level}.{reply[2].hex()}"
+    if here + 1 == len(order):
+        return infos, ""
+    following, at = order[here + 1]
+    return infos, f"{following.shard.name}.{at}."
 
 
 def _read_cursor(cursor: str, first_shard: str, first_level: int) -> tuple[str, int, bytes]:
@@ -106,8 +121,7 @@ def _read_cursor(cursor: str, first_shard: str, first_level: int) -> tuple[str, 
         shard, level, position = cursor.split(".")
         return shard, int(level), bytes.fromhex(position)
     except (ValueError, AttributeError):
-        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}") from
-        None
+        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}") from None
 
 
 def check_priority(priority: int | None, places: list[QueueShard]) -> list[int]:
@@ -117,6 +131,5 @@ def check_priority(priority: int | None, places: list[QueueShard]) -> list[int]:
     if priority is None:
         return list(range(1, levels + 1))
     if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= levels:
-        raise InvalidArgument(f"priority: expected 1 to {levels} (the queue has {levels} levels), got
-        {priority!r}")
+        raise InvalidArgument(f"priority: expected 1 to {levels} (the queue has {levels} levels), got {priority!r}")
     return [priority]

@@ -1,4 +1,5 @@
-"""The words for a job: what is put in (NewJob), what a worker holds (Job), what is known of one (JobInfo), and how one ends (Ack).
+"""The words for a job: what is put in (NewJob), what a worker holds (Job), what is known of one (JobInfo), and how one
+ends (Ack).
 
 Promises plain, immutable values. The bytes behind them are made and read by `pinlater._core`.
 """
@@ -50,9 +51,8 @@ Claimed: TypeAlias = Job | tuple[str, bytes]
 class Ack(NamedTuple):
     """How one running job ends, with more than the bare outcome.
 
-    job: the Job, or (descriptor, token); (descriptor, None) where the call names its `source`. status: text
-    appended to the job's custom status, at most 3,000 bytes. delay_ms: of a failed job: how long until it is
-    tried again.
+    job: the Job, or (descriptor, token); (descriptor, None) where the call names its `source`. status: text appended to
+    the job's custom status, at most 3,000 bytes. delay_ms: of a failed job: how long until it is tried again.
     """
 
     job: Claimed | tuple[str, None] | str
@@ -64,9 +64,9 @@ class Ack(NamedTuple):
 class Checkpoint:
     """Progress of one running job.
 
-    job: the Job, or (descriptor, token). body: replaces the body. move_to_pending: puts the job back in line,
-    at run_after_ms or after delay_ms, else at once. attempts: sets attempts allowed and remaining. status:
-    put in front of the custom status.
+    job: the Job, or (descriptor, token). body: replaces the body. move_to_pending: puts the job back in line, at
+    run_after_ms or after delay_ms, else at once. attempts: sets attempts allowed and remaining. status: put in front of
+    the custom status.
     """
 
     job: Claimed | tuple[str, None] | str
@@ -82,9 +82,9 @@ class Checkpoint:
 class JobInfo:
     """What is known of a job. Times are milliseconds since 1970 by Redis's clock.
 
-    run_after_ms: of a pending job; of a running one the time of its claim; None of a finished one.
-    updated_ms: last change of state or status. crashes: how often its worker let the lease run out. claim:
-    claim descriptor of a running job, else "". body: None unless asked for.
+    run_after_ms: of a pending job; of a running one the time of its claim; None of a finished one. updated_ms: last
+    change of state or status. crashes: how often its worker let the lease run out. claim: claim descriptor of a running
+    job, else "". body: None unless asked for.
     """
 
     descriptor: str
@@ -103,11 +103,23 @@ class JobInfo:
     @classmethod
     def unpack(cls, queue: str, shard: str, packed: bytes) -> JobInfo:
         """Reads one "Job info" of docs/design.md §4."""
-        code, priority, id_, allowed, remaining, run_after_ms, updated_ms, crashes, status, claim, body =
-        _core.unpack_info(packed) return cls( descriptor=_core.format_descriptor(queue, shard, priority, id_),
-        state=_STATES[code], priority=priority, attempts_allowed=allowed, attempts_remaining=remaining,
-        status=status, created_ms=id_ >> 19, run_after_ms=run_after_ms or None, updated_ms=updated_ms,
-        crashes=crashes, claim=claim, body=body, )
+        code, priority, id_, allowed, remaining, run_after_ms, updated_ms, crashes, status, claim, body = (
+            _core.unpack_info(packed)
+        )
+        return cls(
+            descriptor=_core.format_descriptor(queue, shard, priority, id_),
+            state=_STATES[code],
+            priority=priority,
+            attempts_allowed=allowed,
+            attempts_remaining=remaining,
+            status=status,
+            created_ms=id_ >> 19,
+            run_after_ms=run_after_ms or None,
+            updated_ms=updated_ms,
+            crashes=crashes,
+            claim=claim,
+            body=body,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Every Redis key of PinLater, and nothing else that knows how one is spelled.
 
-Promises that all keys of a queue and shard share one hash tag, so that they stand in one slot of a cluster.
-The contents of each key: docs/design.md §3.
+Promises that all keys of a queue and shard share one hash tag, so that they stand in one slot of a cluster. The
+contents of each key: docs/design.md §3.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """Lanes: how a request whose answer was lost is sent again without being carried out twice.
 
-A lane is a session (8 random bytes of a client in a process) and a slot; it carries one request at a time,
-numbered. The scripts keep the last reply of each lane for an hour. Promises that a number is used for one
-request only, and that a lane whose outcome is unknown is not used again.
+A lane is a session (8 random bytes of a client in a process) and a slot; it carries one request at a time, numbered.
+The scripts keep the last reply of each lane for an hour. Promises that a number is used for one request only, and that
+a lane whose outcome is unknown is not used again.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class LanePool:
         slot = self._made
         self._made += 1
         if slot >= MAX_SLOTS:
-            raise PinLaterError(f"more than {MAX_SLOTS:,} requests of one client are in flight or unknown on
-            one queue and shard")
+            raise PinLaterError(
+                f"more than {MAX_SLOTS:,} requests of one client are in flight or unknown on one queue and shard"
+            )
         return Lane(self._session, slot)

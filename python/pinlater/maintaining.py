@@ -1,7 +1,7 @@
 """Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
 
-Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that
-fails leaves the rest undone.
+Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves
+the rest undone.
 """
 
 from __future__ import annotations

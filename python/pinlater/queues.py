@@ -1,8 +1,8 @@
 """Queues on their shards: making, configuring, finding and deleting them. Flows only, no I/O.
 
-Promises that a queue made or configured on one shard reaches the others by the first client that sees the
-difference, and that a deleted one does not come back by that. Versions may differ between shards meanwhile;
-each script call is checked against its own shard's.
+Promises that a queue made or configured on one shard reaches the others by the first client that sees the difference,
+and that a deleted one does not come back by that. Versions may differ between shards meanwhile; each script call is
+checked against its own shard's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ ASK_AGAIN_S: Final = 5.0
 
 
 def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[bool]:
-    """Makes a queue on every shard that answers; True if it was not there before. Changes nothing of a queue that exists."""
+    """Makes a queue on every shard that answers; True if it was not there before. Changes nothing of a queue that
+    exists.
+    """
     check_queue_name(queue)
     places = session.places(queue)
     found = yield from _load_all(places, deadline_s)
@@ -68,36 +70,42 @@ def queue_config(session: Session, queue: str, deadline_s: float) -> Flow[QueueC
     return newest.config
 
 
-def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadline_s: float) ->
-Flow[QueueConfig]:
-    """Changes settings of a queue on every shard: compare-and-set on the first, carried to the others. Returns the new configuration."""
+def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadline_s: float) -> Flow[QueueConfig]:
+    """Changes settings of a queue on every shard: compare-and-set on the first, carried to the others. Returns the new
+    configuration.
+    """
     for name in changes:
         if name not in CONFIG_FIELDS:
-            raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got
-            {name!r}")
+            raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
     before = yield from queue_config(session, queue, deadline_s)
     new = replace(before, **changes)
     if new.levels < before.levels:
-        raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got
-        {new.levels}")
+        raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got {new.levels}")
     for place in session.places(queue):
         if place.stored is None or place.stored.deleted:
             continue
         # made anew from what the shard has, should somebody else have changed another setting meanwhile
-        reply = yield from write(place, "configure", lambda config: [replace(config, **changes).pack(), b""],
-        deadline_s) stored = StoredConfig.unpack(reply[2]) place.stored = stored yield from _carry(session,
-        session.places(queue), stored, deadline_s) return stored.config
+        reply = yield from write(
+            place, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s
+        )
+        stored = StoredConfig.unpack(reply[2])
+        place.stored = stored
+        yield from _carry(session, session.places(queue), stored, deadline_s)
+        return stored.config
     raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
 
 
 def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
-    """Deletes a queue and all its jobs on every shard; True if it was anywhere. Raises PartialDelete if a shard did not answer."""
+    """Deletes a queue and all its jobs on every shard; True if it was anywhere. Raises PartialDelete if a shard did not
+    answer.
+    """
     check_queue_name(queue)
     places = session.places(queue)
     results = yield from together([_delete(session, place, deadline_s) for place in places])
     errors = {
-        place.shard.name: result for place, result in zip(places, results, strict=True) if isinstance(result,
-        PinLaterError)
+        place.shard.name: result
+        for place, result in zip(places, results, strict=True)
+        if isinstance(result, PinLaterError)
     }
     if errors:
         raise PartialDelete(queue, errors)
@@ -125,22 +133,36 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
 
 
 def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:
-    """The places of a queue that may be used now: configured alike, on servers that answered when last asked. Raises QueueNotFound.
+    """The places of a queue that may be used now: configured alike, on servers that answered when last asked. Raises
+    QueueNotFound.
 
     Costs nothing while all places are known and agree.
     """
     places = session.places(queue)
     stored = places[0].stored
-    if stored is not None and not stored.deleted and all(place.stored is stored or _agrees(place, stored) for
-    place in places): return places check_queue_name(queue) now_s = time.monotonic() ask = [place for place in
-    places if place.stored is None and place.silent_until_s <= now_s] known = [place for place in places if
-    place.stored is not None] errors: list[PinLaterError] = [] if ask or not known: found = yield from
-    _load_all(ask or places, deadline_s, errors) known += [place for place in (ask or places) if
-    found.get(place) is not None] newest = _newest({place: place.stored for place in places}) if newest is
-    None: for place in places: place.stored = None if errors and len(errors) == len(places): raise errors[0]
-    raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it") yield from _carry(session,
-    [place for place in places if place.silent_until_s <= now_s], newest, deadline_s) return [place for place
-    in places if place.stored is not None and not place.stored.deleted]
+    if (
+        stored is not None
+        and not stored.deleted
+        and all(place.stored is stored or _agrees(place, stored) for place in places)
+    ):
+        return places
+    check_queue_name(queue)
+    now_s = time.monotonic()
+    ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]
+    known = [place for place in places if place.stored is not None]
+    errors: list[PinLaterError] = []
+    if ask or not known:
+        found = yield from _load_all(ask or places, deadline_s, errors)
+        known += [place for place in (ask or places) if found.get(place) is not None]
+    newest = _newest({place: place.stored for place in places})
+    if newest is None:
+        for place in places:
+            place.stored = None
+        if errors and len(errors) == len(places):
+            raise errors[0]
+        raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+    yield from _carry(session, [place for place in places if place.silent_until_s <= now_s], newest, deadline_s)
+    return [place for place in places if place.stored is not None and not place.stored.deleted]
 
 
 def _agrees(place: QueueShard, stored: StoredConfig) -> bool:
@@ -157,12 +179,23 @@ def _newest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None
 def _load_all(
     places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
 ) -> Flow[dict[QueueShard, StoredConfig | None]]:
-    """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is raised."""
-    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in
-    places]) found: dict[QueueShard, StoredConfig | None] = {} failed: list[PinLaterError] = [] for place,
-    result in zip(places, results, strict=True): if isinstance(result, PinLaterError): failed.append(result)
-    place.silent_until_s = time.monotonic() + ASK_AGAIN_S else: found[place] = result if not found and failed:
-    raise failed[0] if errors is not None: errors += failed return found
+    """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is
+    raised.
+    """
+    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in places])
+    found: dict[QueueShard, StoredConfig | None] = {}
+    failed: list[PinLaterError] = []
+    for place, result in zip(places, results, strict=True):
+        if isinstance(result, PinLaterError):
+            failed.append(result)
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        else:
+            found[place] = result
+    if not found and failed:
+        raise failed[0]
+    if errors is not None:
+        errors += failed
+    return found
 
 
 def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
@@ -172,8 +205,9 @@ def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, dea
     for place, result in zip(behind, results, strict=True):
         if isinstance(result, PinLaterError):
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-            log.warning("configuration of queue %s not brought to shard %s yet: %s", place.queue,
-            place.shard.name, result)
+            log.warning(
+                "configuration of queue %s not brought to shard %s yet: %s", place.queue, place.shard.name, result
+            )
 
 
 def _carry_to(session: Session, place: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:

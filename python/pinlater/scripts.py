@@ -1,8 +1,8 @@
 """The Lua transitions, read from `lua/` once and ready to send.
 
-Promises that a script's header is the truth: its KEYS and ARGV lines make the names its body uses, so a key
-that is not declared does not exist there, and a header that does not fit fails at import. Risks nothing at
-run time; nothing here talks to a server.
+Promises that a script's header is the truth: its KEYS and ARGV lines make the names its body uses, so a key that is not
+declared does not exist there, and a header that does not fit fails at import. Risks nothing at run time; nothing here
+talks to a server.
 """
 
 import hashlib
@@ -14,8 +14,7 @@ from typing import Final
 
 LUA_DIRECTORY: Final = Path(__file__).parent / "lua"
 
-# A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it
-# drains.
+# A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
 _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
@@ -25,8 +24,8 @@ _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
 class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
-    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. `arguments` are the
-    names of ARGV; the last may end in `…` (any number).
+    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. `arguments` are the names of ARGV;
+    the last may end in `…` (any number).
     """
 
     verb: str
@@ -60,12 +59,13 @@ def _load(path: Path) -> Script:
     if header["KIND"] not in _SHEBANGS:
         raise ValueError(f"{path.name}: KIND: expected one of {', '.join(_SHEBANGS)}, got {header['KIND']!r}")
     keys, arguments = tuple(header["KEYS"].split()), tuple(header["ARGV"].split())
-    parts = [_strip((LUA_DIRECTORY / "lib" / f"{part}.lua").read_text("utf-8")) for part in
-    header["NEEDS"].split()] code = "\n".join([*parts, _strip(body)]) _check(path.name, keys, arguments, code)
-    lines = [_SHEBANGS[header["KIND"]], *_key_names(keys), *_argument_names(arguments), code] source =
-    "\n".join(line for line in lines if line).encode() sha = hashlib.sha1(source,
-    usedforsecurity=False).hexdigest().encode() return Script(path.stem, header["KIND"], source, sha, keys,
-    arguments)
+    parts = [_strip((LUA_DIRECTORY / "lib" / f"{part}.lua").read_text("utf-8")) for part in header["NEEDS"].split()]
+    code = "\n".join([*parts, _strip(body)])
+    _check(path.name, keys, arguments, code)
+    lines = [_SHEBANGS[header["KIND"]], *_key_names(keys), *_argument_names(arguments), code]
+    source = "\n".join(line for line in lines if line).encode()
+    sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+    return Script(path.stem, header["KIND"], source, sha, keys, arguments)
 
 
 def _strip(code: str) -> str:
@@ -97,7 +97,7 @@ def _argument_names(arguments: tuple[str, ...]) -> list[str]:
 
 
 def _check(name: str, keys: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
-    """A key or argument that the header names and the code never uses is dead; one used and not named does not exist."""
+    """A key or argument that the header names and the code never uses is dead; one not named does not exist."""
     families = [key.endswith("*") for key in keys]
     if families != sorted(families):
         raise ValueError(f"{name}: KEYS: expected the key families (x*) last, got {' '.join(keys)}")

@@ -27,8 +27,9 @@ class Server:
 
     def __init__(self, url: str) -> None:
         if _scheme(url) not in SCHEMES:
-            raise InvalidArgument(f"server URL: expected redis://, rediss://, unix:// or embedded://, got
-            {hide_password(url)!r}")
+            raise InvalidArgument(
+                f"server URL: expected redis://, rediss://, unix:// or embedded://, got {hide_password(url)!r}"
+            )
         self.url = url
         self.contacted = False
         self.version: str | None = None
@@ -37,9 +38,9 @@ class Server:
     def __repr__(self) -> str:
         return hide_password(self.url)
 
-    def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str,
-    Any]]:
-        """The URL and keyword arguments redis-py's connection pools are made from; starts an embedded server if it is one.
+    def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
+        """The URL and keyword arguments redis-py's connection pools are made from; starts an embedded server if it is
+        one.
 
         Nothing is retried by redis-py: a write that is sent again must say so on its lane.
         """
@@ -70,13 +71,12 @@ class Server:
         self.restart_embedded()
 
     def check_version(self, info: str) -> None:
-        """info: the reply of INFO server. Raises ServerTooOld; remembers the version (`Valkey 9.1.2`, `Redis 7.0.15`)."""
+        """info: the reply of INFO server. Raises ServerTooOld; keeps the version (`Valkey 9.1.2`, `Redis 7.0.15`)."""
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
         numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
         if numbers < MIN_VERSION:
-            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis
-            {redis_version}")
+            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
         self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
         self.contacted = True
 

@@ -1,7 +1,7 @@
 """Shards: where the jobs of a queue may be, and what a client knows of each place.
 
-Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing).
-What it knows of a queue (its configuration, how much is left) is a memory that scripts correct.
+Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing). What it
+knows of a queue (its configuration, how much is left) is a memory that scripts correct.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ class Shard:
 class QueueShard:
     """A queue on a shard, as one session knows it.
 
-    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when
-    (monotonic). h: the highest id answered. silent_until_s: its server did not answer; others are preferred
-    until then (monotonic).
+    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when (monotonic). h:
+    the highest id answered. silent_until_s: its server did not answer; others are preferred until then (monotonic).
     """
 
     __slots__ = ("_keys", "h", "lanes", "left", "left_at_s", "queue", "shard", "silent_until_s", "stored")
@@ -143,7 +142,8 @@ def shard_for_key(key: bytes, shards: list[str]) -> str:
 
 
 def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[str, str]:
-    """Shard names and URLs from what the caller gave: a URL, a mapping, or nothing (PINLATER_URL, else the embedded server).
+    """Shard names and URLs from what the caller gave: a URL, a mapping, or nothing (PINLATER_URL, else the embedded
+    server).
 
     A URL may also read `1=redis://a:6379,2=redis://b:6379`.
     """

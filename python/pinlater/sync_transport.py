@@ -1,7 +1,7 @@
 """Carries out effects with blocking sockets: redis-py connections, one checked out a call.
 
-Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another
-request. Safe for threads and forks: a forked child starts with no connections.
+Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another request.
+Safe for threads and forks: a forked child starts with no connections.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ class SyncTransport:
 
 
 class _Link:
-    """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system calls."""
+    """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system
+    calls.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -187,7 +189,9 @@ class _Link:
         return answer
 
     def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to stay there."""
+        """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to
+        stay there.
+        """
         return not self._poll.poll(0)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The wake channel of a blocking client: one subscription a server, shared by its threads.
 
-Promises that a ring that comes after `listen` returned ends the next `wait`, in every thread that waits, and
-that a lost subscription ends it too (the caller then listens and claims again).
+Promises that a ring that comes after `listen` returned ends the next `wait`, in every thread that waits, and that a
+lost subscription ends it too (the caller then listens and claims again).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from redis.exceptions import RedisError
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
 
-#: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim
-#: again.
+#: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim again.
 LISTEN_AGAIN_S: Final = 0.5
 
 
@@ -35,7 +34,9 @@ class SyncWaker:
         self._missing = False
 
     def listen(self, servers: Sequence[Server]) -> int:
-        """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so far."""
+        """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
+        far.
+        """
         with self._changed:
             for server in servers:
                 if server not in self._subscriptions:

@@ -1,7 +1,7 @@
 """The command `pinlater`: nouns, then verbs.
 
-Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed
-before it failed stays changed; the message says what that was.
+Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed before it
+failed stays changed; the message says what that was.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ sent. 3 no server, or it refused. 4 outcome unknown: it was sent, no answer came
 def cli(context: click.Context) -> int:
     """PinLater: a job queue on Redis. Nouns, then verbs: pinlater queue ls.
 
-    These options may also stand after the command. Errors are one line on stderr; PINLATER_DEBUG=1 adds
-    where.
+    These options may also stand after the command. Errors are one line on stderr; PINLATER_DEBUG=1 adds where.
     """
     context.ensure_object(Settings)
     if context.invoked_subcommand is None:

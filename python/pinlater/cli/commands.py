@@ -1,7 +1,7 @@
 """What all commands share: their class, their exit codes, and the one table that turns errors into them.
 
-Promises one line `error: …` on stderr for every failure, with what to do about it, and never a traceback
-unless PINLATER_DEBUG=1. Risks: asking for a near miss of an unknown queue costs one more call.
+Promises one line `error: …` on stderr for every failure, with what to do about it, and never a traceback unless
+PINLATER_DEBUG=1. Risks: asking for a near miss of an unknown queue costs one more call.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def run(group: click.Group, arguments: list[str] | None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else DONE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
-        again return PIPE_CLOSED
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        return PIPE_CLOSED
     except click.exceptions.Abort:
         return INTERRUPTED
     except Exception as error:
@@ -161,5 +161,4 @@ def _queue_not_found(message: str, settings: Settings) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"queue {name!r}: not found; did you mean {near[0]!r}?"
-    return f"queue {name!r}: not found; pinlater queue create {name} makes it, pinlater queue ls lists what is
-    there"
+    return f"queue {name!r}: not found; pinlater queue create {name} makes it, pinlater queue ls lists what is there"

@@ -1,7 +1,6 @@
 """`pinlater doctor`: what is wrong with servers and queues, and what to do.
 
-Promises an exit code of 1 if and only if there is an error among the findings. Risks: --audit reads every
-job.
+Promises an exit code of 1 if and only if there is an error among the findings. Risks: --audit reads every job.
 """
 
 from __future__ import annotations
@@ -22,10 +21,14 @@ _STYLES: Final = {OK: "green", NOTE: "cyan", WARNING: "yellow", ERROR: "bold red
 
 
 @click.command("doctor", cls=Command)
-@click.option("--audit", is_flag=True, help="Also check that every job is in exactly one place; reads all
-jobs.") @click.option("--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be
-repeated. [default: all]") @common_options(hidden=True) @json_option @click.pass_obj def doctor(settings:
-Settings, audit: bool, queues: tuple[str, ...]) -> int:
+@click.option("--audit", is_flag=True, help="Also check that every job is in exactly one place; reads all jobs.")
+@click.option(
+    "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated. [default: all]"
+)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def doctor(settings: Settings, audit: bool, queues: tuple[str, ...]) -> int:
     """Look at every server and queue: what was found, and what to do.
 
     Exit code 1 if there is an error; warnings and notes are no errors.
@@ -35,8 +38,9 @@ Settings, audit: bool, queues: tuple[str, ...]) -> int:
     ok = not any(finding.level == ERROR for finding in findings) and all(report.ok for report in reports)
     if settings.as_json:
         document: dict[str, Any] = {"ok": ok, "findings": [asdict(finding) for finding in findings]}
-        print_json({**document, "audits": [asdict(report) | {"ok": report.ok} for report in reports]} if audit
-        else document)
+        print_json(
+            {**document, "audits": [asdict(report) | {"ok": report.ok} for report in reports]} if audit else document
+        )
     else:
         _print_findings(findings)
         _print_reports(reports)
@@ -59,8 +63,9 @@ def _print_findings(findings: list[Finding]) -> None:
     for subject in dict.fromkeys(finding.subject for finding in findings):
         say(subject)
         rows = [
-            (finding.level, finding.check, finding.found + (f"\n→ {finding.advice}" if finding.advice else
-            "")) for finding in findings if finding.subject == subject
+            (finding.level, finding.check, finding.found + (f"\n→ {finding.advice}" if finding.advice else ""))
+            for finding in findings
+            if finding.subject == subject
         ]
         print_table(("", "", ""), rows, styles=_STYLES, indent=2)
         say("")

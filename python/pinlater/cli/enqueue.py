@@ -1,7 +1,7 @@
 """`pinlater job enqueue`: bodies from the command line, a file or stdin into a queue.
 
-Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say
-at which line to go on. Risks: without --lines a file is one job and is read whole.
+Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say at which
+line to go on. Risks: without --lines a file is one job and is read whole.
 """
 
 from __future__ import annotations
@@ -85,10 +85,16 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _enqueue_bodies(client: Client, settings: Settings, queue: str, bodies: list[bytes], options: dict[str,
-Any]) -> int: try: descriptors = client.enqueue_many(queue, [new_job(body, **options) for body in bodies])
-except PartialEnqueue as error: _show(settings, [result for result in error.results if isinstance(result,
-str)]) raise _show(settings, descriptors) return DONE
+def _enqueue_bodies(
+    client: Client, settings: Settings, queue: str, bodies: list[bytes], options: dict[str, Any]
+) -> int:
+    try:
+        descriptors = client.enqueue_many(queue, [new_job(body, **options) for body in bodies])
+    except PartialEnqueue as error:
+        _show(settings, [result for result in error.results if isinstance(result, str)])
+        raise
+    _show(settings, descriptors)
+    return DONE
 
 
 def _show(settings: Settings, descriptors: Iterable[str]) -> None:
@@ -99,21 +105,31 @@ def _show(settings: Settings, descriptors: Iterable[str]) -> None:
             say(descriptor)
 
 
-def _enqueue_lines(client: Client, settings: Settings, queue: str, source: BinaryIO, options: dict[str, Any])
--> int: client.queue_config(queue)  # an unknown queue is told before anything is read done, last_line = 0, 0
-with _progress() as progress: task = progress.add_task(f"enqueueing in {queue}", total=None) for numbered in
-_batches(_numbered(source)): try: found = client.enqueue_many(queue, [new_job(body, **options) for _, body in
-numbered]) except PinLaterError as error: raise _stopped(error, done, last_line + 1, numbered[-1][0]) from
-error if settings.as_json: _show(settings, found) done, last_line = done + len(found), numbered[-1][0]
-progress.update(task, completed=done, description=f"enqueueing in {queue}: {count(done)}") if not
-settings.as_json: say(f"queue {queue}: {jobs(done)} enqueued") return DONE
+def _enqueue_lines(client: Client, settings: Settings, queue: str, source: BinaryIO, options: dict[str, Any]) -> int:
+    client.queue_config(queue)  # an unknown queue is told before anything is read
+    done, last_line = 0, 0
+    with _progress() as progress:
+        task = progress.add_task(f"enqueueing in {queue}", total=None)
+        for numbered in _batches(_numbered(source)):
+            try:
+                found = client.enqueue_many(queue, [new_job(body, **options) for _, body in numbered])
+            except PinLaterError as error:
+                raise _stopped(error, done, last_line + 1, numbered[-1][0]) from error
+            if settings.as_json:
+                _show(settings, found)
+            done, last_line = done + len(found), numbered[-1][0]
+            progress.update(task, completed=done, description=f"enqueueing in {queue}: {count(done)}")
+    if not settings.as_json:
+        say(f"queue {queue}: {jobs(done)} enqueued")
+    return DONE
 
 
 def _progress() -> Progress:
     """Shown on a terminal only."""
     console = Console(stderr=True)
-    return Progress(*Progress.get_default_columns()[:1], console=console, transient=True, disable=not
-    console.is_terminal)
+    return Progress(
+        *Progress.get_default_columns()[:1], console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -131,5 +147,4 @@ def _batches(numbered: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
 
 def _stopped(error: PinLaterError, done: int, first: int, last: int) -> Failure:
     message, code = explain(error)
-    return Failure(f"{message}; {jobs(done)} enqueued before; uncertain or not in: lines {first:,} to
-    {last:,}", code)
+    return Failure(f"{message}; {jobs(done)} enqueued before; uncertain or not in: lines {first:,} to {last:,}", code)

@@ -1,7 +1,7 @@
 """`pinlater job`: claiming, ending, finding, counting, retrying and removing jobs.
 
-Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing
-renews a claim made here; after the queue's lease it is given to another.
+Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim
+made here; after the queue's lease it is given to another.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def job() -> None:
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait so long for a job.")
 @click.option("--dry-run", is_flag=True, help="Show what would be given, and claim nothing.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
-    """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or hand it back with `job release CLAIM`."""
+    """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or hand it back by `job release CLAIM`."""
     with settings.client() as client:
         found = client.dequeue(queue, limit, wait=wait, dry_run=dry_run)
         if settings.as_json:
@@ -92,8 +92,8 @@ def _print_claimed(found: list[Job]) -> None:
 
 @job.verb("ack")
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
-@click.option("--failed", is_flag=True, help="They failed: try again, or fail for good after the last
-attempt.") @click.option("--status", default="", metavar="TEXT", help="Append to their custom status.")
+@click.option("--failed", is_flag=True, help="They failed: try again, or fail for good after the last attempt.")
+@click.option("--status", default="", metavar="TEXT", help="Append to their custom status.")
 @click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: try again after so long.")
 def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, delay_ms: int) -> int:
     """End claimed jobs, by the claims that `job dequeue` printed: done, or --failed."""
@@ -138,8 +138,9 @@ def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: 
         for claim in done:
             say(f"{claim.partition('@')[0]} {verb}")
     for claim in sorted(refused):
-        remark(f"error: {claim.partition('@')[0]}: refused: not held by this claim, its lease ran out or it
-        was ended before")
+        remark(
+            f"error: {claim.partition('@')[0]}: refused: not held by this claim, as its lease ran out or it was ended"
+        )
     return NO if refused else DONE
 
 
@@ -157,8 +158,9 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
             print_facts(_facts(found[descriptor]))
             say("")
         else:
-            remark(f"error: {descriptor}: not found; jobs that succeeded are kept only if the queue says so
-            (keep_succeeded)")
+            remark(
+                f"error: {descriptor}: not found; jobs that succeeded are kept only where the queue has keep_succeeded"
+            )
     return DONE if len(found) == len(set(descriptors)) else NO
 
 
@@ -193,13 +195,11 @@ def attempts_told(info: JobInfo) -> str:
 @click.option("--future", is_flag=True, help="Of pending jobs, those due later.")
 @click.option("--limit", type=click.IntRange(1), default=100, help="The most jobs to show. [default: 100]")
 @click.option("--body", is_flag=True, help="Show the bodies too.")
-def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool)
--> int:
+def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool) -> int:
     """List the jobs of a state, latest first."""
     with settings.client() as client:
         scan = client.scan(
-            queue, state, priority=priority, future=future, with_body=body, page_size=min(limit + 1,
-            MAX_BATCH)
+            queue, state, priority=priority, future=future, with_body=body, page_size=min(limit + 1, MAX_BATCH)
         )
         shown = islice(scan, limit)
         if settings.as_json:
@@ -210,8 +210,9 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
         more = next(scan, None) is not None
         scheduled = client.count(queue, priority=priority).scheduled if not found else 0
     if not found:
-        later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future
-        else "" say(f"queue {queue}: no {state} jobs{later}") return DONE
+        later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future else ""
+        say(f"queue {queue}: no {state} jobs{later}")
+        return DONE
     _print_jobs(found, body)
     if more:
         remark(f"there are more; --limit {10 * limit} shows more of them")
@@ -253,8 +254,7 @@ def count(settings: Settings, queue: str, priority: int | None) -> int:
 @click.option("--attempts", type=int, default=1, help="How often they may be tried now. [default: 1]")
 @click.option("--delay-ms", type=int, metavar="MS", help="Of a queue: not before so long from now.")
 def retry(
-    settings: Settings, targets: tuple[str, ...], priority: int | None, limit: int, attempts: int, delay_ms:
-    int | None
+    settings: Settings, targets: tuple[str, ...], priority: int | None, limit: int, attempts: int, delay_ms: int | None
 ) -> int:
     """Put failed jobs back in line: those of a queue, or the named ones (exit code 1 if one was not a failed job)."""
     if ":" not in targets[0]:
@@ -285,9 +285,15 @@ def retry(
 @click.option("--queue", metavar="NAME", help="Remove jobs of this queue, with --state.")
 @click.option("--state", type=_STATE, help="With --queue: jobs of this state.")
 @click.option("--priority", type=int, help="With --queue: only this priority.")
-@click.option("--limit", type=int, default=1000, help="With --queue: the most jobs, oldest first. [default:
-1000]") def rm( settings: Settings, descriptors: tuple[str, ...], queue: str | None, state: str | None,
-priority: int | None, limit: int, ) -> int:
+@click.option("--limit", type=int, default=1000, help="With --queue: the most jobs, oldest first. [default: 1000]")
+def rm(
+    settings: Settings,
+    descriptors: tuple[str, ...],
+    queue: str | None,
+    state: str | None,
+    priority: int | None,
+    limit: int,
+) -> int:
     """Remove jobs: the named ones in any state (exit code 1 if one was not there), or those of a queue and state."""
     if bool(descriptors) == bool(queue) or bool(queue) != bool(state):
         usage("expected descriptors, or --queue and --state")

@@ -1,8 +1,7 @@
 """What a command prints: JSON documents for programs, tables and sentences for people.
 
-Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut,
-and that all but the result goes to stderr. Risks: times are shown by this machine's clock, which may differ
-from Redis's.
+Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that all
+but the result goes to stderr. Risks: times are shown by this machine's clock, which may differ from Redis's.
 """
 
 from __future__ import annotations
@@ -48,17 +47,15 @@ def remark(text: str) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None, indent:
-    int = 0
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None, indent: int = 0
 ) -> None:
-    """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the sign.
+    """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the
+    sign.
 
-    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only.
-    indent: spaces before each line.
+    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only. indent: spaces
+    before each line.
     """
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
     for position, name in enumerate(columns):
         table.add_column(
             Text(name.lstrip("#")),
@@ -118,7 +115,9 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def claim_of(job: Job) -> str:
-    """`descriptor@token in hex`: how a claimed job is named on the command line. "" of a dry run's, whose token is zeros."""
+    """`descriptor@token in hex`: how a claimed job is named on the command line. "" of a dry run's, whose token is
+    zeros.
+    """
     return f"{job.descriptor}@{job.token.hex()}" if any(job.token) else ""
 
 
@@ -163,8 +162,7 @@ def moment(ms: int | None) -> str:
         then, now = datetime.fromtimestamp(ms / 1000), datetime.fromtimestamp(now_s)
     except (ValueError, OverflowError):  # 2^44 ms is the year 2527; some C libraries end before
         return relative
-    return f"{then:%H:%M:%S} ({relative})" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M:%S}
-    ({relative})"
+    return f"{then:%H:%M:%S} ({relative})" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M:%S} ({relative})"
 
 
 def printable(data: bytes | str) -> str:
@@ -174,8 +172,7 @@ def printable(data: bytes | str) -> str:
             data = data.decode()
         except UnicodeDecodeError:
             return f"({size(len(data))} of binary)"
-    return data if data.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each
-    in data)
+    return data if data.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in data)
 
 
 def preview(data: bytes | str, length: int = PREVIEW) -> str:

@@ -1,7 +1,6 @@
 """`pinlater queue`: making, listing, showing, changing, emptying and deleting queues.
 
-Promises that nothing is emptied or deleted without a yes. Risks: counts over several shards are not of one
-moment.
+Promises that nothing is emptied or deleted without a yes. Risks: counts over several shards are not of one moment.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from pinlater.cli.commands import DONE, NO, Failure, Group, confirm, usage
-from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark,
-say, size from pinlater.cli.settings import Settings from pinlater.config import CONFIG_FIELDS, QueueConfig
-from pinlater.doctor import QueueShardState, queue_states from pinlater.jobs import CountsByState
+from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
+from pinlater.cli.settings import Settings
+from pinlater.config import CONFIG_FIELDS, QueueConfig
+from pinlater.doctor import QueueShardState, queue_states
+from pinlater.jobs import CountsByState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,8 +83,7 @@ def ls(settings: Settings) -> int:
     with settings.client() as client:
         found = [(name, client.count(name), client.queue_config(name)) for name in client.queue_names()]
     if settings.as_json:
-        print_json([{"queue": name, **asdict(counts), "paused": config.paused} for name, counts, config in
-        found])
+        print_json([{"queue": name, **asdict(counts), "paused": config.paused} for name, counts, config in found])
     elif not found:
         say("no queues yet; make one: pinlater queue create mail")
     else:
@@ -104,8 +104,10 @@ def info(settings: Settings, name: str) -> int:
     if settings.as_json:
         priorities = [{"priority": level, **asdict(counts)} for level, counts in enumerate(levels, 1)]
         shown = [asdict(state) for state in shards]
-        print_json({"queue": name, "config": asdict(config), **asdict(total), "priorities": priorities,
-        "shards": shown}) return DONE
+        print_json(
+            {"queue": name, "config": asdict(config), **asdict(total), "priorities": priorities, "shards": shown}
+        )
+        return DONE
     say(f"queue {name}" + (f"  ({_flags(config)})" if _flags(config) else ""))
     say("")
     print_facts(_settings_of(config))
@@ -113,8 +115,10 @@ def info(settings: Settings, name: str) -> int:
     rows = [(str(level), *counted(counts)) for level, counts in enumerate(levels, 1)]
     print_table(("priority", *_HEADINGS), [*rows, ("all", *counted(total))])
     say("")
-    print_table(("shard", "server", "configuration", "monitor", "#lost records"), [_shard_row(state) for state
-    in shards]) return DONE
+    print_table(
+        ("shard", "server", "configuration", "monitor", "#lost records"), [_shard_row(state) for state in shards]
+    )
+    return DONE
 
 
 @queue.verb("set")
@@ -203,5 +207,4 @@ def _shard_row(state: QueueShardState) -> tuple[str, ...]:
     if state.config is None:
         return state.shard, state.server, "not there yet", "-", "-"
     active = f"active (until {moment(state.monitor_until_ms)})" if state.monitor_active else "none active"
-    return state.shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active,
-    count(state.lost)
+    return state.shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active, count(state.lost)

@@ -1,7 +1,7 @@
 """`pinlater worker`, `pinlater monitor` and `pinlater demo`: the roles, each started from its own module.
 
-Promises nothing of its own but the options. Risks: --processes starts this command anew; the servers are
-handed on in PINLATER_URL, where other users of the machine can not read a password.
+Promises nothing of its own but the options. Risks: --processes starts this command anew; the servers are handed on in
+PINLATER_URL, where other users of the machine can not read a password.
 """
 
 from __future__ import annotations
@@ -38,20 +38,31 @@ def _ended(settings: Settings, role: str, code: int) -> int:
 
 @click.command("worker", cls=Command)
 @click.argument("handler", metavar="MODULE:HANDLER")
-@click.option("--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may
-be repeated.") @click.option("--concurrency", type=int, default=10, help="Jobs that run at once, in each
-process. [default: 10]") @click.option("--prefetch", type=int, metavar="N", help="Jobs held unstarted at most.
-[default: by need]") @click.option("--processes", type=click.IntRange(1, 256), default=1, help="Processes,
-started again if they die. [default: 1]") @click.option("--retry-delay-ms", type=int, default=1000,
-metavar="MS", help="Until a failed job is tried again. [default: 1000]") @click.option("--stop-timeout",
-type=float, default=30.0, metavar="SECONDS", help="For jobs to end at a stop. [default: 30]")
-@click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default:
-yes]") @common_options(hidden=True) @json_option @click.pass_obj def worker( settings: Settings, /, handler:
-str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any ) -> int:
+@click.option(
+    "--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may be repeated."
+)
+@click.option("--concurrency", type=int, default=10, help="Jobs that run at once, in each process. [default: 10]")
+@click.option("--prefetch", type=int, metavar="N", help="Jobs held unstarted at most. [default: by need]")
+@click.option(
+    "--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]"
+)
+@click.option(
+    "--retry-delay-ms", type=int, default=1000, metavar="MS", help="Until a failed job is tried again. [default: 1000]"
+)
+@click.option(
+    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For jobs to end at a stop. [default: 30]"
+)
+@click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def worker(
+    settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+) -> int:
     """Run MODULE:HANDLER on the jobs of queues.
 
-    It is a function of one argument, the job. A job whose function returns succeeded; one that raises is
-    tried again until its attempts are used up. SIGTERM or Ctrl-C stops: running jobs end first.
+    It is a function of one argument, the job. A job whose function returns succeeded; one that raises is tried again
+    until its attempts are used up. SIGTERM or Ctrl-C stops: running jobs end first.
     """
     from pinlater.supervisor import run_workers
     from pinlater.worker import WorkerConfig
@@ -71,18 +82,22 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
     for name in ("concurrency", "prefetch", "retry_delay_ms"):
         if getattr(config, name) is not None:
             arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else
-    "--no-monitor"] return [*arguments, *(part for queue in queues for part in ("--queue", queue))]
+    arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else "--no-monitor"]
+    return [*arguments, *(part for queue in queues for part in ("--queue", queue))]
 
 
 @click.command("monitor", cls=Command)
-@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated.
-[default: all]") @common_options(hidden=True) @json_option @click.pass_obj def monitor(settings: Settings,
-queues: tuple[str, ...]) -> int:
+@click.option(
+    "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated. [default: all]"
+)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
     """Give back the jobs of dead workers.
 
-    It also removes finished jobs past their time. Workers run one themselves; this is for queues that other
-    clients work on. Several may run: one is active. SIGTERM or Ctrl-C stops it.
+    It also removes finished jobs past their time. Workers run one themselves; this is for queues that other clients
+    work on. Several may run: one is active. SIGTERM or Ctrl-C stops it.
     """
     from pinlater.supervisor import run_monitor
 
@@ -92,14 +107,16 @@ queues: tuple[str, ...]) -> int:
 
 @click.command("demo", cls=Command)
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), default=Path("demo-output"), help="[default:
-demo-output]") @click.option("--images", type=click.IntRange(20), default=200, help="Size of the sample set.
-[default: 200]") @common_options(hidden=True) @json_option @click.pass_obj def demo(settings: Settings,
-folder: Path | None, output: Path, images: int) -> int:
+@click.option("--output", type=click.Path(path_type=Path), default=Path("demo-output"), help="[default: demo-output]")
+@click.option("--images", type=click.IntRange(20), default=200, help="Size of the sample set. [default: 200]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def demo(settings: Settings, folder: Path | None, output: Path, images: int) -> int:
     """See workers make thumbnails, and one be killed.
 
-    Of the images in FOLDER, or of a sample set. It has a server of its own; --url is not used. Exit code 1 if
-    a thumbnail is missing at the end.
+    Of the images in FOLDER, or of a sample set. It has a server of its own; --url is not used. Exit code 1 if a
+    thumbnail is missing at the end.
     """
     from pinlater.demo import run_demo
 

@@ -1,7 +1,7 @@
 """The options every command has: where the servers are, how long to wait, how much to log, and whether to print JSON.
 
-Promises that they may stand before or after the command's name, the later one winning. Risks nothing: nothing
-here talks to a server.
+Promises that they may stand before or after the command's name, the later one winning. Risks nothing: nothing here
+talks to a server.
 """
 
 from __future__ import annotations

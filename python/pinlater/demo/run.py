@@ -37,8 +37,8 @@ REFRESH_S: Final = 0.1
 def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), images: int = 200) -> int:
     """Makes thumbnails of the images in a folder (default: a sample set made here); returns the exit code.
 
-    output: where thumbnails, samples, logs and the embedded server's data go. images: size of the sample set,
-    at least 20.
+    output: where thumbnails, samples, logs and the embedded server's data go. images: size of the sample set, at least
+    20.
     """
     console, output = Console(), output.resolve()
     output.mkdir(parents=True, exist_ok=True)
@@ -53,9 +53,9 @@ def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), 
         descriptors, seconds = _Run(client, console, sources, thumbnails, url).run()
         infos = client.lookup(descriptors.values())
     outcome = _judge(sources, thumbnails, descriptors, infos, seconds)
-    failed = next((info.descriptor for info in infos.values() if info.state is State.FAILED),
-    next(iter(infos), "")) show_outcome(console, outcome, output, url, QUEUE, failed) return 1 if
-    outcome.faults else 0
+    failed = next((info.descriptor for info in infos.values() if info.state is State.FAILED), next(iter(infos), ""))
+    show_outcome(console, outcome, output, url, QUEUE, failed)
+    return 1 if outcome.faults else 0
 
 
 def _images_of(folder: Path) -> list[Path]:
@@ -63,8 +63,9 @@ def _images_of(folder: Path) -> list[Path]:
         raise InvalidArgument(f"folder: expected a folder with images, got {str(folder)!r}")
     found = sorted(path.resolve() for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not found:
-        raise InvalidArgument(f"folder {str(folder)!r}: expected images ({', '.join(sorted(IMAGE_SUFFIXES))}),
-        found none")
+        raise InvalidArgument(
+            f"folder {str(folder)!r}: expected images ({', '.join(sorted(IMAGE_SUFFIXES))}), found none"
+        )
     return found
 
 
@@ -79,11 +80,22 @@ def _samples(console: Console, folder: Path, count: int) -> list[Path]:
 class _Run:
     """One run: the producer, the worker processes, and the hand that kills one."""
 
-    def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path, url: str) ->
-    None: self._client = client self._console = console self._sources = sources self._thumbnails = thumbnails
-    self._command = [sys.executable, "-m", "pinlater.demo.worker", url, QUEUE, str(thumbnails.parent /
-    "workers.log")] self._workers: dict[int, subprocess.Popen[bytes]] = {} self._progress =
-    Progress(len(sources)) self._killed = False
+    def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path, url: str) -> None:
+        self._client = client
+        self._console = console
+        self._sources = sources
+        self._thumbnails = thumbnails
+        self._command = [
+            sys.executable,
+            "-m",
+            "pinlater.demo.worker",
+            url,
+            QUEUE,
+            str(thumbnails.parent / "workers.log"),
+        ]
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._progress = Progress(len(sources))
+        self._killed = False
 
     def run(self) -> tuple[dict[Path, str], float]:
         """Returns each image's descriptor, and the seconds from the first enqueue to the last end."""
@@ -101,8 +113,8 @@ class _Run:
     def _enqueue(self) -> dict[Path, str]:
         jobs = [
             NewJob(
-                orjson.dumps({"image": str(source), "thumbnail": str(thumbnail_of(source, number,
-                self._thumbnails))}), attempts=ATTEMPTS,
+                orjson.dumps({"image": str(source), "thumbnail": str(thumbnail_of(source, number, self._thumbnails))}),
+                attempts=ATTEMPTS,
             )
             for number, source in enumerate(self._sources)
         ]
@@ -163,8 +175,7 @@ def thumbnail_of(source: Path, number: int, folder: Path) -> Path:
 
 
 def _judge(
-    sources: list[Path], thumbnails: Path, descriptors: dict[Path, str], infos: dict[str, JobInfo], seconds:
-    float
+    sources: list[Path], thumbnails: Path, descriptors: dict[Path, str], infos: dict[str, JobInfo], seconds: float
 ) -> Outcome:
     faults = []
     for number, source in enumerate(sources):

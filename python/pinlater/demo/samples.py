@@ -39,8 +39,8 @@ def _landscape(dice: random.Random) -> Image.Image:
     for layer in range(5):
         base, swing = height * (0.4 + 0.12 * layer), height * 0.1
         phase, waves = dice.uniform(0, math.tau), dice.uniform(1, 4)
-        ridge = [(x, base + swing * math.sin(phase + waves * math.tau * x / width)) for x in range(0, width +
-        1, 16)] draw.polygon([(0, height), *ridge, (width, height)], fill=_color(dice, 20, 160 - 25 * layer))
+        ridge = [(x, base + swing * math.sin(phase + waves * math.tau * x / width)) for x in range(0, width + 1, 16)]
+        draw.polygon([(0, height), *ridge, (width, height)], fill=_color(dice, 20, 160 - 25 * layer))
     return image
 
 

@@ -45,7 +45,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the run came to. latencies_ms: from enqueue to the end, of the jobs that succeeded. faults: why it did not pass."""
+    """What the run came to. latencies_ms: from enqueue to the end, of the jobs that succeeded. faults: why it did not
+    pass.
+    """
 
     jobs: int
     succeeded: int
@@ -58,8 +60,7 @@ class Outcome:
     faults: list[str]
 
 
-def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, a_failed_job: str) ->
-None:
+def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, a_failed_job: str) -> None:
     """Prints the table, the folder, and three commands to look further."""
     console.print()
     table = Table(title="thumbnails", title_justify="left", show_header=False)
