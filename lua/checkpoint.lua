@@ -68,7 +68,7 @@ for _, job in ipairs(jobs) do
     local marks = byte(running, 11)
     call('HSET', KEYS[r0 + job.level], job.id,
       sub(running, 1, 8) .. pack('>I2B', left, marks % 2 == 1 and marks or marks + 1) .. sub(running, 12))
-    call('ZADD', key_e, expires, lease)
+    call('ZADD', key_e, 'GT', expires, lease)
   end
 end
 settle_leases()

@@ -147,7 +147,7 @@ for level = 1, levels do
   local taken = n > 0 and take(level, n) or 0
   total = total + taken
   -- below a level where the limit was reached nothing is taken; most often there is nothing either, and one look is enough
-  if n == 0 and not empty_below then empty_below = call('EXISTS', unpack(KEYS, p0 + level, p0 + levels)) == 0 and 1 or 2 end
+  if n == 0 and not any_due and not empty_below then empty_below = call('EXISTS', unpack(KEYS, p0 + level, p0 + levels)) == 0 and 1 or 2 end
   if n > 0 and taken < n and not full and not holes or empty_below == 1 then
     left[level] = due
   else

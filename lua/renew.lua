@@ -2,9 +2,10 @@
 -- KIND   write
 -- NEEDS  base lane head clock mint lease leave
 -- KEYS   m e E r*
--- ARGV   lane sequence version tokens own
+-- ARGV   lane sequence version tokens own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the tokens) that are not held any more
 -- tokens: 8 bytes each, whole leases. own: u8 level, id (8), token (8) each: jobs to be taken out of their claim's lease.
+-- lease: ms the caller counts on: renewed by thirds of a longer lease, a shortened one would run out in between. '0': the queue's.
 
 if replay then return { sequence, replay_h, replay } end
 if own ~= '' and #KEYS - r0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
@@ -18,13 +19,13 @@ for i = 1, own_count do
   if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
 end
 
-local expires = now + unp('>I4', config, 13)
+local expires = now + math.max(unp('>I4', config, 13), tonumber(lease or '0'))
 local refused, renewed = {}, {}
 
-local function renew(lease, position)
-  if call('HEXISTS', key_E, lease) == 1 then
+local function renew(token, position)
+  if call('HEXISTS', key_E, token) == 1 then
     renewed[#renewed + 1] = expires
-    renewed[#renewed + 1] = lease
+    renewed[#renewed + 1] = token
   else
     refused[#refused + 1] = pack('>I2', position)
   end
@@ -33,13 +34,13 @@ end
 -- A lease of one job, with the claim descriptor of the lease it leaves.
 local function own_lease(level, id, running)
   local high, low = mint(1)
-  local lease, old = pack('>I4I4', high, low + 1), sub(running, 1, 8)
+  local fresh, old = pack('>I4I4', high, low + 1), sub(running, 1, 8)
   local entry = call('HGET', key_E, old)
   leaves(running)
-  call('HSET', key_E, lease, pack('>I2BI2', 11, level, 1) .. id .. (entry and sub(entry, 3 + unp('>I2', entry)) or ''))
-  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(byte(running, 11) % 2 + 6) .. lease .. sub(running, 12))
+  call('HSET', key_E, fresh, pack('>I2BI2', 11, level, 1) .. id .. (entry and sub(entry, 3 + unp('>I2', entry)) or ''))
+  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(byte(running, 11) % 2 + 6) .. fresh .. sub(running, 12))
   renewed[#renewed + 1] = expires
-  renewed[#renewed + 1] = lease
+  renewed[#renewed + 1] = fresh
 end
 
 for i = 1, token_count do renew(sub(tokens, 8 * i - 7, 8 * i), i - 1) end

@@ -109,7 +109,9 @@ def _remaining(direct: Client, jobs: Any) -> set[int]:
 
 
 WRITES = [
-    Case("create", "create", lambda c, q, _: c.create_queue(q), lambda d, q, answer, _: answer is True, NOTHING, _nothing),
+    Case(
+        "create", "create", lambda c, q, _: c.create_queue(q), lambda d, q, answer, _: answer is True, NOTHING, _nothing
+    ),
     Case(
         "configure",
         "configure",
@@ -133,7 +135,14 @@ WRITES = [
         RUNNING_2,
         _pending,
     ),
-    Case("ack succeeded", "ack", lambda c, q, jobs: c.ack(succeeded=jobs), lambda d, q, no, _: no == [], NOTHING, _running),
+    Case(
+        "ack succeeded",
+        "ack",
+        lambda c, q, jobs: c.ack(succeeded=jobs),
+        lambda d, q, no, _: no == [],
+        NOTHING,
+        _running,
+    ),
     Case(
         "ack failed",
         "ack",
@@ -151,7 +160,14 @@ WRITES = [
         _running,
     ),
     Case("renew", "renew", lambda c, q, jobs: c.renew(jobs), lambda d, q, no, _: no == [], RUNNING_2, _running),
-    Case("renew own", "renew", lambda c, q, jobs: c.renew(jobs, own=True), lambda d, q, no, _: no == [], RUNNING_2, _running),
+    Case(
+        "renew own",
+        "renew",
+        lambda c, q, jobs: c.renew(jobs, own=True),
+        lambda d, q, no, _: no == [],
+        RUNNING_2,
+        _running,
+    ),
     Case(
         "checkpoint",
         "checkpoint",
@@ -169,7 +185,12 @@ WRITES = [
         _failed,
     ),
     Case(
-        "retry_jobs", "retry_failed", lambda c, q, named: c.retry_jobs(named), lambda d, q, n, _: n == 2, PENDING_2, _failed
+        "retry_jobs",
+        "retry_failed",
+        lambda c, q, named: c.retry_jobs(named),
+        lambda d, q, n, _: n == 2,
+        PENDING_2,
+        _failed,
     ),
     Case(
         "delete_jobs",
@@ -187,7 +208,14 @@ WRITES = [
         NOTHING,
         _pending,
     ),
-    Case("delete_queue", "delete_queue", lambda c, q, _: c.delete_queue(q), lambda d, q, there, _: there is True, None, _pending),
+    Case(
+        "delete_queue",
+        "delete_queue",
+        lambda c, q, _: c.delete_queue(q),
+        lambda d, q, there, _: there is True,
+        None,
+        _pending,
+    ),
     Case("prepare", "prepare", lambda c, q, _: _prepare(c, q), lambda d, q, ticket, _: len(ticket) == 8, NOTHING),
     Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _ticket),
 ]
@@ -201,7 +229,9 @@ READS = [
         PENDING_2,
         _pending,
     ),
-    Case("count", "count", lambda c, q, _: c.count(q), lambda d, q, counts, _: counts == PENDING_2, PENDING_2, _pending),
+    Case(
+        "count", "count", lambda c, q, _: c.count(q), lambda d, q, counts, _: counts == PENDING_2, PENDING_2, _pending
+    ),
     Case(
         "scan",
         "scan",
@@ -210,7 +240,9 @@ READS = [
         PENDING_2,
         _pending,
     ),
-    Case("peek", "peek", lambda c, q, _: c.peek(q), lambda d, q, due, _: due == {1: 2, 2: 0, 3: 0}, PENDING_2, _pending),
+    Case(
+        "peek", "peek", lambda c, q, _: c.peek(q), lambda d, q, due, _: due == {1: 2, 2: 0, 3: 0}, PENDING_2, _pending
+    ),
     Case(
         "dry_run",
         "dry_run",
@@ -219,7 +251,9 @@ READS = [
         PENDING_2,
         _pending,
     ),
-    Case("config", "config", lambda c, q, _: c.queue_config(q), lambda d, q, config, _: config == QueueConfig(), NOTHING),
+    Case(
+        "config", "config", lambda c, q, _: c.queue_config(q), lambda d, q, config, _: config == QueueConfig(), NOTHING
+    ),
 ]
 
 

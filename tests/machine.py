@@ -7,7 +7,6 @@ Risks: needs libfaketime.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -110,9 +109,11 @@ class Rig:
         self.transport = RememberingTransport(self.client._session.channel, clock)
         self.client._transport.close()
         self.client._transport = self.transport
+        self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:2")
 
     def close(self) -> None:
         self.client.close()
+        self.other.close()
 
     def forget_hints(self) -> None:
         """So that the next dequeue over several shards peeks."""
@@ -131,11 +132,10 @@ class Rig:
         finally:
             self.transport.remembers = True
 
-    def candidates(self) -> Iterator[Sent]:
-        """What may be sent again: lanes are kept for an hour."""
-        for sent in [*self.transport.last.values(), *self.transport.followed]:
-            if self.clock.now_ms - sent.at_ms < HOUR_MS:
-                yield sent
+    def candidates(self, followed: bool) -> list[Sent]:
+        """What may be sent again, the latest first: lanes are kept for an hour. followed: by another request."""
+        sent = self.transport.followed if followed else list(self.transport.last.values())
+        return [each for each in reversed(sent) if self.clock.now_ms - each.at_ms < HOUR_MS]
 
     def check_answer(self, sent: Sent, answer: Any, model: Model) -> None:
         """The same answer as before; of a claim what is still held; a refusal if its lane went on."""

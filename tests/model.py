@@ -1,6 +1,6 @@
 """What a queue is, as plain Python: jobs in a dict, leases in another, no Redis and nothing of the product's logic.
 
-Promises: every answer is worked out from the documented behaviour of the client's methods; time is passed in, never read.
+Promises: every answer is worked out from the documented behaviour of the methods; time is passed in, never read.
 Risks: where the documentation leaves the choice open (which running jobs go first), the caller says what was chosen.
 """
 
@@ -218,14 +218,10 @@ class Model:
         if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
             return 0, 0
         failed = [
-            job
-            for job in self.of(FAILED, shard=shard)
-            if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
+            job for job in self.of(FAILED, shard=shard) if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
         ]
         succeeded = [
-            job
-            for job in self.of(SUCCEEDED, shard=shard)
-            if job.at_ms <= now_ms - self.settings.succeeded_ttl_s * 1000
+            job for job in self.of(SUCCEEDED, shard=shard) if job.at_ms <= now_ms - self.settings.succeeded_ttl_s * 1000
         ]
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))

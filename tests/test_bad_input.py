@@ -166,7 +166,11 @@ def of_numbers() -> Iterator[tuple[str, Call, str]]:
 def of_working() -> Iterator[tuple[str, Call, str]]:
     for token in (b"", b"short", b"\1" * 9, 1, "texttext"):
         for method in ("release", "renew"):
-            yield f"{method} token {token!r}", on(lambda c, v: getattr(c, v[0])([(SOME, v[1])]), (method, token)), "token"
+            yield (
+                f"{method} token {token!r}",
+                on(lambda c, v: getattr(c, v[0])([(SOME, v[1])]), (method, token)),
+                "token",
+            )
         yield f"ack token {token!r}", on(lambda c, t: c.ack(succeeded=[(SOME, t)]), token), "token"
     yield "ack without token", (lambda c, d: c.ack(succeeded=[d])), "source"
     yield "release without token", (lambda c, d: c.release([d])), "token"
@@ -186,7 +190,11 @@ def of_working() -> Iterator[tuple[str, Call, str]]:
     yield "checkpoint status", (lambda c, d: c.checkpoint(point(d, status=LONG_STATUS))), "status"
     yield "checkpoint attempts", (lambda c, d: c.checkpoint(point(d, attempts=0))), "attempts"
     yield "checkpoint delay", (lambda c, d: c.checkpoint(point(d, delay_ms=5))), "move_to_pending"
-    yield "checkpoint times", (lambda c, d: c.checkpoint(point(d, move_to_pending=True, delay_ms=5, run_after_ms=5))), "delay_ms"
+    yield (
+        "checkpoint times",
+        (lambda c, d: c.checkpoint(point(d, move_to_pending=True, delay_ms=5, run_after_ms=5))),
+        "delay_ms",
+    )
     yield "checkpoint type", (lambda c, d: c.checkpoint(d)), "Checkpoint"
     yield "state", (lambda c, _: c.scan("q", "gone")), "state: expected one of pending.*got 'gone'"
     yield "state None", (lambda c, _: c.scan("q", None)), "state: expected"
@@ -217,7 +225,11 @@ def of_configuration() -> Iterator[tuple[str, Call, str]]:
             yield f"create {name} {value!r}", on(lambda c, v: c.create_queue("new", QueueConfig(**v)), changes), says
     yield "configure unknown", (lambda c, _: c.configure_queue("q", lease=1)), "expected one of lease_ms.*got 'lease'"
     for config in ({}, {"lease_ms": 1000}, 1, "text"):
-        yield f"create config {config!r}", on(lambda c, v: c.create_queue("new", v), config), "config: expected a QueueConfig"
+        yield (
+            f"create config {config!r}",
+            on(lambda c, v: c.create_queue("new", v), config),
+            "config: expected a QueueConfig",
+        )
 
 
 CASES = list(cases())
@@ -267,7 +279,10 @@ def test_levels_can_only_grow(server: Server) -> None:
 URL = "redis://127.0.0.1:1"
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     *[({"url": url}, "URL: expected") for url in ("http://x", "", "redis", "127.0.0.1:6379", 1, b"redis://x")],
-    *[({"url": url}, "URL") for url in ("redis://x:port", "redis://x:99999", "redis://[", "rediss://x?ssl_cert_reqs=what")],
+    *[
+        ({"url": url}, "URL")
+        for url in ("redis://x:port", "redis://x:99999", "redis://[", "rediss://x?ssl_cert_reqs=what")
+    ],
     ({"url": URL, "shards": {"1": URL}}, "a URL or shards, got both"),
     ({"shards": {}}, "shards: expected at least one"),
     *[({"shards": shards}, "shards: expected a mapping") for shards in ([URL], "text", 1, {("1", URL)})],

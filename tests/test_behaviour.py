@@ -1,6 +1,6 @@
 """What each method of a client does, as its documentation says, for both clients: order, waiting, refusals, looking.
 
-Promises: each test is written once and run for Client and AsyncClient, on each server. Shards, threads, forks and coalescing:
+Promises: each test is written once and run for Client and AsyncClient, on each server. Shards, threads and forks:
 test_behaviour_shards.py and test_behaviour_clients.py.
 Risks: a waiting call that nobody wakes shows as a timeout of 8 s, less than its own safety claim.
 """
@@ -170,8 +170,8 @@ def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: 
     waiting = [pool.submit(calls.dequeue, "q", wait=60) for _ in range(4)]
     wait_until(lambda: server.call("ZCARD", queue_key("q", "1", "w")) == 1, "the client to wait")
     for body in (b"a", b"b", b"c", b"d"):
-        calls.enqueue("q", body)
         left = [each for each in waiting if not each.done()]
+        calls.enqueue("q", body)
         assert wait(left, WOKEN_S, FIRST_COMPLETED).done, f"nobody was woken for {body!r}"
     assert sorted(bodies([job for each in waiting for job in each.result(WOKEN_S)])) == [
         b"a",

@@ -1,4 +1,4 @@
-"""A call of the asyncio client is cancelled at any stage: no other call ever gets its reply, and nothing is left behind.
+"""A call of the asyncio client is cancelled at any stage: no other call ever gets its reply, and nothing is left.
 
 Promises: cancelled while it connects, waits for a reply that then comes, and after every number of loop turns.
 Risks: which stage a number of turns hits depends on the machine; many numbers hit them all.

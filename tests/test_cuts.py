@@ -94,9 +94,7 @@ def test_a_server_that_stands_still_carries_a_call_out_once(
         assert case.holds(direct, "q", answer.result(), needed)
 
 
-def test_threads_keep_their_answers_apart_while_connections_break(
-    make: Make, direct: Client, proxy: CutProxy
-) -> None:
+def test_threads_keep_their_answers_apart_while_connections_break(make: Make, direct: Client, proxy: CutProxy) -> None:
     """Every third reply is lost, of eight threads' calls on one client."""
     calls = make()
     direct.create_queue("q")

@@ -220,9 +220,7 @@ def test_tls_with_its_authority(make: Callable[..., Calls], tls_server: Server) 
     check_it_works(make(f"{tls_server.url}?ssl_ca_certs={tls_server.tls_files.certificate}"))
 
 
-def test_tls_with_another_authority_or_none(
-    make: Callable[..., Calls], tls_server: Server, tmp_path: Path
-) -> None:
+def test_tls_with_another_authority_or_none(make: Callable[..., Calls], tls_server: Server, tmp_path: Path) -> None:
     other = make_certificate(tmp_path)
     check_refused(make(f"{tls_server.url}?ssl_ca_certs={other.certificate}"), ServerUnavailable, "(?i)certificate")
     check_refused(make(tls_server.url), ServerUnavailable, "(?i)certificate")

@@ -1,4 +1,4 @@
-"""A call whose answer does not come before its deadline: OutcomeUnknown, and resolve() tells the truth after the outage.
+"""A call of which the answer does not come before its deadline: OutcomeUnknown, and resolve() tells the truth later.
 
 Promises: both truths are shown, that it had been carried out and that it had not, for each write of both clients; the
 lane of an unknown outcome carries nothing else until it is resolved or forgotten.
@@ -217,9 +217,7 @@ def test_each_of_coalesced_enqueues_gets_its_own_descriptor(cut: Cut, direct: Cl
     bodies = [b"%d" % number for number in range(10)]
     try:
         begin(ENQUEUE, calls, direct, "q")
-        errors = lose_together(
-            calls, ENQUEUE, proxy, cut, lambda: [calls.client.enqueue("q", body) for body in bodies]
-        )
+        errors = lose_together(calls, ENQUEUE, proxy, cut, lambda: [calls.client.enqueue("q", body) for body in bodies])
 
         async def resolve_all() -> list[Any]:
             return list(await asyncio.gather(*[error.resolve() for error in errors]))

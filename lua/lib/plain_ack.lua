@@ -8,6 +8,7 @@ if not replay and byte(groups, 2) == 0 and options ~= '\1' and statuses == '' an
     local i, plain = 0, true
     for run = 1, runs do
       local token, count = unp('>c8I2', groups, 10 * run - 5)
+      if count < 1 then plain = false end
       for k = i + 1, i + count do
         local value = values[k]
         if not value or sub(value, 1, 8) ~= token or byte(value, 11) % 4 ~= 0 then

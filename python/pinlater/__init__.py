@@ -24,6 +24,7 @@ from pinlater.errors import (
     TicketGone,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
+from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "InvalidArgument",
     "Job",
     "JobInfo",
+    "Monitor",
     "NewJob",
     "OutcomeUnknown",
     "PartialDelete",

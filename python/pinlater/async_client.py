@@ -12,11 +12,11 @@ from typing import Any, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.async_transport import AsyncTransport
-from pinlater.client import ClientSettings, both_given, give_drive, new_job, unseen
+from pinlater.client import ClientSettings, both_given, give_drive, listed, new_job, unseen
 from pinlater.coalescer import Coalescer
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.errors import PartialEnqueue, PinLaterError
-from pinlater.flows import Flow
+from pinlater.flows import Flow, complete
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class AsyncClient:
         self._transport = AsyncTransport(self._session.channel, *self._settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         self._enqueues: dict[str, Coalescer[NewJob]] = {}
-        self._acks: Coalescer[tuple[list[Any], list[Any]]] = Coalescer(self._ack_together, self._tasks)
+        self._acks: dict[tuple[str, str], Coalescer[tuple[list[Any], list[Any]]]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,6 +70,7 @@ class AsyncClient:
         if self._session.renew_after_fork():
             self._transport.after_fork(self._session.channel)
             self._enqueues.clear()
+            self._acks.clear()
         try:
             return await self._transport.drive(make(self._settings.deadline_s()))
         except PinLaterError as error:
@@ -80,7 +81,9 @@ class AsyncClient:
 
     async def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
         """See Client.create_queue."""
-        return await self._run(lambda end: queues.create_queue(self._session, queue, config or QueueConfig(), end))
+        return await self._run(
+            lambda end: queues.create_queue(self._session, queue, QueueConfig() if config is None else config, end)
+        )
 
     async def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
         """See Client.configure_queue."""
@@ -144,7 +147,7 @@ class AsyncClient:
 
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
-        jobs = list(jobs)
+        jobs = listed("jobs", jobs)
         return await self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
 
     # working
@@ -165,29 +168,38 @@ class AsyncClient:
         failed: Iterable[Claimed | Ack | str] = (),
         source: str = "",
     ) -> list[Any]:
-        """See Client.ack. Acks that wait in the same turn of the loop leave together."""
-        ended = list(succeeded), list(failed)
-        if source:
+        """See Client.ack. Acks of a queue and shard that wait in the same turn of the loop leave together."""
+        ended = listed("succeeded", succeeded), listed("failed", failed)
+        places = [] if source else list(holding.places_of_acks(*ended))
+        if len(places) != 1:
             return await self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
-        holding.check_acks(*ended)
-        refused: list[Any] = await self._acks.add(ended, 0)
+        # those of one queue and shard fare alike; another one's may be gone, or its server down
+        coalescer = self._acks.get(places[0])
+        if coalescer is None:
+            coalescer = self._acks[places[0]] = Coalescer(self._ack_together, self._tasks)
+        refused: list[Any] = await coalescer.add(ended, 0)
         return refused
 
     async def _ack_together(self, calls: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:
         succeeded = [item for ended, _ in calls for item in ended]
         failed = [item for _, ended in calls for item in ended]
-        refused = await self._run(lambda end: holding.ack(self._session, succeeded, failed, "", False, end))
-        gone = {id(item) for item in refused}
-        return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
+
+        def share(refused: list[Any]) -> list[list[Any]]:
+            gone = {id(item) for item in refused}
+            return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
+
+        return await self._run(
+            lambda end: complete(holding.ack(self._session, succeeded, failed, "", False, end), share)
+        )
 
     async def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """See Client.release."""
-        held = list(jobs)
+        held = listed("jobs", jobs)
         return await self._run(lambda end: holding.release(self._session, held, "", end))
 
     async def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """See Client.renew."""
-        held = list(jobs)
+        held = listed("jobs", jobs)
         return await self._run(lambda end: holding.renew(self._session, held, own, end))
 
     async def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
@@ -198,7 +210,7 @@ class AsyncClient:
 
     async def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """See Client.lookup."""
-        asked = list(descriptors)
+        asked = listed("descriptors", descriptors)
         return await self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
 
     async def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
@@ -269,7 +281,7 @@ class AsyncClient:
 
     async def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """See Client.retry_jobs."""
-        named = list(descriptors)
+        named = listed("descriptors", descriptors)
         return await self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
     async def delete_jobs(
@@ -283,7 +295,7 @@ class AsyncClient:
     ) -> int:
         """See Client.delete_jobs."""
         if descriptors is not None:
-            named = list(descriptors)
+            named = listed("descriptors", descriptors)
             return await self._run(lambda end: maintaining.delete_named(self._session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
         return await self._run(

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.config import QueueConfig
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError, checked
-from pinlater.flows import Flow
+from pinlater.flows import Flow, complete
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.shards import Session, resolve_shards
 from pinlater.sync_transport import SyncTransport
@@ -42,7 +42,7 @@ class ClientSettings:
     ) -> None:
         self.session = Session(resolve_shards(url, shards))
         self.source = source if source is not None else f"python:{socket.gethostname()}:{os.getpid()}"
-        if not isinstance(self.source, str) or not 1 <= len(self.source.encode()) <= 255:
+        if not isinstance(self.source, str) or not 1 <= _utf8_bytes(self.source) <= 255:
             raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
         self.timeout_s = _seconds("timeout_s", timeout_s)
         self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
@@ -50,6 +50,22 @@ class ClientSettings:
     def deadline_s(self) -> float:
         """When a call that begins now has to end (monotonic seconds)."""
         return time.monotonic() + self.timeout_s
+
+
+def _utf8_bytes(text: str) -> int:
+    """Length in UTF-8; 0 for text that has none (a lone surrogate)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
+def listed(name: str, values: Iterable[T]) -> list[T]:
+    """The values as a list, or InvalidArgument."""
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidArgument(f"{name}: expected a list or another iterable, got {values!r:.80}") from None
 
 
 def _seconds(name: str, value: object) -> float:
@@ -131,7 +147,9 @@ class Client:
 
     def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
         """Makes a queue; True if it was made, False if it was there (its configuration is left as it is)."""
-        return self._run(lambda end: queues.create_queue(self._session, queue, config or QueueConfig(), end))
+        return self._run(
+            lambda end: queues.create_queue(self._session, queue, QueueConfig() if config is None else config, end)
+        )
 
     def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
         """Changes settings of a queue (fields of QueueConfig) on every shard; returns the new configuration."""
@@ -178,13 +196,15 @@ class Client:
             status=status,
             key=key,
         )
-        return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, [job], end))[0]
+        return self._run(
+            lambda end: complete(enqueuing.enqueue_many(self._session, queue, [job], end), lambda found: found[0])
+        )
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000
         jobs failed.
         """
-        jobs = list(jobs)
+        jobs = listed("jobs", jobs)
         return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
 
     # working
@@ -211,12 +231,12 @@ class Client:
         An item is a Job, (descriptor, token), or an Ack with a status or a delay. A failed job with attempts left is
         tried again. source: for items without a token: the source of the client that claimed them.
         """
-        ended = list(succeeded), list(failed)
+        ended = listed("succeeded", succeeded), listed("failed", failed)
         return self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
 
     def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """Hands unstarted jobs back: attempts and place in line stay. Returns those that were refused."""
-        held = list(jobs)
+        held = listed("jobs", jobs)
         return self._run(lambda end: holding.release(self._session, held, "", end))
 
     def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
@@ -224,7 +244,7 @@ class Client:
 
         A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
         """
-        held = list(jobs)
+        held = listed("jobs", jobs)
         return self._run(lambda end: holding.renew(self._session, held, own, end))
 
     def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
@@ -235,7 +255,7 @@ class Client:
 
     def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """What is known of jobs, by descriptor; unknown ones are left out."""
-        asked = list(descriptors)
+        asked = listed("descriptors", descriptors)
         return self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
 
     def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
@@ -311,7 +331,7 @@ class Client:
 
     def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """Puts the named failed jobs back in line; returns how many of them were failed."""
-        named = list(descriptors)
+        named = listed("descriptors", descriptors)
         return self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
     def delete_jobs(
@@ -327,7 +347,7 @@ class Client:
         many.
         """
         if descriptors is not None:
-            named = list(descriptors)
+            named = listed("descriptors", descriptors)
             return self._run(lambda end: maintaining.delete_named(self._session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
         return self._run(

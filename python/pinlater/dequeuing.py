@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pinlater import _core
-from pinlater.config import check_integer
+from pinlater.config import QueueConfig, check_integer
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.exchange import read, write
 from pinlater.flows import Argument, AwaitRing, Flow, Listen, complete, together
+from pinlater.holding import release
 from pinlater.inspecting import REPLY_BYTES, peek_at
 from pinlater.jobs import Job
 from pinlater.queues import ASK_AGAIN_S, known_places
@@ -30,6 +31,8 @@ from pinlater.shards import QueueShard, Session
 SAFETY_S: Final = (10.0, 15.0)
 #: What a script said of a queue is trusted for so long before it is peeked again.
 HINT_S: Final = 0.05
+#: Claims over several shards wait this long for a silent one.
+PATIENCE_S: Final = 2.0
 _START_MS: Final = int(time.time() * 1000)
 _HOST: Final = socket.gethostname().replace(":", "_")
 
@@ -58,13 +61,26 @@ def dequeue(
         waiting = bool(wait_s) and time.monotonic() < until_s
         since = (yield Listen([place.shard.server for place in places])) if waiting else 0
         channel = session.channel if waiting else b""
-        claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
+        try:
+            claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
+        except OutcomeUnknown as error:
+            raise _of_jobs(error) from None
         jobs = [job for claim in claims for job in claim.jobs]
         if len(claims) > 1:
             jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
+        if len(jobs) > limit:
+            # an earlier claim whose answer was lost gave more than is wanted now
+            yield from release(session, jobs[limit:], "", deadline_s)
+            del jobs[limit:]
         if jobs or not waiting:
             return jobs
         yield AwaitRing(_pause_s(claims, until_s), since)
+
+
+def _of_jobs(error: OutcomeUnknown) -> OutcomeUnknown:
+    """Of an unknown claim: resolve() gives its jobs, as the dequeue would have."""
+    resume = error.resume
+    return OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), lambda claim: claim.jobs))
 
 
 def _check_wait(wait_s: float | None) -> float:
@@ -89,23 +105,30 @@ def claim_round(
     answering = [place for place in places if place.silent_until_s <= now_s] or places
     if len(answering) == 1:
         return (yield from _claim_alone(session, answering[0], limit, channel, source, deadline_s))
+    # what one shard gave must not wait long for another that is silent; its answer is asked for again by the next claim
+    deadline_s = min(deadline_s, now_s + PATIENCE_S)
     claims: list[_core.Claim] = []
-    for _ in range(2):  # once by hints or peeks, and topped up once
-        yield from _refresh_hints(answering, deadline_s)
-        quotas = share_out([place.left for place in answering], limit - _taken(claims))
-        chosen = [(place, quota) for place, quota in zip(answering, quotas, strict=True) if any(quota)]
-        if not chosen:
-            break
-        flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in chosen]
-        claims += yield from _survivors([place for place, _ in chosen], flows)
-        if _taken(claims) >= limit:
-            return claims
+    try:
+        for _ in range(2):  # once by hints or peeks, and topped up once
+            yield from _refresh_hints(answering, deadline_s)
+            quotas = share_out([place.left for place in answering], limit - _taken(claims))
+            chosen = [
+                (place, quota)
+                for place, quota in zip(answering, quotas, strict=True)
+                if any(quota) or place.unknown_claim is not None
+            ]
+            if not chosen:
+                break
+            flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in chosen]
+            claims += yield from _survivors([place for place, _ in chosen], flows)
+            if _taken(claims) >= limit:
+                return claims
+    except PinLaterError:
+        if not _taken(claims):
+            raise
+        return claims
     if not _taken(claims) and channel:
-        none = [0]
-        flows = [
-            claim_at(session, place, 1, none * max(1, len(place.left)), channel, source, deadline_s)
-            for place in answering
-        ]
+        flows = [claim_at(session, place, 1, [0], channel, source, deadline_s) for place in answering]
         claims = yield from _survivors(answering, flows)
     return claims
 
@@ -118,10 +141,11 @@ def _claim_alone(
     while (want := limit - _taken(claims)) > 0:
         try:
             claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, channel, source, deadline_s)
-        except PinLaterError:
-            if claims:
-                break
-            raise
+        except PinLaterError as error:
+            if not claims:
+                raise
+            place.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
+            break
         claims.append(claim)
         if not claim.jobs or not any(claim.left):
             break
@@ -141,7 +165,15 @@ def claim_at(
     """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken, the client is
     registered as waiting.
     """
-    quotas = struct.pack(f">{len(quota)}H", *(min(n, MAX_BATCH) for n in quota)) if quota is not None else b""
+    if place.unknown_claim is not None:
+        earlier, place.unknown_claim = place.unknown_claim, None
+        try:
+            claim: _core.Claim = yield from earlier.resume(deadline_s)
+        except OutcomeUnknown as again:
+            place.unknown_claim = again
+            raise
+        if claim.jobs:
+            return claim
     descriptor = claim_descriptor(session, source)
 
     def decode(reply: list[Any]) -> _core.Claim:
@@ -150,8 +182,17 @@ def claim_at(
         place.left_at_s = time.monotonic()
         return claim
 
-    arguments: list[Argument] = [min(limit, MAX_BATCH), quotas, descriptor, channel, REPLY_BYTES]
+    def arguments(config: QueueConfig) -> list[Argument]:
+        quotas = b"" if quota is None else _pack_quotas(quota, config.levels)
+        return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, channel, REPLY_BYTES]
+
     return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
+
+
+def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:
+    """A u16 a level; levels the caller does not know of yet get none."""
+    known = [min(n, MAX_BATCH) for n in quota[:levels]]
+    return struct.pack(f">{levels}H", *known, *[0] * (levels - len(known)))
 
 
 def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow[list[Job]]:
@@ -178,8 +219,9 @@ def _taken(claims: Sequence[_core.Claim]) -> int:
 
 
 def _refresh_hints(places: list[QueueShard], deadline_s: float) -> Flow[None]:
-    """Peeks at every place, one pipeline a server, if any hint is too old."""
-    if all(time.monotonic() - place.left_at_s <= HINT_S for place in places):
+    """Peeks at every place, one pipeline a server, if any hint is too old, or if by the hints there is nothing."""
+    now_s = time.monotonic()
+    if all(now_s - place.left_at_s <= HINT_S for place in places) and any(any(place.left) for place in places):
         return
     results = yield from together([peek_at(place, deadline_s) for place in places])
     failed = [result for result in results if isinstance(result, PinLaterError)]
@@ -192,15 +234,18 @@ def _refresh_hints(places: list[QueueShard], deadline_s: float) -> Flow[None]:
 
 
 def _survivors(places: list[QueueShard], flows: list[Flow[_core.Claim]]) -> Flow[list[_core.Claim]]:
-    """The claims that came; an error is raised only if none did."""
+    """The claims that came; an error is raised only if none did. A claim whose answer was lost is kept by its place."""
     results = yield from together(flows)
     claims = [result for result in results if not isinstance(result, PinLaterError)]
     errors = [result for result in results if isinstance(result, PinLaterError)]
     for place, result in zip(places, results, strict=True):
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-    if errors and not claims:
-        raise errors[0]
+        if isinstance(result, OutcomeUnknown):
+            place.unknown_claim = result
+    certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
+    if certain and not claims:
+        raise certain[0]
     return claims
 
 

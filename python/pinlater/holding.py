@@ -37,9 +37,9 @@ def ack(
     return (yield from all_of(flows, lambda refused: _items_at(items, refused)))
 
 
-def check_acks(succeeded: list[Any], failed: list[Any]) -> None:
-    """Raises InvalidArgument for what ack() would refuse."""
-    _with_source(checked(_core.group_acks, succeeded, failed), "")
+def places_of_acks(succeeded: list[Any], failed: list[Any]) -> set[tuple[str, str]]:
+    """The queues and shards of what is acked by token; raises InvalidArgument for what ack() would."""
+    return {(batch.queue, batch.shard) for batch in _with_source(checked(_core.group_acks, succeeded, failed), "")}
 
 
 def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
@@ -68,7 +68,7 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
                 bytes([level]) + id_ + token
                 for (level, token), id_ in zip(_levels_and_tokens(batch.groups), batch.ids, strict=True)
             )
-            flows.append(_held_batch(session, batch, "renew", [b"", packed], deadline_s))
+            flows.append(_held_batch(session, batch, "renew", [b"", packed, 0], deadline_s))
         else:
             flows.append(_renew_tokens(session, batch, tokens, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(jobs, refused)))
@@ -82,12 +82,15 @@ def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], 
         gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
         return [position for position, token in zip(batch.positions, tokens, strict=True) if token in gone]
 
-    return (yield from complete(write(place, "renew", [b"".join(distinct), b""], deadline_s), refused))
+    return (yield from complete(write(place, "renew", [b"".join(distinct), b"", 0], deadline_s), refused))
 
 
 def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
     """Keeps the progress of running jobs; returns the checkpoints that were refused."""
     checkpoints = list(checkpoints)
+    for item in checkpoints:
+        if not isinstance(item, Checkpoint):
+            raise InvalidArgument(f"expected a Checkpoint, got {item!r:.80}")
     batches = checked(_core.group_releases, [item.job for item in checkpoints])
     for item in checkpoints:
         checked(_checkpoint_as_job, item)
@@ -141,6 +144,8 @@ def _checkpoint_as_job(item: Checkpoint) -> NewJob:
 
 
 def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
+    if not isinstance(source, str):
+        raise InvalidArgument(f"source: expected text, got {source!r:.80}")
     if not source and any(batch.tokenless for batch in batches):
         raise InvalidArgument(
             "expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it"

@@ -120,7 +120,7 @@ def _read_cursor(cursor: str, first_shard: str, first_level: int) -> tuple[str, 
     try:
         shard, level, position = cursor.split(".")
         return shard, int(level), bytes.fromhex(position)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}") from None
 
 

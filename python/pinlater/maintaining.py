@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pinlater import _core
@@ -44,10 +45,11 @@ def retry_failed(
         for place in places:
             while done < limit:
                 most = min(limit - done, MAX_BATCH)
-                reply = yield from write(place, "retry_failed", [level, most, attempts, kind, ms], deadline_s)
-                moved = int.from_bytes(reply[2], "big")
-                done += moved
-                if moved < most:
+                before = done
+                call = write(place, "retry_failed", [level, most, attempts, kind, ms], deadline_s)
+                # resolve() of an unknown outcome tells what was moved up to then
+                done = yield from complete(call, partial(_add, before))
+                if done - before < most:
                     break
     return done
 
@@ -71,15 +73,20 @@ def delete_jobs(
     code = State.of(state).code
     check_integer("limit", limit, 0, 2**63 - 1)
     done = 0
+    more = True
+
+    def removed(before: int, reply: list[Any]) -> int:
+        nonlocal more
+        gone, left = struct.unpack(">IB", reply[2])
+        more = bool(left and gone)
+        return int(before + gone)
+
     for level in levels:
         for place in places:
             more = True
             while more and done < limit:
                 arguments = [code, level, min(limit - done, MAX_BATCH)]
-                reply = yield from write(place, "delete_jobs", arguments, deadline_s)
-                gone, left = struct.unpack(">IB", reply[2])
-                done += gone
-                more = bool(left and gone)
+                done = yield from complete(write(place, "delete_jobs", arguments, deadline_s), partial(removed, done))
     return done
 
 
@@ -112,6 +119,10 @@ def _by_level(session: Session, descriptors: Iterable[str]) -> list[tuple[QueueS
             calls.setdefault((queue, shard, level), []).append(id_)
         parts += [(session.place(queue, shard), level, chosen) for (_, _, level), chosen in calls.items()]
     return parts
+
+
+def _add(before: int, reply: list[Any]) -> int:
+    return before + _u32(reply)
 
 
 def _u32(reply: list[Any]) -> int:

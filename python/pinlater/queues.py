@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from pinlater.config import CONFIG_FIELDS, QueueConfig, StoredConfig, check_queue_name
@@ -23,7 +24,7 @@ from pinlater.errors import (
     from_reply,
 )
 from pinlater.exchange import create, load_config, write
-from pinlater.flows import Flow, ReplyError, send, together
+from pinlater.flows import Flow, ReplyError, complete, send, together
 from pinlater.keys import registry_key
 from pinlater.servers import Server
 from pinlater.shards import QueueShard, Session
@@ -39,12 +40,18 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     exists.
     """
     check_queue_name(queue)
+    if not isinstance(config, QueueConfig):
+        raise InvalidArgument(f"config: expected a QueueConfig, got {config!r:.80}")
     places = session.places(queue)
     found = yield from _load_all(places, deadline_s)
     newest = _newest(found)
     if newest is not None:
         yield from _carry(session, places, newest, deadline_s)
         return False
+    for place in places:
+        # it was down when the queue was deleted: what it still has of the old queue must not come back with the new one
+        if place.stored is not None and not place.stored.deleted:
+            yield from _delete(session, place, deadline_s)
     errors: list[PinLaterError] = []
     for place in places:
         try:
@@ -77,6 +84,7 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     for name in changes:
         if name not in CONFIG_FIELDS:
             raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
+    replace(QueueConfig(), **changes)  # names a bad value before anything is sent
     before = yield from queue_config(session, queue, deadline_s)
     new = replace(before, **changes)
     if new.levels < before.levels:
@@ -85,13 +93,10 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
         if place.stored is None or place.stored.deleted:
             continue
         # made anew from what the shard has, should somebody else have changed another setting meanwhile
-        reply = yield from write(
-            place, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s
-        )
-        stored = StoredConfig.unpack(reply[2])
-        place.stored = stored
-        yield from _carry(session, session.places(queue), stored, deadline_s)
-        return stored.config
+        call = write(place, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s)
+        config = yield from complete(call, partial(_remember, place))
+        yield from _carry(session, session.places(queue), place.stored, deadline_s)
+        return config
     raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
 
 
@@ -215,8 +220,12 @@ def _carry_to(session: Session, place: QueueShard, newest: StoredConfig, deadlin
         yield from _register(session, place, deadline_s)
         yield from create(place, newest.config.pack(), newest.version, deadline_s)
         return
-    reply = yield from write(place, "configure", [newest.config.pack(), newest.version], deadline_s)
+    _remember(place, (yield from write(place, "configure", [newest.config.pack(), newest.version], deadline_s)))
+
+
+def _remember(place: QueueShard, reply: list[Any]) -> QueueConfig:
     place.stored = StoredConfig.unpack(reply[2])
+    return place.stored.config
 
 
 def _register(session: Session, place: QueueShard, deadline_s: float) -> Flow[None]:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 
 from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
-from pinlater.errors import InvalidArgument
+from pinlater.errors import InvalidArgument, OutcomeUnknown
 from pinlater.keys import script_keys, wake_channel
 from pinlater.lanes import LanePool
 from pinlater.scripts import load_scripts
@@ -45,7 +45,18 @@ class QueueShard:
     the highest id answered. silent_until_s: its server did not answer; others are preferred until then (monotonic).
     """
 
-    __slots__ = ("_keys", "h", "lanes", "left", "left_at_s", "queue", "shard", "silent_until_s", "stored")
+    __slots__ = (
+        "_keys",
+        "h",
+        "lanes",
+        "left",
+        "left_at_s",
+        "queue",
+        "shard",
+        "silent_until_s",
+        "stored",
+        "unknown_claim",
+    )
 
     def __init__(self, queue: str, shard: Shard, session: bytes) -> None:
         self.queue = queue
@@ -55,6 +66,9 @@ class QueueShard:
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
+        #: A claim whose answer was lost: the next claim asks for it first, so that its jobs do not wait for their lease
+        #: to end.
+        self.unknown_claim: OutcomeUnknown | None = None
         self.h = b""
         self._keys: dict[tuple[str, int], tuple[bytes, ...]] = {}
 

@@ -363,5 +363,8 @@ class Worker:
 
 def _describe(error: BaseException) -> str:
     """An error as a custom status: type and text, cut to a third of the limit, so that a few attempts fit."""
-    text = f"{type(error).__name__}: {error}".replace("\0", "")
+    try:
+        text = f"{type(error).__name__}: {error}".replace("\0", "")
+    except Exception:  # an error that can not be printed must not keep its job
+        text = f"{type(error).__name__}: (its text can not be had)"
     return text.encode("utf-8", "replace")[: MAX_STATUS_BYTES // 3].decode("utf-8", "ignore") + "\n"

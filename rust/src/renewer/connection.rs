@@ -142,7 +142,9 @@ impl Connection {
         let (sequence, tokens) = (call.sequence.to_be_bytes(), call.tokens.concat());
         let mut arguments = vec![b"EVALSHA".as_slice(), &self.sha, count.as_bytes()];
         arguments.extend(call.keys.iter().map(Vec::as_slice));
-        arguments.extend([lane.as_slice(), &sequence, b"", &tokens, b""]); // any version; no own leases
+        let lease_ms = call.lease_ms.to_string();
+        // any version; no own leases
+        arguments.extend([lane.as_slice(), &sequence, b"", &tokens, b"", lease_ms.as_bytes()]);
         let command = resp::encode(arguments.into_iter());
         self.ask(&command)
     }

@@ -27,6 +27,8 @@ pub struct Call {
     pub keys: Arc<[Vec<u8>]>,
     pub sequence: u32,
     pub tokens: Vec<Token>,
+    /// The longest lease among them: no renewal may leave less than the caller counts on.
+    pub lease_ms: u128,
     pub taken_at: Instant,
 }
 
@@ -117,10 +119,12 @@ impl Queue {
             return None;
         }
         let joining = self.leases.iter().filter(|(_, lease)| lease.due_at <= now + lease.length / EARLY_PART);
-        let tokens: Vec<Token> = joining.map(|(token, _)| *token).take(MAX_TOKENS).collect();
+        let chosen: Vec<_> = joining.take(MAX_TOKENS).collect();
+        let tokens = chosen.iter().map(|(token, _)| **token).collect();
+        let lease_ms = chosen.iter().map(|(_, lease)| lease.length.as_millis()).max().unwrap_or_default();
         // Wraps after 4 billion renewals of one queue: more than a century at one a second.
         self.sequence = self.sequence.wrapping_add(1);
-        Some(Call { queue, keys: Arc::clone(&self.keys), sequence: self.sequence, tokens, taken_at: now })
+        Some(Call { queue, keys: Arc::clone(&self.keys), sequence: self.sequence, tokens, lease_ms, taken_at: now })
     }
 
     /// Apply a call's outcome; returns the tokens lost by it. A token dropped meanwhile is not lost.
