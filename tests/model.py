@@ -134,9 +134,15 @@ class Model:
     def succeed(self, job: ModelJob, status: str, now_ms: int) -> None:
         self._leave(job)
         job.state, job.at_ms, job.status = SUCCEEDED, now_ms, appended(job.status, status)
+        if not self.settings.keep_succeeded:
+            self.drop([job.descriptor])
 
     def trim(self, levels: Iterable[tuple[str, int]]) -> None:
-        """After an ack: what is over the cap goes, the oldest first."""
+        """After an ack: what is over the cap goes, the oldest first; what a cap of 0 came too late for, by collect."""
+        if self.settings.keep_succeeded:
+            self._keep_newest(levels)
+
+    def _keep_newest(self, levels: Iterable[tuple[str, int]]) -> None:
         for shard, level in levels:
             kept = self.of(SUCCEEDED, level, shard)
             self.drop(job.descriptor for job in kept[: max(0, len(kept) - self.settings.keep_succeeded)])
@@ -225,7 +231,7 @@ class Model:
         ]
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))
-        self.trim((shard, level) for level in range(1, self.settings.levels + 1))
+        self._keep_newest((shard, level) for level in range(1, self.settings.levels + 1))
         return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed)
 
     def configure(self, **changes: Any) -> None:

@@ -24,12 +24,12 @@ LONG_LEASE_MS = 600_000  # its first renewal lies beyond every test
 SESSION = b"session1"
 LEASES, DONE, REFUSE = b"{q/s}:e", b"{q/s}:done", b"{q/s}:refuse"
 
-# The wire of lua/renew.lua: EVALSHA sha n KEYS... lane sequence version tokens own -> {sequence, h, refused}.
+# The wire of lua/renew.lua: EVALSHA sha n KEYS... lane sequence version tokens own lease -> {sequence, h, refused}.
 # For tests to wait on and look at: DONE gets the number of tokens of each call, DONE:left what was left of
 # each lease in ms, DONE:lanes lane and sequence. REFUSE holds an error to answer instead.
 RENEW = b"""#!lua
 local e, done, refuse = KEYS[1], KEYS[2], KEYS[3]
-if #ARGV ~= 5 or #ARGV[1] ~= 10 or #ARGV[2] ~= 4 or ARGV[3] ~= '' or ARGV[5] ~= '' then
+if #ARGV ~= 6 or not tonumber(ARGV[6]) or #ARGV[1] ~= 10 or #ARGV[2] ~= 4 or ARGV[3] ~= '' or ARGV[5] ~= '' then
   return redis.error_reply('BAD_REQUEST wire')
 end
 local no = redis.call('GET', refuse)
