@@ -164,9 +164,7 @@ async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterato
 async def idle(worker: Worker) -> None:
     """The worker found nothing, is registered, and waits."""
     claimer = worker._claimer
-    await until(
-        lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker"
-    )
+    await until(lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker")
 
 
 class WorkerProcesses:
@@ -178,13 +176,9 @@ class WorkerProcesses:
         self.log = log
         self.all: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any
-    ) -> subprocess.Popen[bytes]:
+    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
         """One process; config: of WorkerConfig."""
-        told = json.dumps(
-            {"shards": self.shards, "queues": list(queues), "handler": handler, "config": config}
-        )
+        told = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
         return self.run([sys.executable, "-m", "tests.handlers_for_tests", told])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:

@@ -350,9 +350,7 @@ def make_certificate(directory: Path) -> TlsFiles:
 _LAUNCHER = ThreadPoolExecutor(1, "server-launcher")
 
 
-def _launch(
-    command: list[str], environment: dict[str, str], directory: Path, log: int
-) -> subprocess.Popen[bytes]:
+def _launch(command: list[str], environment: dict[str, str], directory: Path, log: int) -> subprocess.Popen[bytes]:
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -102,7 +102,9 @@ def test_every_error_has_an_exit_code() -> None:
     def below(kind: type[PinLaterError]) -> list[type[PinLaterError]]:
         return [kind, *(each for child in kind.__subclasses__() for each in below(child))]
 
-    codes = {kind.__name__: explain(kind.__new__(kind))[1] for kind in below(PinLaterError) if kind is not PartialEnqueue}
+    codes = {
+        kind.__name__: explain(kind.__new__(kind))[1] for kind in below(PinLaterError) if kind is not PartialEnqueue
+    }
     assert set(codes.values()) <= {NO, USAGE, SERVER, UNKNOWN}
     assert codes["QueueNotFound"] == codes["EnqueueRefused"] == NO
 
@@ -215,7 +217,13 @@ def test_demo_refuses_a_folder_that_is_none(run: Run, tmp_path: Path) -> None:
 
 
 def test_words_for_sizes_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1_572_864, 3 * 1024**3)] == ["0 bytes", "1023 bytes", "1 KiB", "1.5 MiB", "3 GiB"]
+    assert [size(n) for n in (0, 1023, 1024, 1_572_864, 3 * 1024**3)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1 KiB",
+        "1.5 MiB",
+        "3 GiB",
+    ]
     assert [duration(ms) for ms in (0, 250, 30_000, 90_000, 86_400_000, 604_800_000)] == [
         "0 ms",
         "250 ms",

@@ -122,7 +122,13 @@ def test_enqueue_bodies_from_everywhere(run: Run, mail: str, tmp_path: Path, ser
     run("job", "enqueue", mail, "--file", "-", stdin=b"\xff\x00")
     assert len(run("job", "enqueue", mail, "--file", str(tmp_path / "body"), "--json").document["descriptor"]) > 10
     with Client(server.url) as client:
-        assert [job.body for job in client.dequeue(mail, 10)] == [b"one", b"two", b"of stdin", b"\xff\x00", b"of a file\n"]
+        assert [job.body for job in client.dequeue(mail, 10)] == [
+            b"one",
+            b"two",
+            b"of stdin",
+            b"\xff\x00",
+            b"of a file\n",
+        ]
 
 
 def test_enqueue_options(run: Run, mail: str) -> None:

@@ -213,7 +213,9 @@ def test_descriptors_are_grouped_as_the_twin_does(texts: list[Any]) -> None:
 def test_a_group_of_descriptors_has_at_most_a_thousand() -> None:
     texts = [f"a:s{i % 2}:p1:{i + 1}" for i in range(4002)]
     groups = _core.group_descriptors(texts)
-    assert [(group[1], len(group[3])) for group in groups] == [(shard, count) for shard in "01" for count in (1000, 1000, 1)]
+    assert [(group[1], len(group[3])) for group in groups] == [
+        (shard, count) for shard in "01" for count in (1000, 1000, 1)
+    ]
     assert groups == twins.group_descriptors(texts)
 
 

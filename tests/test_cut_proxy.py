@@ -64,9 +64,7 @@ def test_a_cut_ends_the_connection_once(
     assert [seen.forwarded for seen in proxy.scripts] == [cut is not Cut.BEFORE, True]
 
 
-@pytest.mark.parametrize(
-    ("reset", "ending"), [(False, b""), (True, ConnectionResetError)], ids=["fin", "rst"]
-)
+@pytest.mark.parametrize(("reset", "ending"), [(False, b""), (True, ConnectionResetError)], ids=["fin", "rst"])
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER])
 def test_reset_chooses_how_the_client_sees_the_end(
     proxy: CutProxy, cut: Cut, reset: bool, ending: bytes | type[Exception]
@@ -132,9 +130,7 @@ def test_disarm_forgets_what_has_not_fired(proxy: CutProxy, client: redis.Redis)
 
 
 @pytest.mark.parametrize(("cut", "executions"), [(Cut.BLACKHOLE, 0), (Cut.MUTE, 1)])
-def test_a_silent_cut_keeps_the_connection_open(
-    server: Server, proxy: CutProxy, cut: Cut, executions: int
-) -> None:
+def test_a_silent_cut_keeps_the_connection_open(server: Server, proxy: CutProxy, cut: Cut, executions: int) -> None:
     proxy.arm(cut)
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=SILENCE_S) as raw:
         raw.sendall(request(b"EVAL", COUNT_SCRIPT.encode(), b"1", b"count"))

@@ -18,7 +18,9 @@ from tests.conftest import FreshServer
 from tests.servers import Server, free_port, wait_until
 
 #: What a client may do, and nothing else: enough for every script.
-CLIENT_RULES = "+@read +@write -@dangerous +info +evalsha +script|load +time +publish +subscribe +client|setname ~pl:* &pl:*"
+CLIENT_RULES = (
+    "+@read +@write -@dangerous +info +evalsha +script|load +time +publish +subscribe +client|setname ~pl:* &pl:*"
+)
 
 
 def look(url: str, *queues: str) -> dict[tuple[str, str], Finding]:

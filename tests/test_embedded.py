@@ -125,9 +125,7 @@ def test_two_processes_share_one_server(url: str, user: Callable[[str], User]) -
     await_end(pid, server.directory)
 
 
-def test_many_processes_at_once_make_one_server(
-    url: str, user: Callable[[str], User], tmp_path: Path
-) -> None:
+def test_many_processes_at_once_make_one_server(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     users = [user(url) for _ in range(MANY)]
     pids = {int(each.read()) for each in users}
     assert len(pids) == 1
@@ -136,9 +134,7 @@ def test_many_processes_at_once_make_one_server(
     await_end(pids.pop(), tmp_path / "data")
 
 
-def test_processes_that_come_and_go_always_find_a_server(
-    url: str, user: Callable[[str], User], tmp_path: Path
-) -> None:
+def test_processes_that_come_and_go_always_find_a_server(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     # Each arrives as the one before it leaves, so a keeper is often met at its stop.
     leaving = user(url)
     last = int(leaving.read())
@@ -153,9 +149,7 @@ def test_processes_that_come_and_go_always_find_a_server(
     await_end(last, tmp_path / "data")
 
 
-def test_a_forked_child_holds_the_server_by_itself(
-    url: str, user: Callable[[str], User], tmp_path: Path
-) -> None:
+def test_a_forked_child_holds_the_server_by_itself(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     parent = user(url)
     pid = int(parent.read())
     child = int(parent.say("fork"))
@@ -185,9 +179,7 @@ def test_a_child_that_releases_leaves_the_parents_hold(url: str) -> None:
         assert server.pid == pid
 
 
-def test_a_killed_keeper_is_replaced_and_its_server_kept(
-    url: str, user: Callable[[str], User], tmp_path: Path
-) -> None:
+def test_a_killed_keeper_is_replaced_and_its_server_kept(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     holder = user(url)
     pid = int(holder.read())
     kill_keeper(tmp_path / "data")
@@ -205,9 +197,7 @@ def test_a_release_finds_a_killed_keeper_and_still_stops_the_server(url: str) ->
     await_end(pid, server.directory)
 
 
-def test_a_server_with_no_keeper_and_no_user_is_adopted(
-    url: str, user: Callable[[str], User], tmp_path: Path
-) -> None:
+def test_a_server_with_no_keeper_and_no_user_is_adopted(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
     killed = user(url)
     pid = int(killed.read())
     kill_keeper(tmp_path / "data")

@@ -147,9 +147,7 @@ def test_a_directory_open_to_others_must_be_empty(tmp_path: Path) -> None:
 
 def test_a_platform_without_a_server_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    with pytest.raises(
-        EmbeddedServerError, match="a server for linux-riscv64, found one for other platforms"
-    ):
+    with pytest.raises(EmbeddedServerError, match="a server for linux-riscv64, found one for other platforms"):
         attach(url)
 
 
@@ -190,9 +188,7 @@ def test_a_stop_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.M
             attach(f"embedded://{tmp_path}")
 
 
-def test_others_cannot_hold_the_place_of_the_short_sockets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_cannot_hold_the_place_of_the_short_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runtime = tmp_path / f"pinlater-{os.geteuid()}"
     runtime.mkdir()

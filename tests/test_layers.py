@@ -30,7 +30,18 @@ LAYERS = [
         "sync_transport",
         "sync_waker",
     },
-    {"async_client", "audit", "client", "coalescer", "dequeuing", "enqueuing", "holding", "inspecting", "maintaining", "queues"},
+    {
+        "async_client",
+        "audit",
+        "client",
+        "coalescer",
+        "dequeuing",
+        "enqueuing",
+        "holding",
+        "inspecting",
+        "maintaining",
+        "queues",
+    },
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"cli", "__main__"},
 ]
@@ -43,7 +54,7 @@ def _layer(module: str) -> int:
 
 
 def _imports(path: Path) -> set[str]:
-    """First names below `pinlater` that a module imports, at any depth of its code; those only for types are left out."""
+    """First names below `pinlater` that a module imports, at any depth of its code."""
     tree = ast.parse(path.read_text("utf-8"))
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -83,17 +94,30 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_every_module_says_what_it_promises() -> None:
-    silent = [path.name for paths in _modules().values() for path in paths if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    silent = [
+        path.name
+        for paths in _modules().values()
+        for path in paths
+        if not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
     assert silent == []
 
 
 def test_files_stay_small() -> None:
-    long = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for paths in _modules().values() for path in paths}
+    long = {
+        str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines())
+        for paths in _modules().values()
+        for path in paths
+    }
     assert {name: lines for name, lines in long.items() if lines > MAX_LINES} == {}
 
 
 def test_the_public_list_is_what_there_is() -> None:
-    public = {name for name, value in vars(pinlater).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)}
+    public = {
+        name
+        for name, value in vars(pinlater).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
     assert public == set(pinlater.__all__) - {"__version__"}
     assert list(pinlater.__all__) == sorted(pinlater.__all__)
 
@@ -103,7 +127,9 @@ def test_every_public_thing_is_documented() -> None:
         thing = getattr(pinlater, name)
         if isinstance(thing, type):
             assert thing.__doc__, name
-            methods = [method for method in vars(thing) if not method.startswith("_") and callable(getattr(thing, method))]
+            methods = [
+                method for method in vars(thing) if not method.startswith("_") and callable(getattr(thing, method))
+            ]
             assert [method for method in methods if not getattr(thing, method).__doc__] == [], name
 
 

@@ -45,9 +45,7 @@ async def look(monitor: Monitor) -> float:
 
 @pytest.mark.parametrize(("attempts", "state"), [(2, State.PENDING), (1, State.FAILED)])
 @on_loop
-async def test_the_first_look_expires_nothing_the_second_does(
-    server: Server, attempts: int, state: State
-) -> None:
+async def test_the_first_look_expires_nothing_the_second_does(server: Server, attempts: int, state: State) -> None:
     async with AsyncClient(server.url) as client:
         job = (await lapsed_claim(client, server, attempts=attempts)).descriptor
         monitor = Monitor(client, ["q"], tick_s=TICK_S)
@@ -92,10 +90,7 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
             await monitor.stop()
         for shard, counts in by_shard.items():
             active = [
-                m
-                for m in monitors
-                for place, post in m._posts.items()
-                if post.active and place.shard.name == shard
+                m for m in monitors for place, post in m._posts.items() if post.active and place.shard.name == shard
             ]
             assert [m._id for m in active] == [owners[shard]]
             first, *others = sorted(counts, reverse=True)

@@ -33,7 +33,10 @@ def _interpreters() -> list[Path]:
     found = {sys.version_info[:2]: Path(sys.executable)}
     for version in VERSIONS:
         name = "python" + ".".join(map(str, version))
-        candidates = [shutil.which(name), *map(str, sorted(Path.home().glob(f".pyenv/versions/{version[0]}.{version[1]}.*/bin/python")))]
+        candidates = [
+            shutil.which(name),
+            *map(str, sorted(Path.home().glob(f".pyenv/versions/{version[0]}.{version[1]}.*/bin/python"))),
+        ]
         for candidate in filter(None, candidates):
             if version not in found and _is_version(candidate, version):
                 found[version] = Path(candidate)
@@ -41,7 +44,8 @@ def _interpreters() -> list[Path]:
 
 
 def _is_version(python: str, version: tuple[int, int]) -> bool:
-    code = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != {version} or sys.implementation.name != 'cpython')"
+    wanted = f"sys.version_info[:2] == {version} and sys.implementation.name == 'cpython'"
+    code = f"import sys, venv, ensurepip; sys.exit(not ({wanted}))"
     return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
 
 
@@ -55,7 +59,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _clean_environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PINLATER", "VIRTUAL_ENV"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PINLATER", "VIRTUAL_ENV"))
+    }
     return {**kept, "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
@@ -84,7 +90,11 @@ def test_the_wheel_is_abi3_and_carries_the_lua_of_the_tree(wheel: Path) -> None:
 def test_smoke_on_every_cpython(python: Path, wheel: Path, tmp_path: Path) -> None:
     binaries = _fresh_venv(python, wheel, tmp_path)
     run = subprocess.run(
-        [binaries / "python", "-c", SMOKE], env=_clean_environment(tmp_path), cwd=tmp_path, capture_output=True, text=True
+        [binaries / "python", "-c", SMOKE],
+        env=_clean_environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("smoke 3 ")

@@ -62,9 +62,7 @@ def test_renews_again_and_again(server: Server, client: redis.Redis, make: Make)
     assert renewer.take_lost() == []
 
 
-def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(
-    server: Server, client: redis.Redis, make: Make
-) -> None:
+def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server, script=RENEW.replace(b"now + 150", b"now + 3000"))
     take(client, 1)
     renewer.hold(renewer.add_queue(keys()), token(1), 3_000)
@@ -75,9 +73,7 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(
 
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
     script = load_scripts()["renew"]
-    config = [
-        struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20) for levels in (2, MAX_PRIORITY)
-    ]
+    config = [struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20) for levels in (2, MAX_PRIORITY)]
     tag = "pl:{q/s}:"
     client.hset(tag + "m", mapping={"c": config[0], "h": bytes(8)})
     client.hset(tag + "E", mapping={token(1).decode(): b""})

@@ -54,9 +54,7 @@ def test_a_server_killed_and_started_anew(kind: str, fresh_server: Callable[...,
     assert renewer.take_lost() == [(0, token(1))]  # nothing was on disk: the lease went with the server
 
 
-def test_a_script_flush_is_made_good_on_the_same_connection(
-    server: Server, client: redis.Redis, make: Make
-) -> None:
+def test_a_script_flush_is_made_good_on_the_same_connection(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server, [command("CLIENT", "SETNAME", "flushed")])
     take(client, 1)
     renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)

@@ -77,9 +77,7 @@ def test_a_signed_certificate_is_accepted_for_its_names(server: Server, make: Ma
     assert renewer.stats().failures == 0
 
 
-def test_a_self_signed_certificate_that_is_its_own_authority(
-    fresh_server: Callable[..., Server], make: Make
-) -> None:
+def test_a_self_signed_certificate_that_is_its_own_authority(fresh_server: Callable[..., Server], make: Make) -> None:
     own = fresh_server("redis", tls=True)
     renewer = hold(make(own, tls=options(ca_certs=authority(own))))
     assert renewer.wait_renewed(1, DEADLINE_S), renewer.stats().last_error
@@ -96,9 +94,7 @@ def test_another_name_is_refused_unless_names_are_not_checked(server: Server, ma
     assert unchecked.wait_renewed(1, DEADLINE_S), unchecked.stats().last_error
 
 
-def test_an_unknown_authority_is_refused_unless_nothing_is_verified(
-    server: Server, make: Make, tmp_path: Path
-) -> None:
+def test_an_unknown_authority_is_refused_unless_nothing_is_verified(server: Server, make: Make, tmp_path: Path) -> None:
     stranger = str(make_certificate(tmp_path).certificate)
     for ca_certs in (stranger, None):
         refused = hold(make(server, tls=options(ca_certs=ca_certs, check_hostname=False)))

@@ -129,7 +129,9 @@ def test_an_older_request_of_a_lane_is_refused_and_changes_nothing(client: redis
 
 
 @pytest.mark.parametrize("verb", [verb for verb in REQUESTS if verb not in {*ANY_VERSION, "create"}])
-def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after(client: redis.Redis, verb: str) -> None:
+def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after(
+    client: redis.Redis, verb: str
+) -> None:
     scene = make_scene(client)
     known, scene.wire.version = scene.wire.version, bytes(8)
     before = snapshot(scene.wire)

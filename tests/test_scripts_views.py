@@ -97,7 +97,9 @@ def test_scans_of_the_other_states_give_every_job(wire: Wire) -> None:
 
 @pytest.mark.parametrize(("budget", "whole"), [(45_000, 4), (5_000, 1)])
 @pytest.mark.parametrize("state", [PENDING, RUNNING, FAILED])
-def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(wire: Wire, state: bytes, budget: int, whole: int) -> None:
+def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(
+    wire: Wire, state: bytes, budget: int, whole: int
+) -> None:
     ids = wire.enqueue(*[Job(bytes(10_000), allowed=1)] * 30)
     if state != PENDING:
         claimed = wire.claim()
@@ -175,7 +177,9 @@ def test_the_audit_of_damaged_leases(wire: Wire) -> None:
     wire.client.hincrby(wire.key("E"), miscounted.token + b"n", 1)
     wire.client.zrem(wire.key("e"), unexpiring.token)
     wire.client.hdel(wire.key("E"), empty.token)
-    places, seen = wire.audit([unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token])
+    places, seen = wire.audit(
+        [unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token]
+    )
     assert places == [HELD | RECORD | NO_LEASE, HELD | RECORD]
     assert seen == [3, 6, 1]
 

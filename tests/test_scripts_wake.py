@@ -136,7 +136,9 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(("dead", "rings"), [(0, 1), (3, 1), (4, 0)])
-def test_dead_waiters_are_skipped_up_to_four_tries(wire: Wire, bells: Callable[[bytes], Bell], dead: int, rings: int) -> None:
+def test_dead_waiters_are_skipped_up_to_four_tries(
+    wire: Wire, bells: Callable[[bytes], Bell], dead: int, rings: int
+) -> None:
     bell = bells(b"me")
     waiting(wire)
     wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})

@@ -44,9 +44,7 @@ def test_without_aof_a_restart_is_empty(kind: Kind, fresh_server: Callable[..., 
 
 @EACH_KIND
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
-def test_the_clock_jumps_while_the_server_runs(
-    kind: Kind, seconds: float, fresh_server: Callable[..., Server]
-) -> None:
+def test_the_clock_jumps_while_the_server_runs(kind: Kind, seconds: float, fresh_server: Callable[..., Server]) -> None:
     server = fresh_server(kind, fake_clock=True)
     pid, before_ms = server.pid, server.time_ms()
     server.jump_clock(seconds)

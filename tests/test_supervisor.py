@@ -69,9 +69,7 @@ def supervise(notes: Path, log: Path) -> Iterator[Supervise]:
         command = [sys.executable, "-c", SUPERVISE, program, str(processes), str(kill_after_s)]
         with log.open("ab") as out:
             made.append(
-                subprocess.Popen(
-                    command, cwd=ROOT, env={**os.environ, "NOTES": str(notes)}, stdout=out, stderr=out
-                )
+                subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NOTES": str(notes)}, stdout=out, stderr=out)
             )
         return made[-1]
 

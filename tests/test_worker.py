@@ -205,9 +205,7 @@ async def test_no_claim_while_the_bodies_held_are_too_many_bytes(server: Server)
         # two shards with two jobs each: a claim's own budget (4 MiB a shard) lets them pass together, no more
         # follow
         await client.enqueue_many("q", [bytes(1024 * 1024)] * 30)
-        async with Worker(
-            own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)
-        ) as worker:
+        async with Worker(own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)) as worker:
             await until(lambda: len(worker._running) > 0, "running jobs")
             first = worker.stats.claimed
             claims = worker.stats.claims
@@ -267,9 +265,7 @@ async def test_scheduled_job_runs_at_its_time_on_one_of_several_idle_workers(ser
             await idle(worker)
         due_ms = server.time_ms() + 700
         await client.enqueue("q", b"", run_after_ms=due_ms)
-        await until(
-            lambda: sum(worker.stats.succeeded for worker in workers) == 1, "the scheduled job", DEADLINE_S
-        )
+        await until(lambda: sum(worker.stats.succeeded for worker in workers) == 1, "the scheduled job", DEADLINE_S)
         assert early == [False]
         for worker in workers:
             await worker.stop()
@@ -292,9 +288,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
             await client.enqueue("q", b"blocks")
             await until(lambda: len(full._running) == 1, "the blocking job")
             async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as free:
-                await until(
-                    lambda: free.stats.succeeded == 1, "the scheduled job on the free worker", DEADLINE_S
-                )
+                await until(lambda: free.stats.succeeded == 1, "the scheduled job on the free worker", DEADLINE_S)
                 for count in range(2, 6):
                     await idle(free)
                     await client.enqueue("q", b"")

@@ -99,9 +99,7 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             await until(lambda: len(ran) == 2, "the next job", RING_S)
 
 
-@pytest.mark.parametrize(
-    "what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"]
-)
+@pytest.mark.parametrize("what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"])
 @on_loop
 async def test_connections_killed_by_the_server(server: Server, what: tuple[str, str]) -> None:
     ran = []

@@ -78,9 +78,7 @@ def test_killed_in_its_last_attempt(client: Client, workers: WorkerProcesses, re
     assert record.count("start") == 1
 
 
-def test_stopped_past_its_lease(
-    client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
-) -> None:
+def test_stopped_past_its_lease(client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = client.enqueue("q", body("gate", path=str(gate)))
     first = workers.start(tick_s=TICK_S)
@@ -155,9 +153,7 @@ def test_stopped_gracefully_under_load_again_and_again(
     assert (record.count("end"), client.count("q").succeeded) == (3_000, 3_000)
 
 
-def test_second_signal_is_at_once(
-    client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
-) -> None:
+def test_second_signal_is_at_once(client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path) -> None:
     client.enqueue_many("q", [NewJob(body("gate", path=str(tmp_path / "never")), attempts=1)] * 3)
     process = workers.start(stop_timeout_s=3600)
     record.wait("start", 3)
@@ -170,9 +166,7 @@ def test_second_signal_is_at_once(
     assert (client.count("q").pending, client.count("q").failed, record.count("start")) == (4, 0, 3)
 
 
-def test_a_hung_thread_does_not_keep_the_process(
-    client: Client, workers: WorkerProcesses, record: Record
-) -> None:
+def test_a_hung_thread_does_not_keep_the_process(client: Client, workers: WorkerProcesses, record: Record) -> None:
     client.enqueue("q", body("hang"))
     process = workers.start(handler="plain", stop_timeout_s=0.2)
     record.wait("start", 1)

@@ -119,9 +119,7 @@ async def test_stop_gives_up_jobs_that_do_not_end(server: Server, twice: bool) -
 
 
 @on_loop
-async def test_a_lost_claim_is_reported_and_not_acked(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_lost_claim_is_reported_and_not_acked(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     gate = asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -169,9 +167,7 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
         worker = Worker(own, "q", handler, WorkerConfig(concurrency=1, monitor=False))
         worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
         async with worker:
-            await until(
-                lambda: (len(worker._running), len(worker._waiting)) == (1, 3), "three prefetched jobs"
-            )
+            await until(lambda: (len(worker._running), len(worker._waiting)) == (1, 3), "three prefetched jobs")
             held = [*worker._running.values(), *worker._waiting]
             await client.configure_queue("q", paused=True)
             assert await client.release([one.job for one in held]) == []  # as if the lease had run out

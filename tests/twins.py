@@ -22,7 +22,9 @@ MAX_POSITIONS = 65_536  # a status names its job's position in two bytes
 MAX_ID = 2**63 - 1
 NO_TOKEN = bytes(8)
 
-_DESCRIPTOR = re.compile(r"([A-Za-z0-9_]{1,255}):s([A-Za-z0-9_-]{1,32}):p([1-9][0-9]{0,2}):([1-9][0-9]{0,18})", re.ASCII)
+_DESCRIPTOR = re.compile(
+    r"([A-Za-z0-9_]{1,255}):s([A-Za-z0-9_-]{1,32}):p([1-9][0-9]{0,2}):([1-9][0-9]{0,18})", re.ASCII
+)
 
 
 class NewJob(NamedTuple):
@@ -218,7 +220,9 @@ def group_releases(jobs: Sequence[Any]) -> list[AckBatch]:
 def unpack_info(info: bytes) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
     """As `unpack_info`."""
     try:
-        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(">BBQHHHIHIH", info)
+        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(
+            ">BBQHHHIHIH", info
+        )
         status, at = _sized(info, struct.calcsize(">BBQHHHIHIH"))
         claim, at = _sized(info, at)
         has_body = info[at]

@@ -135,7 +135,8 @@ def pack_statuses(texts: Iterable[bytes]) -> bytes:
 def pack_specs(jobs: Sequence[Job]) -> bytes:
     runs = itertools.groupby((job.priority, job.kind, job.ms) for job in jobs)
     return b"".join(
-        struct.pack(">BB6sH", priority, kind, ms.to_bytes(6, "big"), len(list(run))) for (priority, kind, ms), run in runs
+        struct.pack(">BB6sH", priority, kind, ms.to_bytes(6, "big"), len(list(run)))
+        for (priority, kind, ms), run in runs
     )
 
 
@@ -178,7 +179,9 @@ def unpack_info(packed: bytes) -> Info:
     return Info(*head, status, claim, body)
 
 
-def pack_checkpoint(end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None) -> bytes:
+def pack_checkpoint(
+    end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None
+) -> bytes:
     what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status)
     kind, ms = move or (NOW, 0)
     head = struct.pack(">B8s8sBB", end.level, end.id, end.token, what, kind)
