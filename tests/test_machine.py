@@ -28,7 +28,7 @@ from tests.model import FAILED, PENDING, RUNNING, run_after, split
 from tests.servers import KINDS, Server
 
 #: Examples by server kind and shards: a minute and a half a kind.
-EXAMPLES = {("valkey", 1): 200, ("valkey", 2): 100, ("redis", 1): 60, ("redis", 2): 40}
+EXAMPLES = {("valkey", 1): 300, ("valkey", 2): 120, ("redis", 1): 150, ("redis", 2): 60}
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 FAR_MS = (1 << 44) - 1
 MONITOR = b"monitor1"
@@ -236,7 +236,7 @@ def test_any_operations_in_any_order(frozen: tuple[Server, FrozenClock], shards:
         machine,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=100 if CAMPAIGN else 40,
+            stateful_step_count=100 if CAMPAIGN else 50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -124,7 +124,14 @@ impl Queue {
         let lease_ms = chosen.iter().map(|(_, lease)| lease.length.as_millis()).max().unwrap_or_default();
         // Wraps after 4 billion renewals of one queue: more than a century at one a second.
         self.sequence = self.sequence.wrapping_add(1);
-        Some(Call { queue, keys: Arc::clone(&self.keys), sequence: self.sequence, tokens, lease_ms, taken_at: now })
+        Some(Call {
+            queue,
+            keys: Arc::clone(&self.keys),
+            sequence: self.sequence,
+            tokens,
+            lease_ms,
+            taken_at: now,
+        })
     }
 
     /// Apply a call's outcome; returns the tokens lost by it. A token dropped meanwhile is not lost.
