@@ -1,6 +1,6 @@
 """The blocking client.
 
-Promises what every operation promises , from any number of threads, and after a fork. Risks: a call can block for
+Promises what every operation promises, from any number of threads, and after a fork. Risks: a call can block for
 `timeout_s`.
 """
 
