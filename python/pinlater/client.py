@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.config import QueueConfig
-from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError, checked
+from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialDelete, PartialEnqueue, PinLaterError, checked
 from pinlater.flows import Flow, complete
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.shards import Session, resolve_shards
@@ -84,6 +84,8 @@ def give_drive(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
     unknown = [error] if isinstance(error, OutcomeUnknown) else []
     if isinstance(error, PartialEnqueue):
         unknown = [result for result in error.results if isinstance(result, OutcomeUnknown)]
+    if isinstance(error, PartialDelete):
+        unknown = [each for each in error.errors.values() if isinstance(each, OutcomeUnknown)]
     for each in unknown:
         each.drive = drive
 

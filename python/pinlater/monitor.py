@@ -79,6 +79,7 @@ class Monitor:
         self._rediscover_s = 0.0
         self._tick_s = tick_s
         self._posts: dict[QueueShard, _Post] = {}
+        self._missing: set[str] = set()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -125,6 +126,9 @@ class Monitor:
             except PinLaterError as error:
                 if not isinstance(error, QueueNotFound):
                     log.warning("queue %s: %s", queue, error)
+                elif queue not in self._missing:
+                    log.warning("%s; looking for it again from time to time", error)
+                    self._missing.add(queue)
                 # nothing is known of it any more: the next look is a first one
                 self._posts = {place: post for place, post in self._posts.items() if place.queue != queue}
         turns = [post.next_look_s - time.monotonic() for post in self._posts.values()]
