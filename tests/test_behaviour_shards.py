@@ -227,6 +227,21 @@ def test_a_deleted_queue_does_not_come_back_from_a_shard_that_was_away(
     assert away.call("EXISTS", queue_key("q", "away", "j")) == 0
 
 
+def test_a_queue_made_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is_ahead(
+    server: Server, fresh_server: FreshServer, make: Callable[..., Calls]
+) -> None:
+    ahead = fresh_server(fake_clock=True)
+    ahead.jump_clock(3600)
+    calls = make(shards={"here": server.url, "ahead": ahead.url})
+    for _ in range(2):
+        assert calls.create_queue("q", QueueConfig(lease_ms=500)) is True
+        descriptors = [calls.enqueue("q", b"", key=key_of(name, ["here", "ahead"])) for name in ("here", "ahead")]
+        assert len(calls.lookup(descriptors)) == 2
+        assert stored(server, "here") == stored(ahead, "ahead")
+        assert calls.queue_names() == ["q"]
+        assert calls.delete_queue("q") is True
+
+
 def test_dequeue_goes_on_without_a_shard_that_is_away(server: Server, away: Server, make: Callable[..., Calls]) -> None:
     shards = {"here": server.url, "away": away.url}
     calls = make(shards=shards, timeout_s=0.5)

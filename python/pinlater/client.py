@@ -242,7 +242,7 @@ class Client:
         return self._run(lambda end: holding.release(self._session, held, "", end))
 
     def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
-        """Gives the leases of running jobs their full length again; returns the jobs that are not held any more.
+        """Gives the leases of running jobs their full length again; returns the jobs whose lease is gone.
 
         A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
         """

@@ -48,15 +48,16 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     if newest is not None:
         yield from _carry(session, places, newest, deadline_s)
         return False
-    for place in places:
-        # it was down when the queue was deleted: what it still has of the old queue must not come back with the new one
-        if place.stored is not None and not place.stored.deleted:
+    # it was down when the queue was deleted: what it still has of the old queue must not come back with the new one
+    if left_over := [place for place in places if place.stored is not None and not place.stored.deleted]:
+        for place in left_over:
             yield from _delete(session, place, deadline_s)
+        found = yield from _load_all(places, deadline_s)
     errors: list[PinLaterError] = []
     for place in places:
         try:
             yield from _register(session, place, deadline_s)
-            made = yield from create(place, config.pack(), b"", deadline_s)
+            made = yield from _make(place, config, found, deadline_s)
         except ServerError as error:
             errors.append(error)
             continue
@@ -64,6 +65,18 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
         yield from _carry(session, places, place.stored, deadline_s)
         return made
     raise errors[0]
+
+
+def _make(
+    place: QueueShard, config: QueueConfig, found: dict[QueueShard, StoredConfig | None], deadline_s: float
+) -> Flow[bool]:
+    """Makes a queue on the first shard, newer than its deletion on any other: that one's clock may be ahead."""
+    deleted = max((stored.version for stored in found.values() if stored is not None), default=b"")
+    after = (int.from_bytes(deleted, "big") + 1).to_bytes(8, "big") if deleted else b""
+    try:
+        return (yield from create(place, config.pack(), after, deadline_s))
+    except QueueNotFound:  # deleted once more meanwhile
+        return (yield from create(place, config.pack(), b"", deadline_s))
 
 
 def queue_config(session: Session, queue: str, deadline_s: float) -> Flow[QueueConfig]:
