@@ -109,7 +109,7 @@ class Rig:
         self.transport = RememberingTransport(self.client._session.channel, clock)
         self.client._transport.close()
         self.client._transport = self.transport
-        self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:2")
+        self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")
 
     def close(self) -> None:
         self.client.close()

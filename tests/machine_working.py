@@ -274,9 +274,26 @@ class WorkingMachine(RuleBasedStateMachine):
 
     @precondition(exists)
     @rule(picks=PICKS)
-    def release(self, picks: list[int]) -> None:
+    def ack_plain(self, picks: list[int]) -> None:
+        """The common ack: successes alone, nothing said."""
+        self.hold()
+        jobs = self.pick_once(picks)
+        held = [job for job in jobs if self.model.held(job)]
+        assert self.client.ack(succeeded=jobs) == [job for job in jobs if job not in held]
+        for job in held:
+            self.model.succeed(self.model.jobs[job.descriptor], "", self.now_ms)
+        self.model.trim((job.shard, job.priority) for job in held)
+
+    @precondition(exists)
+    @rule(picks=PICKS, own=st.booleans())
+    def release(self, picks: list[int], own: bool) -> None:
+        """own: from leases of their own."""
         self.hold()
         jobs, refused = self.pick_once(picks), []
+        if own:
+            self.client.renew(jobs, own=True)
+            for job in jobs:
+                self.model.renew(job, True, self.now_ms)
         for job in jobs:
             held = self.model.held(job)
             if held is None:
@@ -284,6 +301,27 @@ class WorkingMachine(RuleBasedStateMachine):
             else:
                 self.model.release(held)
         assert self.client.release(jobs) == refused
+
+    @precondition(exists)
+    @rule(what=st.sampled_from(["succeeded", "failed", "release", "own lease", "checkpoint"]))
+    def a_token_of_an_earlier_claim(self, what: str) -> None:
+        """The job runs again, under another token: its first holder can do nothing to it."""
+        self.hold()
+        stale = [job for job in self.claimed if self.model.held(job)][-1:]
+        assert self.client.release(stale) == []
+        for job in stale:
+            self.model.release(self.model.jobs[job.descriptor])
+        self.dequeue(7)
+        calls: dict[str, Callable[[], Any]] = {
+            "succeeded": lambda: self.client.ack(succeeded=stale),
+            "failed": lambda: self.client.ack(failed=stale),
+            "release": lambda: self.client.release(stale),
+            "own lease": lambda: self.client.renew(stale, own=True),
+            "checkpoint": lambda: [
+                said.job for said in self.client.checkpoint(*(Checkpoint(job=job) for job in stale))
+            ],
+        }
+        assert calls[what]() == stale
 
     @precondition(exists)
     @rule(picks=PICKS, own=st.booleans())

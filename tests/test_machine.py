@@ -156,13 +156,23 @@ class Machine(WorkingMachine):
             self.rig.check_answer(chosen, self.rig.resend(chosen), self.model)
 
     @precondition(WorkingMachine.exists)
-    @rule(limit=st.integers(1, 5), ended=st.integers(0, 3))
-    def resend_a_claim(self, limit: int, ended: int) -> None:
-        """Of a claim whose jobs were partly ended by somebody else meanwhile."""
+    @rule(limit=st.integers(1, 5), ended=st.integers(0, 3), again=st.booleans())
+    def resend_a_claim(self, limit: int, ended: int, again: bool) -> None:
+        """Of a claim whose jobs somebody else ended meanwhile, or handed back and claimed."""
         before = len(self.claimed)
         self.put([NewJob(b"claimed")])
         self.dequeue(limit)
-        self.end_elsewhere(self.claimed[before:][:ended])
+        mine = self.claimed[before:]
+        if again:
+            assert self.rig.other.release(mine[:ended]) == []
+            for job in mine[:ended]:
+                self.model.release(self.model.jobs[job.descriptor])
+            self.rig.forget_hints()
+            theirs = self.rig.other.dequeue(self.queue, limit)
+            self.model.claim(theirs, self.now_ms)
+            self.claimed += theirs
+        else:
+            self.end_elsewhere(mine[:ended])
         for sent in self.rig.candidates(False):
             self.rig.check_answer(sent, self.rig.resend(sent), self.model)
 
