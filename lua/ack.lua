@@ -1,72 +1,47 @@
 -- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
 -- KIND   write
--- NEEDS  base lane head plain_ack late_clock mint ring admit lease leave holder status
+-- NEEDS  base lane head ready plain_ack late_clock mint ring admit lease leave holder status
 -- KEYS   m w j x e E T p* d* r* f* s*
 -- ARGV   lane sequence version options source groups statuses ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 -- options: u8, 1 = leave a tombstone for each job that ends.
 
 if replay then return { sequence, replay_h, replay } end
-local count = #ARGV - ids0
-if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
-local SUCCEEDED, FAILED = 0, 1
-local argv, keep, tombstones = ARGV, unp('>I4', config, 19), options == '\1'
 
 -- Read: which jobs of a group the caller holds. ids: them; flagged: those with x; positions: of ids, in the call.
 -- taken: an id named twice is held once, or its lease would lose two jobs for one.
-local refused, taken = {}, {}
+local taken = {}
 
-local function read_group(group, base, n, at)
-  -- of a level that the queue has not (it had, before it was deleted) nobody holds anything
+local function read_group(group)
+  local base, n = group.base, group.n
   local values = group.level <= levels and call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n)) or {}
   local ids, flagged, running, positions = {}, {}, {}, {}
-  local i, m = 0, 0
+  local i, m, at = 0, 0, group.runs
   while i < n do
     local token, run = unp('>c8I2', groups, at)
-    local by_token, plain = token ~= NO_TOKEN, 0
-    for k = i + 1, math.min(i + run, n) do
+    for k = i + 1, i + run do
       local id, value = argv[ids0 + base + k], values[k]
-      if value and not taken[id] and (by_token and sub(value, 1, 8) == token or not by_token and holds(value, token)) then
+      if not taken[id] and holds(value, token) then
         m, taken[id] = m + 1, true
         ids[m], running[m], positions[m] = id, value, base + k
-        local marks = byte(value, 11)
-        if marks % 2 == 1 then flagged[#flagged + 1] = id end
-        if by_token and marks < 2 then plain = plain + 1 else leaves(value) end
+        if byte(value, 11) % 2 == 1 then flagged[#flagged + 1] = id end
+        leaves(value)
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
       end
     end
-    if plain > 0 then left_lease[token] = (left_lease[token] or 0) + plain end
     i, at = i + run, at + 10
   end
-  if i ~= n then return end
-  group.ids, group.flagged, group.running, group.positions, group.base = ids, flagged, running, positions, base
-  if group.kind == FAILED then
-    group.delays, at = at, at + 6 * n
-  end
-  return at
+  group.ids, group.flagged, group.running, group.positions = ids, flagged, running, positions
+  return m > 0
 end
 
-local function read_groups()
-  local plan, at, base = {}, 1, 0
-  while at <= #groups do
-    local level, kind, n = unp('>BBI2', groups, at)
-    if level < 1 or n < 1 or kind > FAILED or base + n > count then return nil, 'a group does not fit' end
-    local group = { level = level, kind = kind }
-    at = read_group(group, base, n, at + 4)
-    if not at or at > #groups + 1 then return nil, 'the runs or delays of a group do not fit' end
-    base = base + n
-    if group.ids[1] then plan[#plan + 1] = group end
-  end
-  if base ~= count then return nil, 'the groups name ' .. base .. ' jobs, got ' .. count end
-  return plan
+local held, timed = {}, keep > 0 or tombstones
+for _, group in ipairs(plan) do
+  if read_group(group) then held[#held + 1] = group end
+  timed = timed or group.kind == FAILED
 end
-
-local plan, misfit = read_groups()
-if misfit then return redis.error_reply('BAD_REQUEST ' .. misfit) end
 local texts = read_statuses(statuses)
-local timed = keep > 0 or tombstones
-for _, group in ipairs(plan) do timed = timed or group.kind == FAILED end
 if timed then read_clock() end
 
 -- The new x of a job, from its old one and what the caller says.
@@ -120,19 +95,18 @@ local function fail(group)
     local left = unp('>I2', group.running[i], 9) - 1
     local delay_ms = unp('>I6', groups, group.delays + 6 * (group.positions[i] - group.base - 1))
     local line = left < 1 and failed or delay_ms == 0 and ready or scheduled
-    line[#line + 1], line[#line + 2] = left < 1 and now or now + delay_ms, id
+    line[#line + 1], line[#line + 2] = left < 1 and now or now + delay_ms, line == ready and id .. ODD or id
     if left < 1 then over[#over + 1] = id end
     more[2 * i - 1], more[2 * i] = id, next_extra(found[id], math.max(left, 0), texts[group.positions[i]])
   end
   send('HSET', key_x, more)
   if failed[1] then send('ZADD', KEYS[f0 + group.level], failed) end
-  marked = marked + (#ready + #scheduled) / 2
   return admit(group.level, ready, scheduled), over
 end
 
 -- Write.
 local wake, ended = false, {}
-for _, group in ipairs(plan) do
+for _, group in ipairs(held) do
   send('HDEL', KEYS[r0 + group.level], group.ids)
   local over = group.ids
   if group.kind == SUCCEEDED then

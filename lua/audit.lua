@@ -1,10 +1,11 @@
 -- audit: in which places of a level each id stands, and how many jobs each lease has, for the conservation audit.
 -- KIND   read
--- NEEDS  base read lease
+-- NEEDS  base read ready created lease
 -- KEYS   m j x e E p* d* r* f* s*
 -- ARGV   nonce version level ids tokens
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
---        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere), a u8 a
+--        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere, 2048 it stands
+--        in p as a bare id and is an odd one), a u8 a
 --        token (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
 
 local at = tonumber(level)
@@ -39,7 +40,9 @@ for i = 1, #ids / 8 do
   local id, bits = sub(ids, 8 * i - 7, 8 * i), 0
   local running, record = call('HGET', KEYS[r0 + at], id), call('HGET', key_j, id)
   local scheduled = call('ZSCORE', KEYS[d0 + at], id)
-  if call('ZSCORE', KEYS[p0 + at], id) then bits = bits + 1 end
+  local bare, odd = call('ZSCORE', KEYS[p0 + at], id), call('ZSCORE', KEYS[p0 + at], id .. ODD)
+  if bare or odd then bits = bits + 1 end
+  if bare and (odd or tonumber(bare) ~= created_ms(id) or call('HEXISTS', key_x, id) == 1) then bits = bits + 2048 end
   if scheduled then bits = bits + 2 end
   if running then bits = bits + 4 + lease_bits(lease_of(running), id) end
   if call('ZSCORE', KEYS[f0 + at], id) then bits = bits + 8 end

@@ -1,6 +1,6 @@
 -- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
 -- KIND   write
--- NEEDS  base lane head clock mint ring admit lease leave holder status
+-- NEEDS  base lane head clock ready mint ring admit lease leave holder status
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
@@ -61,9 +61,7 @@ for _, job in ipairs(jobs) do
     call('HDEL', KEYS[r0 + job.level], job.id)
     leaves(running)
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
-    local line = { at, job.id }
-    marked = marked + 1
-    wake = admit(job.level, at <= now and line or nil, at > now and line or nil) or wake
+    wake = admit(job.level, at <= now and { at, job.id .. ODD } or {}, at > now and { at, job.id } or {}) or wake
   else
     local marks = byte(running, 11)
     call('HSET', KEYS[r0 + job.level], job.id,

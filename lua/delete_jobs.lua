@@ -1,6 +1,6 @@
 -- delete_jobs: removes jobs of a state and level, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base lane head clock mint lease leave
+-- NEEDS  base lane head clock ready mint lease leave
 -- KEYS   m j x e E p* d* r* f* s*
 -- ARGV   lane sequence version state level limit ids…
 -- REPLY  u32 how many, u8 more of that state are left
@@ -19,7 +19,7 @@ end
 local gone = {}
 
 local function pick(key, candidates)
-  local found, scores = {}, candidates[1] and call('ZMSCORE', key, unpack(candidates)) or {}
+  local found, scores = {}, call('ZMSCORE', key, unpack(candidates))
   for i, score in ipairs(scores) do
     if score then found[#found + 1] = candidates[i] end
   end
@@ -35,9 +35,13 @@ local function pick_running(ids)
   end
 end
 
-local ids, seen = {}, {}
+-- both: the two forms in which an id may stand in p
+local ids, both, seen = {}, {}, {}
 for i = ids0 + 1, #ARGV do
-  if not seen[ARGV[i]] then ids[#ids + 1] = ARGV[i] end
+  if not seen[ARGV[i]] then
+    ids[#ids + 1] = ARGV[i]
+    both[#both + 1], both[#both + 2] = ARGV[i], ARGV[i] .. ODD
+  end
   seen[ARGV[i]] = true
 end
 local more = 0
@@ -55,12 +59,9 @@ if state == '1' or state == '' then
 end
 for _, family in ipairs(SETS[state] or {}) do
   local key = KEYS[family + at]
-  local found = named > 0 and pick(key, ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
-  if found[1] then
-    send('ZREM', key, found)
-    if family == p0 or family == d0 then marked = marked - call('HDEL', key_x, unpack(found)) end
-  end
-  for _, id in ipairs(found) do gone[#gone + 1] = id end
+  local found = named > 0 and pick(key, family == p0 and both or ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
+  if found[1] then send('ZREM', key, found) end
+  for _, member in ipairs(found) do gone[#gone + 1] = sub(member, 1, 8) end
   if call('ZCARD', key) > 0 then more = 1 end
 end
 if gone[1] then

@@ -16,11 +16,11 @@ local function line_of(level, n)
   local ready = call('ZRANGE', KEYS[p0 + level], 0, n - 1, 'WITHSCORES')
   local due = call('ZRANGE', KEYS[d0 + level], '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
   for _, line in ipairs({ ready, due }) do
-    for i = 1, #line, 2 do jobs[#jobs + 1] = { tonumber(line[i + 1]), line[i] } end
+    for i = 1, #line, 2 do jobs[#jobs + 1] = { tonumber(line[i + 1]), sub(line[i], 1, 8) } end
   end
   table.sort(jobs, function(a, b) return a[1] < b[1] or (a[1] == b[1] and before(a[2], b[2])) end)
   local first = {}
-  for i = 1, math.min(n, #jobs) do first[2 * i - 1], first[2 * i] = jobs[i][2], jobs[i][1] end
+  for i = 1, math.min(n, #jobs) do first[i] = jobs[i][2] end
   return first
 end
 
@@ -28,15 +28,15 @@ local blocks, lists, left, total, full = {}, {}, {}, 0, false
 for level = 1, levels do
   local due = call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now)
   local n = (paused or full) and 0 or want - total
-  local line = n > 0 and due > 0 and line_of(level, n) or {}
-  local records, count = fetch(ids_of(line), most)
+  local ids = n > 0 and due > 0 and line_of(level, n) or {}
+  local records, count = fetch(ids, most)
   if not records then
-    line = part(line)
-    records, count = fetch(ids_of(line), most)
+    ids = part(ids)
+    records, count = fetch(ids, most)
   end
-  full = full or count < #line / 2
+  full = full or count < #ids
   if count > 0 then
-    local ids, lefts = ids_of(line), {}
+    local lefts = {}
     for i, more in ipairs(call('HMGET', key_x, unpack(ids, 1, count))) do
       if more then lefts[#lefts + 1] = pack('>I2', i - 1) .. sub(more, 1, 2) end
     end

@@ -1,6 +1,6 @@
 -- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base lane head clock mint ring lease status
+-- NEEDS  base lane head clock ready mint ring lease status
 -- KEYS   m w x e E p* r* f*
 -- ARGV   lane sequence version owner hold expected
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others
@@ -39,7 +39,7 @@ end
 call('HSET', key_m, 'o', owner .. pack('>I6', now + hold_ms))
 
 if jumped_at > 0 and now < jumped_at + lease_ms then
-  local long = call('ZRANGE', key_e, string.format('(%.0f', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
+  local long = call('ZRANGE', key_e, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
   for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
   if long[1] then send('ZADD', key_e, long) end
   return report(1, flag, #long == 2000 and 1 or 0, 0, 0, 0, now + hold_ms)
@@ -64,7 +64,7 @@ local function give_back(level, ids, lease)
   for i, id in ipairs(gone) do
     local old = flagged[i] and extras[i]
     local line = lefts[i] < 1 and failed or ready
-    line[#line + 1], line[#line + 2] = now, id
+    line[#line + 1], line[#line + 2] = now, line == ready and id .. ODD or id
     local crashes = old and unp('>I2', old, 9) or 0
     more[2 * i - 1] = id
     more[2 * i] = extra(math.max(lefts[i], 0), now, math.min(crashes + 1, 65535), old and sub(old, 11) or '')
@@ -74,7 +74,6 @@ local function give_back(level, ids, lease)
   if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
   counts.retried, counts.failed = counts.retried + #ready / 2, counts.failed + #failed / 2
   send('ZADD', KEYS[p0 + level], ready)
-  marked = marked + #ready / 2
   return ready[1] ~= nil
 end
 

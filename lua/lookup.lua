@@ -1,6 +1,6 @@
 -- lookup: what is known of jobs by id.
 -- KIND   read
--- NEEDS  base read lease info
+-- NEEDS  base read ready lease created info
 -- KEYS   m j x E p* d* r* f* s*
 -- ARGV   nonce version with_bodies budget levels_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up
@@ -14,9 +14,9 @@ local by_level = {}
 for i = 1, count do
   local level = byte(levels_of, i)
   if level >= 1 and level <= levels then
-    by_level[level] = by_level[level] or { ids = {}, at = {} }
+    by_level[level] = by_level[level] or { ids = {}, odd = {}, at = {} }
     local group = by_level[level]
-    group.ids[#group.ids + 1], group.at[#group.at + 1] = ARGV[ids0 + i], i
+    group.ids[#group.ids + 1], group.odd[#group.odd + 1], group.at[#group.at + 1] = ARGV[ids0 + i], ARGV[ids0 + i] .. ODD, i
   end
 end
 
@@ -32,6 +32,7 @@ for level, group in pairs(by_level) do
   look(SUCCEEDED, call('ZMSCORE', KEYS[s0 + level], unpack(group.ids)))
   look(PENDING, call('ZMSCORE', KEYS[d0 + level], unpack(group.ids)))
   look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.odd)))
   look(RUNNING, call('HMGET', KEYS[r0 + level], unpack(group.ids)))
 end
 

@@ -1,6 +1,6 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
--- NEEDS  base lane head clock mint ring lease leave holder
+-- NEEDS  base lane head clock ready mint created ring lease leave holder
 -- KEYS   m w e E p* r*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
@@ -16,7 +16,7 @@ while at <= #groups do
   if level < 1 or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
   at = at + 3
   local values = level <= levels and call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n)) or {}
-  local part = { level = level, ids = {}, ready = {}, marked = 0 }
+  local part = { level = level, ids = {}, ready = {} }
   local i = 0
   while i < n do
     local token, run = unp('>c8I2', groups, at)
@@ -27,9 +27,10 @@ while at <= #groups do
         taken[id] = true
         leaves(value)
         part.ids[#part.ids + 1] = id
-        if byte(value, 11) % 2 == 1 then part.marked = part.marked + 1 end
-        part.ready[#part.ready + 1] = sub(value, floor(byte(value, 11) / 2) % 2 == 1 and 20 or 12)
-        part.ready[#part.ready + 1] = id
+        local place = sub(value, floor(byte(value, 11) / 2) % 2 == 1 and 20 or 12)
+        local bare = place == '' and byte(value, 11) % 2 == 0
+        part.ready[#part.ready + 1] = place == '' and string.format('%d', created_ms(id)) or place
+        part.ready[#part.ready + 1] = bare and id or id .. ODD
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
       end
@@ -45,7 +46,6 @@ if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' ..
 for _, part in ipairs(plan) do
   send('HDEL', KEYS[r0 + part.level], part.ids)
   send('ZADD', KEYS[p0 + part.level], part.ready)
-  marked = marked + part.marked
 end
 settle_leases()
 if plan[1] then ring() end

@@ -1,6 +1,6 @@
 -- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base lane head clock mint ring admit status
+-- NEEDS  base lane head clock ready mint ring admit status
 -- KEYS   m w x p* d* f*
 -- ARGV   lane sequence version level limit attempts kind ms ids…
 -- REPLY  u32 how many
@@ -30,12 +30,11 @@ local score = kind == '0' and now or kind == '2' and now + tonumber(ms) or tonum
 local line, more = {}, {}
 local extras = call('HMGET', key_x, unpack(ids))
 for i, id in ipairs(ids) do
-  line[2 * i - 1], line[2 * i] = score, id
+  line[2 * i - 1], line[2 * i] = score, score <= now and id .. ODD or id
   local old = extras[i]
   more[2 * i - 1], more[2 * i] = id, extra(left, now, old and unp('>I2', old, 9) or 0, old and sub(old, 11) or '')
 end
 send('ZREM', failed, ids)
 send('HSET', key_x, more)
-marked = marked + #ids
-if admit(at, score <= now and line or nil, score > now and line or nil) then ring() end
+if admit(at, score <= now and line or {}, score > now and line or {}) then ring() end
 return finish(pack('>I4', #ids))

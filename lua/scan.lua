@@ -1,6 +1,6 @@
 -- scan: one page of the jobs of a state and level, latest time first.
 -- KIND   read
--- NEEDS  base read clock lease order info
+-- NEEDS  base read clock lease order created info
 -- KEYS   m j x E p* d* r* f* s*
 -- ARGV   nonce version state level future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
@@ -55,6 +55,7 @@ end
 local from_score, from_id
 if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
 
+-- An odd member of p counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
 local function page_of(key, above, upto)
   local last = call('ZCOUNT', key, '-inf', upto)
@@ -63,7 +64,7 @@ local function page_of(key, above, upto)
   if last == 0 then return jobs end
   local members = call('ZRANGE', key, math.max(last - most, 0), last - 1, 'WITHSCORES')
   for i = #members - 1, 1, -2 do
-    if tonumber(members[i + 1]) > above then jobs[#jobs + 1] = { tonumber(members[i + 1]), members[i] } end
+    if tonumber(members[i + 1]) > above then jobs[#jobs + 1] = { tonumber(members[i + 1]), sub(members[i], 1, 8) } end
   end
   return jobs
 end
@@ -82,7 +83,7 @@ while a + b - 2 < most and (jobs[a] or others[b]) do
   local job = jobs[a]
   if not job or (others[b] and earlier(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
   if not give(kind, job[2], job[1]) then break end
-  reply[3] = job[2] .. string.format('%.0f', job[1])
+  reply[3] = job[2] .. string.format('%d', job[1])
   if job == jobs[a] then a = a + 1 else b = b + 1 end
 end
 if not jobs[a] and not others[b] and a + b - 2 < most then reply[3] = '' end

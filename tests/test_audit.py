@@ -77,17 +77,20 @@ def test_a_sound_queue(scene: Scene, server: Server) -> None:
 
 def test_jobs_in_the_wrong_places(scene: Scene) -> None:
     ready, scheduled = id_of(scene.ready), id_of(scene.scheduled)
+    odd = ready + b"\1"  # it has a status, so x
     scene.call("ZADD", "f1", 1, ready)
     assert scene.problems() == {scene.ready: "in several states: ready and failed"}
     scene.call("ZREM", "f1", ready)
-    scene.call("ZREM", "p1", ready)
+    scene.call("ZADD", "p1", 1, ready)
+    assert scene.problems() == {scene.ready: "ready as if it had neither extra nor a run-after of its own"}
+    scene.call("ZREM", "p1", ready, odd)
     assert scene.problems() == {scene.ready: "a record in no state"}
-    scene.call("ZADD", "p2", 1, ready)
+    scene.call("ZADD", "p2", 1, odd)
     assert scene.problems() == {
         scene.ready: "a record in no state",
         scene.ready.replace(":p1:", ":p2:"): "ready, but its record is of another priority",
     }
-    scene.call("ZREM", "p2", ready)
+    scene.call("ZREM", "p2", odd)
     scene.call("HDEL", "j", ready)
     assert scene.problems() == {scene.ready: "attempts and status (x), but no record"}
     scene.call("HDEL", "x", ready)

@@ -1,12 +1,9 @@
 -- Puts jobs of one level in line; tells whether a waiter has a reason to wake (work now, or a new earliest timer).
--- ready, scheduled: score, id, score, id ... or nil
+-- ready: score, member of p, score, member ... scheduled: score, id ...
 local function admit(level, ready, scheduled)
-  local wake = false
-  if ready and ready[1] then
-    send('ZADD', KEYS[p0 + level], ready)
-    wake = true
-  end
-  if scheduled and scheduled[1] then
+  if ready[1] then send('ZADD', KEYS[p0 + level], ready) end
+  local wake = ready[1] ~= nil
+  if scheduled[1] then
     send('ZADD', KEYS[d0 + level], scheduled)
     for i = 1, #scheduled, 2 do
       local due_ms = tonumber(scheduled[i])

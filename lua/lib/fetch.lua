@@ -5,43 +5,34 @@ local FIRST_CHUNK_BYTES = 64 * 1024 * 1024
 
 -- Returns lists of records (in the ids' order) and how many there are, or nothing if an id has none.
 local function fetch(ids, budget)
-  local lists, count, read_before = {}, 0, bytes_read
+  local lists, count, bytes, wanted = {}, 0, bytes_read, #ids
   local chunk = math.max(1, math.min(64, floor(FIRST_CHUNK_BYTES / unp('>I4', config, 31))))
-  while count < #ids do
-    local last = math.min(count + chunk, #ids)
+  while count < wanted do
+    local last = math.min(count + chunk, wanted)
     local records = call('HMGET', key_j, unpack(ids, count + 1, last))
     lists[#lists + 1] = records
     for i = 1, last - count do
-      if not records[i] then
-        bytes_read = read_before
-        return
-      end
-      if bytes_read > 0 and bytes_read + #records[i] > budget then
+      local record = records[i]
+      if not record then return end
+      bytes = bytes + #record
+      if bytes > budget and bytes > #record then
         for k = last - count, i, -1 do records[k] = nil end
+        bytes_read = bytes - #record
         return lists, count + i - 1
       end
-      bytes_read = bytes_read + #records[i]
     end
     count, chunk = last, chunk * 4
   end
+  bytes_read = bytes
   return lists, count
 end
 
--- Parts a line (id, score, id, score ...) into what can run, as a line, and ids without a record: evicted, or removed by hand.
-local function part(line)
+-- Parts ids (or members of p) into those that can run and those without a record: evicted, or removed by hand.
+local function part(members)
   local whole, bare = {}, {}
-  for i = 1, #line, 2 do
-    if call('HEXISTS', key_j, line[i]) == 1 then
-      whole[#whole + 1], whole[#whole + 2] = line[i], line[i + 1]
-    else
-      bare[#bare + 1] = line[i]
-    end
+  for _, member in ipairs(members) do
+    local list = call('HEXISTS', key_j, sub(member, 1, 8)) == 1 and whole or bare
+    list[#list + 1] = member
   end
   return whole, bare
-end
-
-local function ids_of(line)
-  local ids = {}
-  for i = 1, #line / 2 do ids[i] = line[2 * i - 1] end
-  return ids
 end

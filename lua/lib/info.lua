@@ -1,11 +1,6 @@
 -- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value of r for a running job.
 local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3
 
-local function created_ms(id)
-  local high, low = unp('>I4I4', id)
-  return high * 8192 + floor(low / 524288)
-end
-
 local function info(state, level, id, record, more, place, with_body)
   local allowed = unp('>I2', record, 2)
   local left, updated, crashes, status, claim, run_after = allowed, created_ms(id), 0, '', '', 0

@@ -1,10 +1,10 @@
 -- The head of a queue, read once, and whether this request was carried out before: then it is answered, not done twice.
 -- A lane is a field of m: sequence (4), h (8), reply; they become replay_h and replay.
 local NEVER = 1e15
-local meta = call('HMGET', key_m, 'c', 'h', 'd', 'w', 'x', lane)
-local config, stored = meta[1], meta[6]
--- earliest: no job is scheduled before it. waiting: somebody may wait for a ring. marked: how many jobs in line have x.
-local earliest, waiting, marked = meta[3] and tonumber(meta[3]) or NEVER, meta[4] == '1', meta[5] and tonumber(meta[5]) or 0
+local meta = call('HMGET', key_m, 'c', 'h', 'd', 'w', lane)
+local config, stored = meta[1], meta[5]
+-- earliest: no job is scheduled before it. waiting: somebody may wait for a ring.
+local earliest, waiting = meta[3] and tonumber(meta[3]) or NEVER, meta[4] == '1'
 local replay, replay_h
 if stored then
   if sub(stored, 1, 4) == sequence then

@@ -15,11 +15,6 @@ end
 local function finish(payload)
   if not minted then mint(1) end
   local h = pack('>I4I4', floor(id_ms / 8192), (id_ms % 8192) * 524288 + id_sequence)
-  if earliest ~= (meta[3] and tonumber(meta[3]) or NEVER) or waiting ~= (meta[4] == '1') or marked ~= (meta[5] and tonumber(meta[5]) or 0) then
-    local due_ms = string.format('%.0f', earliest)
-    call('HSET', key_m, 'h', h, lane, sequence .. h .. payload, 'd', due_ms, 'w', waiting and '1' or '0', 'x', marked)
-  else
-    call('HSET', key_m, 'h', h, lane, sequence .. h .. payload)
-  end
+  -- HERE store
   return { sequence, h, payload }
 end

@@ -36,10 +36,11 @@ MAX_FINDINGS: Final = 1000
 
 _ID_BYTES: Final = 8
 _PRIORITY_AT: Final = 3  # in a record
+_ODD: Final = b"\1"  # after the id of a job of p that is not as its id says
 
 # Bits of lua/audit.lua.
 _PLACES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
-_RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED = 32, 64, 128, 256, 512, 1024
+_RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED, _NOT_BARE = 32, 64, 128, 256, 512, 1024, 2048
 _EXPIRY, _ENTRY, _COUNTED, _BARE_COUNT = 1, 2, 4, 8
 
 
@@ -173,9 +174,11 @@ class _Auditor:
                 by_level.setdefault(level, set()).add(id_)
 
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
-        """The members without what is no id; a field of E that counts a lease's jobs stands for the lease."""
-        if name == "E":
-            members = [member.removesuffix(b"n") if len(member) == _ID_BYTES + 1 else member for member in members]
+        """The members without what is no id; a field of E that counts a lease's jobs stands for the lease, an
+        odd member of p for its id."""
+        suffix = b"n" if name == "E" else _ODD if name[0] == "p" else b""
+        if suffix:
+            members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
         for member in members:
             if len(member) != _ID_BYTES:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -239,6 +242,8 @@ def job_problem(bits: int) -> str:
         return "scheduled before the time at which claims begin to look"
     if bits & (_NO_LEASE | _NOT_NAMED):
         return "running without a lease" if bits & _NO_LEASE else "running on a lease that does not name it"
+    if bits & _NOT_BARE:
+        return "ready as if it had neither extra nor a run-after of its own"
     return ""
 
 

@@ -17,6 +17,7 @@ LUA_DIRECTORY: Final = Path(__file__).parent / "lua"
 # A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
 _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
+_HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
 
 
@@ -59,13 +60,21 @@ def _load(path: Path) -> Script:
     if header["KIND"] not in _SHEBANGS:
         raise ValueError(f"{path.name}: KIND: expected one of {', '.join(_SHEBANGS)}, got {header['KIND']!r}")
     keys, arguments = tuple(header["KEYS"].split()), tuple(header["ARGV"].split())
-    parts = [_strip((LUA_DIRECTORY / "lib" / f"{part}.lua").read_text("utf-8")) for part in header["NEEDS"].split()]
-    code = "\n".join([*parts, _strip(body)])
+    code = "\n".join([*map(_part, header["NEEDS"].split()), _strip(_whole(body))])
     _check(path.name, keys, arguments, code)
     lines = [_SHEBANGS[header["KIND"]], *_key_names(keys), *_argument_names(arguments), code]
     source = "\n".join(line for line in lines if line).encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(path.stem, header["KIND"], source, sha, keys, arguments)
+
+
+def _part(name: str) -> str:
+    return _strip(_whole((LUA_DIRECTORY / "lib" / f"{name}.lua").read_text("utf-8")))
+
+
+def _whole(code: str) -> str:
+    """Puts parts where the code asks for them (`-- HERE name…`): within the case that needs their functions."""
+    return _HERE.sub(lambda match: "\n".join(map(_part, match[1].split())), code)
 
 
 def _strip(code: str) -> str:

@@ -71,12 +71,17 @@ class Server:
         self.restart_embedded()
 
     def check_version(self, info: str) -> None:
-        """info: the reply of INFO server. Raises ServerTooOld; keeps the version (`Valkey 9.1.2`, `Redis 7.0.15`)."""
+        """info: the reply of INFO server. Raises ServerTooOld; keeps the version (`Valkey 9.1.2`, `Redis 7.0.15`).
+
+        A server of 32 bits is refused as well: scripts write times by a C long.
+        """
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
         numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
         if numbers < MIN_VERSION:
             raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
+        if found.get("arch_bits", "64") != "64":
+            raise ServerTooOld(f"server {self}: expected one built for 64 bits, got {found['arch_bits']}")
         self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
         self.contacted = True
 
