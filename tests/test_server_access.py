@@ -73,9 +73,10 @@ def check_refused(calls: Calls, kind: type[PinLaterError], says: str) -> None:
 
 
 class OldServer:
-    """Says OK to everything, and that it is Redis 6.2.7."""
+    """Says OK to everything, and that it is what INFO shall say: Redis 6.2.7."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: bytes = b"redis_version:6.2.7\r\n") -> None:
+        self._info = b"# Server\r\n" + info
         self.commands: list[Command] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve)
@@ -107,8 +108,8 @@ class OldServer:
                 command = parse_command(buffer[:end])
                 buffer = buffer[end:]
                 self.commands.append(command)
-                text = b"# Server\r\nredis_version:6.2.7\r\n"
-                connection.sendall(b"$%d\r\n%s\r\n" % (len(text), text) if command[0] == b"INFO" else b"+OK\r\n")
+                info = b"$%d\r\n%s\r\n" % (len(self._info), self._info)
+                connection.sendall(info if command[0] == b"INFO" else b"+OK\r\n")
 
 
 def test_a_server_that_is_too_old_is_refused_by_name(make: Callable[..., Calls]) -> None:
@@ -118,6 +119,14 @@ def test_a_server_that_is_too_old_is_refused_by_name(make: Callable[..., Calls])
         assert {command[0] for command in old.commands} <= {b"CLIENT", b"INFO", b"SELECT"}
     finally:
         old.close()
+
+
+def test_a_server_of_32_bits_is_refused(make: Callable[..., Calls]) -> None:
+    small = OldServer(b"redis_version:7.0.15\r\narch_bits:32\r\n")
+    try:
+        check_refused(make(small.url), ServerTooOld, "expected one built for 64 bits, got 32")
+    finally:
+        small.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
