@@ -1,4 +1,5 @@
--- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
+-- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
+-- and watches the clock. One monitor at a time is active.
 -- KIND   write
 -- NEEDS  base lane head clock mint ring lease status
 -- KEYS   m w x e E p* r* f*
@@ -78,7 +79,8 @@ local function give_back(level, ids, lease)
   return ready[1] ~= nil
 end
 
-local wake = false
+-- A job is due and somebody waits: who held its timer died, or is stuck.
+local wake = earliest <= now
 local expired = call('ZRANGE', key_e, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
   if counts.jobs >= 1000 or counts.leases >= 1000 then break end

@@ -90,7 +90,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
-    "wake": lambda s: s.wire.write("wake"),
+    "wake": lambda s: s.wire.write("wake", b""),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
 ANY_VERSION = {"renew", "expire", "collect"}
