@@ -180,6 +180,15 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: Kind, fresh_
         assert wire.claim(channel=b"two").due_in_ms == 0
 
 
+def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    wire.configure(settings(flags=1))  # of a paused queue too
+    heard = [bells(b"%d" % i) for i in range(6)]
+    for bell in heard:
+        waiting(wire, bell.channel)
+    wire.write("delete_queue")
+    assert [bell.rings() for bell in heard] == [1] * 6
+
+
 def leave(wire: Wire, channel: bytes) -> None:
     wire.other().write("wake", channel)
 

@@ -101,6 +101,28 @@ async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) ->
 
 
 @on_loop
+async def test_an_idle_worker_notices_at_once_that_its_queue_is_deleted_and_made_again(server: Server) -> None:
+    async with clients(server, 3) as (client, own, other):
+        waiting = asyncio.create_task(other.dequeue("q", wait=600.0))
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            (source,) = worker._claimer._sources.values()
+            for count in (1, 2):
+                await idle(worker)
+                await client.delete_queue("q")
+                await until(lambda: source.not_before_s > 0, "a claim that failed", DEADLINE_S)
+                await client.create_queue("q")
+                await client.enqueue("q", b"")
+                await until(lambda: worker.stats.succeeded == count, "a job", DEADLINE_S)  # noqa: B023
+            await idle(worker)
+            await client.delete_queue("q")  # and before anybody could notice
+            await client.create_queue("q")
+            await client.enqueue("q", b"")
+            await until(lambda: worker.stats.succeeded == 3, "a job", DEADLINE_S)
+        with pytest.raises(QueueNotFound):
+            await asyncio.wait_for(waiting, DEADLINE_S)
+
+
+@on_loop
 async def test_stop_before_the_first_turn(server: Server) -> None:
     async with clients(server) as (_, own):
         worker = Worker(own, "q", nothing)
