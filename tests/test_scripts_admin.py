@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.servers import KINDS, Kind, Server
-from tests.wire import Wire, connect, drain, fail_all, is_clean, jump, refused, snapshot
+from tests.wire import Wire, connect, drain, fail_all, is_clean, jump, known, refused, snapshot
 from tests.wire_format import (
     ABSOLUTE,
     DELAY,
@@ -24,6 +24,7 @@ from tests.wire_format import (
     Job,
     ends,
     number,
+    record,
     settings,
 )
 
@@ -167,6 +168,29 @@ def test_failed_jobs_are_retried_oldest_first_or_by_name(wire: Wire) -> None:
     (info,) = wire.lookup([ids[5]])
     assert info is not None
     assert (info.status, info.remaining, info.crashes) == (b"no", 3, 0)
+
+
+def test_a_retry_with_more_attempts_allows_them(wire: Wire) -> None:
+    ids = fail_all(wire, 3)
+    wire.client.hdel(wire.key("j"), ids[2])
+    assert wire.retry_failed(attempts=5, kind=DELAY, ms=60_000) == 3
+    records = [wire.client.hget(wire.key("j"), id_) for id_ in ids]
+    assert records == [record(Job(b"0", allowed=5)), record(Job(b"1", allowed=5)), None]
+    assert [(known(wire, id_).allowed, known(wire, id_).remaining) for id_ in ids[:2]] == [(5, 5)] * 2
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_retry_reads_so_many_bytes_of_records_a_call(wire: Wire, by_name: bool) -> None:
+    ids = wire.enqueue(*[Job(bytes(1_500_000), allowed=1)] * 5)
+    while (held := wire.claim()).jobs:
+        wire.fail(held)
+    named = ids if by_name else ()
+    limit = 0 if by_name else 1000
+    assert wire.retry_failed(limit=limit, attempts=1, ids=ids[:1]) == 1  # nothing to read: all at once
+    wire.fail(wire.claim(1))
+    counts = [wire.retry_failed(limit=limit, attempts=2, ids=named) for _ in range(4)]
+    assert counts == [2, 2, 1, 0]
+    assert {known(wire, id_).allowed for id_ in ids} == {2}
 
 
 @pytest.mark.parametrize("state", [PENDING, RUNNING, SUCCEEDED, FAILED])

@@ -240,7 +240,7 @@ class Wire:
         ms: int = 0,
         ids: Sequence[bytes] = (),
     ) -> int:
-        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0])
+        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0][:4])
 
     def delete_jobs(self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = ()) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""

@@ -324,7 +324,9 @@ class Client:
         run_after_ms: int | None = None,
         delay_ms: int | None = None,
     ) -> int:
-        """Puts up to `limit` failed jobs back in line, with so many attempts; returns how many."""
+        """Puts up to `limit` failed jobs back in line, with so many attempts left; returns how many. A job that was
+        allowed fewer in all is allowed so many from now on.
+        """
         return self._run(
             lambda end: maintaining.retry_failed(
                 self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
@@ -332,7 +334,7 @@ class Client:
         )
 
     def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
-        """Puts the named failed jobs back in line; returns how many of them were failed."""
+        """Puts the named failed jobs back in line, as retry_failed does; returns how many of them were failed."""
         named = listed("descriptors", descriptors)
         return self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
