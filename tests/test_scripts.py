@@ -82,7 +82,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "configure": lambda s: s.wire.write("configure", settings(lease_ms=1234), b""),
     "create": lambda s: s.wire.create(),
     "delete_jobs": lambda s: s.wire.delete_jobs(b"", ids=[s.claimed.jobs[0].id, s.failed[0]]),
-    "delete_queue": lambda s: s.wire.write("delete_queue"),
+    "delete_queue": lambda s: s.wire.write("delete_queue", b""),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
     "load": lambda s: s.wire.load(s.ticket, Job(b"a"), Job(b"b", status=b"fresh")),
@@ -160,7 +160,7 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
 def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.Redis, verb: str, deleted: bool) -> None:
     scene = make_scene(client)
     if deleted:
-        scene.wire.other().write("delete_queue")
+        scene.wire.other().write("delete_queue", b"")
     else:
         scene.wire.queue = "other"
     before = snapshot(scene.wire)

@@ -59,7 +59,7 @@ def test_a_queue_is_created_once_and_a_repeat_says_so_again(wire: Wire) -> None:
 def test_settings_change_by_compare_and_set(wire: Wire) -> None:
     other = wire.other()
     config = wire.configure(settings(lease_ms=1234, levels=5))
-    assert config[12:] == settings(lease_ms=1234, levels=5)
+    assert config[12:34] == settings(lease_ms=1234, levels=5)
     assert config == wire.read("config")[0]
     assert number(wire.version) > number(other.version)
     with refused("CONFIG_CHANGED"):
@@ -71,7 +71,7 @@ def test_settings_change_by_compare_and_set(wire: Wire) -> None:
 def test_a_carried_configuration_is_taken_over_only_if_it_is_newer(wire: Wire, step: int) -> None:
     known = wire.version
     newer = wire.configure(settings(lease_ms=77), carried=after(known, step))
-    assert (newer[:8], newer[12:]) == (after(known, step), settings(lease_ms=77))
+    assert (newer[:8], newer[12:34]) == (after(known, step), settings(lease_ms=77))
     for old in (known, after(known, step), after(known, step - 1)):
         assert wire.configure(settings(lease_ms=5), carried=old) == newer
     assert number(wire.configure(settings())[:8]) > number(newer[:8])
@@ -88,7 +88,7 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
     wire.claim(1)
     wire.prepare(3)
     version = wire.version
-    wire.write("delete_queue")
+    wire.write("delete_queue", b"")
     deleted = wire.answer
     assert wire.again() == deleted
     found = snapshot(wire)
@@ -110,17 +110,36 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
 def test_a_queue_deleted_under_a_version_from_a_clock_ahead_stays_deleted(wire: Wire) -> None:
     ahead = after(wire.version, HOUR_MS << 19)
     wire.configure(settings(), carried=ahead)
-    wire.write("delete_queue")
+    wire.write("delete_queue", b"")
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=ahead)
-    assert wire.other().create(carried=after(ahead, 9)) is True
+    with refused("QUEUE_NOT_FOUND"):
+        wire.other().create(carried=after(ahead, HOUR_MS << 19))
+    made = wire.other()
+    assert made.create(carried=wire.version, life=3) is True  # of the life after that, however old its version
+
+
+def test_a_configuration_of_another_life_is_not_taken_over(wire: Wire) -> None:
+    before = snapshot(wire, lane=False)
+    for life in (0, 2, 3):
+        wire.configure(settings(lease_ms=5), carried=after(wire.version), life=life)
+    assert snapshot(wire, lane=False) == before
+
+
+@pytest.mark.parametrize(("below", "goes"), [(0, False), (1, False), (3, True)])
+def test_only_what_is_of_an_earlier_life_is_deleted(wire: Wire, below: int, goes: bool) -> None:
+    wire.enqueue_bodies(b"a")
+    before = snapshot(wire, lane=False)
+    wire.write("delete_queue", below)
+    assert (set(snapshot(wire)) == {"m"}) is goes
+    assert goes or snapshot(wire, lane=False) == before
 
 
 def test_a_carried_creation_takes_the_version_over(wire: Wire) -> None:
     other = Wire(wire.client, "other")
     assert other.create(settings(lease_ms=9), carried=after(wire.version)) is True
     assert other.version == after(wire.version)
-    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9)
+    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9) + b"\0\0\0\1"
 
 
 # -- enqueue refused, prepare, load

@@ -218,4 +218,4 @@ def test_a_full_redis_refuses_new_jobs_by_name_and_drains(kind: Kind, fresh_serv
         assert len(drain(wire)) == 21
         assert wire.delete_jobs(FAILED, limit=9) == (1, 0)
         assert wire.client.hlen(wire.key("j")) == 0
-        wire.write("delete_queue")
+        wire.write("delete_queue", b"")

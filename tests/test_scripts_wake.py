@@ -185,7 +185,7 @@ def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, bells
     heard = [bells(b"%d" % i) for i in range(6)]
     for bell in heard:
         waiting(wire, bell.channel)
-    wire.write("delete_queue")
+    wire.write("delete_queue", b"")
     assert [bell.rings() for bell in heard] == [1] * 6
 
 

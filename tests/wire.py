@@ -129,14 +129,17 @@ class Wire:
 
     # -- the verbs
 
-    def create(self, packed: bytes = b"", carried: bytes = b"") -> bool:
-        (payload,) = self.write("create", packed or settings(levels=self.levels), carried)
+    def create(self, packed: bytes = b"", carried: bytes = b"", life: int = 1) -> bool:
+        """carried: a version, of that life."""
+        told = carried and carried + struct.pack(">I", life)
+        (payload,) = self.write("create", packed or settings(levels=self.levels), told)
         self.version, self.levels = payload[1:9], payload[18]
         return bool(payload[0])
 
-    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None) -> bytes:
-        """Returns the configuration the shard has then; this Wire goes on with it."""
-        (config,) = self.write("configure", packed, carried, version=version)
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, life: int = 1) -> bytes:
+        """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
+        told = carried and carried + struct.pack(">I", life)
+        (config,) = self.write("configure", packed, told, version=version)
         self.version, self.levels = config[:8], config[17]
         return bytes(config)
 

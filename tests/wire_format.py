@@ -109,7 +109,7 @@ def settings(
     failed_s: int = 7200,
     body_bytes: int = 1 << 20,
 ) -> bytes:
-    """The packed configuration without version and generation."""
+    """The packed configuration without version, generation and life."""
     return struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
 
 

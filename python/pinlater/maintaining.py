@@ -53,7 +53,7 @@ def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, dead
     flows = []
     for place, level, ids in _by_level(session, descriptors):
         # those that a call has put back are not failed any more: the next one passes over them
-        arguments = [level, 0, attempts, 0, 0, *ids]
+        arguments: list[Argument] = [level, 0, attempts, 0, 0, *ids]
         flows.append(_in_parts([place], [level], "retry_failed", partial(_always, arguments), len(ids), deadline_s))
     return (yield from all_of(flows, sum))
 
