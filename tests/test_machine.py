@@ -189,6 +189,10 @@ class Machine(WorkingMachine):
     def scan(self, state: State, priority: int | None, future: bool, page_size: int) -> None:
         if priority is not None and priority > self.model.settings.levels:
             return
+        if future and state is not PENDING:
+            with pytest.raises(InvalidArgument, match="future: expected with pending jobs"):
+                list(self.client.scan(self.queue, state, future=future))
+            return
         found = list(self.client.scan(self.queue, state, priority=priority, future=future, page_size=page_size))
         lines = [
             self.model.of(state, level, shard)[::-1] for shard in self.rig.shards for level in self.levels(priority)

@@ -69,7 +69,7 @@ def make_scene(client: redis.Redis) -> Scene:
     wire = setup.other()
     claimed = wire.claim(4)
     client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
-    client.hset(setup.key("m"), "w", 1)
+    client.hset(setup.key("m"), mapping={"w": 1, "lost": 2})
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], ticket)
 
 
@@ -89,6 +89,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "prepare": lambda s: s.wire.prepare(3),
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
+    "reset_lost": lambda s: s.wire.write("reset_lost"),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
     "wake": lambda s: s.wire.write("wake", b""),
 }

@@ -347,8 +347,8 @@ class Client:
         limit: int = 1000,
         descriptors: Iterable[str] | None = None,
     ) -> int:
-        """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how
-        many.
+        """Removes up to `limit` jobs of a queue and state, oldest first (running ones in no order), or the named ones
+        in any state; returns how many.
         """
         if descriptors is not None:
             named = listed("descriptors", descriptors)
@@ -361,6 +361,10 @@ class Client:
     def purge(self, queue: str) -> int:
         """Removes every job of a queue in every state; the queue stays. Returns how many."""
         return self._run(lambda end: maintaining.purge(self._session, queue, end))
+
+    def reset_lost(self, queue: str) -> int:
+        """Sets the count of lost records, which the doctor reports, back to 0; returns what it was."""
+        return self._run(lambda end: maintaining.reset_lost(self._session, queue, end))
 
 
 def new_job(body: bytes, **options: Any) -> NewJob:

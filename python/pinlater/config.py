@@ -32,8 +32,9 @@ class QueueConfig:
 
     lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
     job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
-    kept a shard and priority (0: none). succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept.
-    body_limit: largest body in bytes, up to 256 MiB.
+    kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
+    succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
+    256 MiB.
     """
 
     lease_ms: int = 30_000

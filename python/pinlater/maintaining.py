@@ -126,6 +126,16 @@ def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
     return total
 
 
+def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
+    places = yield from known_places(session, queue, deadline_s)
+    flows = [
+        complete(write(place, "reset_lost", [], deadline_s), lambda reply: int.from_bytes(reply[2], "big"))
+        for place in places
+    ]
+    return (yield from all_of(flows, sum))
+
+
 def _by_level(session: Session, descriptors: Iterable[str]) -> list[tuple[QueueShard, int, list[bytes]]]:
     calls: dict[tuple[str, str, int], list[bytes]] = {}
     parts: list[tuple[QueueShard, int, list[bytes]]] = []
