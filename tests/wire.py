@@ -222,12 +222,13 @@ class Wire:
         expected: tuple[int, int] | None = (0, FAR_MS),
         owner: bytes = b"monitor1",
         hold_ms: int = 15_000,
+        sweep: bytes = b"",
     ) -> Expiry:
         window = b"" if expected is None else b"".join(ms.to_bytes(6, "big") for ms in expected)
-        (packed,) = self.write("expire", owner, hold_ms, window, version=NO_CONFIG_VERSION)
+        (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
-        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until)
+        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
         """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""

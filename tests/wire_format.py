@@ -97,6 +97,7 @@ class Expiry(NamedTuple):
     retried: int
     failed: int
     next_look_ms: int
+    next_sweep: bytes
 
 
 def settings(
