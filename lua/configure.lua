@@ -4,7 +4,7 @@
 -- KEYS   m w
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
--- carried: '' (draw a new version from h), or the version another shard drew: taken over if it is greater than the one here.
+-- carried: '' (draw a new version from h), or version and life (12 bytes) of another shard: taken over if it is newer, and of the same life.
 
 if replay then return { sequence, replay_h, replay } end
 local refusal = refuse_settings(settings)
@@ -13,9 +13,9 @@ local new_flags, new_levels = byte(settings, 5, 6)
 if new_levels < levels then
   return redis.error_reply('BAD_REQUEST levels can only grow: expected at least ' .. levels .. ', got ' .. new_levels)
 end
-if carried ~= '' and not before(sub(config, 1, 8), carried) then return finish(config) end
-local drawn = carried ~= '' and carried or draw_version()
-config = drawn .. sub(config, 9, 12) .. settings
+if carried ~= '' and (sub(carried, 9) ~= sub(config, 35) or not newer(carried)) then return finish(config) end
+local drawn = carried ~= '' and sub(carried, 1, 8) or draw_version()
+config = drawn .. sub(config, 9, 12) .. settings .. sub(config, 35)
 call('HSET', key_m, 'c', config)
 local was_paused = paused
 paused = new_flags % 2 == 1

@@ -4,18 +4,19 @@
 -- KEYS   m
 -- ARGV   lane sequence settings carried
 -- REPLY  created (1 byte: 0, 1), configuration
--- settings: the packed configuration without version and generation. carried: '' (draw a version from h), or the version the queue has on
--- another shard: then the queue is made only where nothing newer is known, its deletion included.
+-- settings: the packed configuration without version, generation and life. carried: '' (draw a version from h), or version and life (12 bytes) that the
+-- queue has on another shard: then the queue is made only where nothing newer is known, its deletion included.
 
 if replay then return { sequence, replay_h, replay } end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
 local deleted = config and byte(config, 17) >= 128
 if config and not deleted then return finish('\0' .. config) end
-if deleted and carried ~= '' and not before(sub(config, 1, 8), carried) then
+if deleted and carried ~= '' and not newer(carried) then
   return redis.error_reply('QUEUE_NOT_FOUND deleted here after that configuration was made')
 end
-local drawn = carried ~= '' and carried or draw_version()
-config = drawn .. (deleted and sub(config, 9, 12) or '\0\0\0\1') .. settings
+local version, life = sub(carried, 1, 8), sub(carried, 9)
+if carried == '' then version, life = draw_version(), pack('>I4', deleted and life_of(config) + 1 or 1) end
+config = version .. (deleted and sub(config, 9, 12) or '\0\0\0\1') .. settings .. life
 call('HSET', key_m, 'c', config)
 return finish('\1' .. config)

@@ -1,4 +1,4 @@
--- delete_jobs: removes jobs of a state and level, the oldest first, or those named.
+-- delete_jobs: removes jobs of a state and level, the oldest first (running ones in no order), or those named.
 -- KIND   write
 -- NEEDS  base lane head clock ready mint lease leave
 -- KEYS   m j x e E p* d* r* f* s*

@@ -1,11 +1,13 @@
--- expire: gives back the jobs of workers that let their lease run out, and watches the clock. One monitor at a time is active.
+-- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
+-- ends jobs whose lease is gone, and watches the clock. One monitor at a time is active.
 -- KIND   write
 -- NEEDS  base lane head clock ready mint ring lease status
 -- KEYS   m w x e E p* r* f*
--- ARGV   lane sequence version owner hold expected
--- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others
+-- ARGV   lane sequence version owner hold expected sweep
+-- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
--- u48 earliest, u48 latest TIME that its own monotonic clock allows.
+-- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is gone: level, ':',
+-- cursor; '1:0' at first, then what the last reply told.
 
 if replay then return { sequence, replay_h, replay } end
 if r0 - p0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
@@ -13,7 +15,7 @@ local lease_ms = unp('>I4', config, 13)
 local hold_ms = tonumber(hold)
 
 local function report(active, jumped, more, leases, retried, failed, until_ms)
-  return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms))
+  return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms) .. sweep)
 end
 
 -- A clock that jumped would run every lease out at once, or keep a dead worker's for as long as it went back. So for one lease from
@@ -77,7 +79,8 @@ local function give_back(level, ids, lease)
   return ready[1] ~= nil
 end
 
-local wake = false
+-- A job is due and somebody waits: who held its timer died, or is stuck.
+local wake = earliest <= now
 local expired = call('ZRANGE', key_e, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
   if counts.jobs >= 1000 or counts.leases >= 1000 then break end
@@ -95,5 +98,41 @@ for _, lease in ipairs(expired) do
   call('ZREM', key_e, lease)
   counts.leases = counts.leases + 1
 end
+
+local more = #expired > counts.leases and 1 or 0
+
+-- Jobs whose lease is gone (evicted, or removed by hand) would run for ever. One page of one level is looked at a call.
+local PAGE = 100
+
+local function leases_of_page(page)
+  local found = {}
+  for i = 1, #page, 2 do
+    local id, value = page[i], page[i + 1]
+    local lease = #value >= 11 and lease_of(value)
+    if lease then
+      found[lease] = found[lease] or {}
+      if #found[lease] < 1000 then found[lease][#found[lease] + 1] = id end
+    end
+  end
+  return found
+end
+
+if sweep ~= '' then
+  local level, from = string.match(sweep, '^(%d+):(%d+)$')
+  level = tonumber(level)
+  if level > levels then level, from = 1, '0' end
+  local page = call('HSCAN', KEYS[r0 + level], from, 'COUNT', PAGE)
+  for lease, ids in pairs(leases_of_page(page[2])) do
+    if call('ZSCORE', key_e, lease) == false then
+      if call('HEXISTS', key_E, lease) == 1 then
+        call('ZADD', key_e, now + lease_ms, lease) -- who lives renews it
+      else
+        wake = give_back(level, ids, lease) or wake
+        counts.leases = counts.leases + 1
+      end
+    end
+  end
+  sweep = page[1] ~= '0' and level .. ':' .. page[1] or (level % levels + 1) .. ':0'
+end
 if wake then ring() end
-return report(1, flag, #expired > counts.leases and 1 or 0, counts.leases, counts.retried, counts.failed, now + hold_ms)
+return report(1, flag, more, counts.leases, counts.retried, counts.failed, now + hold_ms)

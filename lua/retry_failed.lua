@@ -1,16 +1,20 @@
 -- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
 -- KIND   write
 -- NEEDS  base lane head clock ready mint ring admit status
--- KEYS   m w x p* d* f*
+-- KEYS   m w j x p* d* f*
 -- ARGV   lane sequence version level limit attempts kind ms ids…
--- REPLY  u32 how many
+-- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
 -- limit: at most so many (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
+-- A job that is given more attempts than its record allows is allowed as many from now on, so that its attempts add up.
+
+-- Records are read for that, so many bytes a call; one job is always done.
+local RECORD_BYTES = 4194304
 
 if replay then return { sequence, replay_h, replay } end
 local at, most, left = tonumber(level), tonumber(limit), tonumber(attempts)
 local named = #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
-if at > levels and most == 0 then return finish(pack('>I4', 0)) end
+if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
 if at < 1 or at > levels or left < 1 or left > 65535 then return redis.error_reply('BAD_REQUEST no such level or attempts') end
 
 local failed, ids = KEYS[f0 + at], {}
@@ -24,7 +28,19 @@ if named > 0 then
 elseif most > 0 then
   ids = call('ZRANGE', failed, 0, most - 1)
 end
-if not ids[1] then return finish(pack('>I4', 0)) end
+if not ids[1] then return finish(pack('>I4B', 0, 0)) end
+
+local records, bytes, more_left = {}, 0, 0
+for i = 1, left > 1 and #ids or 0 do
+  local record = call('HGET', key_j, ids[i])
+  bytes = bytes + (record and #record or 0)
+  if i > 1 and bytes > RECORD_BYTES then
+    for k = #ids, i, -1 do ids[k] = nil end
+    more_left = 1
+    break
+  end
+  if record and unp('>I2', record, 2) < left then records[ids[i]] = sub(record, 1, 1) .. pack('>I2', left) .. sub(record, 4) end
+end
 
 local score = kind == '0' and now or kind == '2' and now + tonumber(ms) or tonumber(ms)
 local line, more = {}, {}
@@ -34,7 +50,9 @@ for i, id in ipairs(ids) do
   local old = extras[i]
   more[2 * i - 1], more[2 * i] = id, extra(left, now, old and unp('>I2', old, 9) or 0, old and sub(old, 11) or '')
 end
+for id, record in pairs(records) do call('HSET', key_j, id, record) end
 send('ZREM', failed, ids)
 send('HSET', key_x, more)
 if admit(at, score <= now and line or {}, score > now and line or {}) then ring() end
-return finish(pack('>I4', #ids))
+if named == 0 and call('ZCARD', failed) > 0 then more_left = 1 end
+return finish(pack('>I4B', #ids, more_left))

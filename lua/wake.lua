@@ -1,10 +1,17 @@
--- wake: rings one waiter (a woken worker that is full passes the bell on).
+-- wake: rings one waiter (a woken worker that is full passes the bell on), or has one take over from a client that waits no longer.
 -- KIND   write
 -- NEEDS  base lane head clock mint ring
 -- KEYS   m w
--- ARGV   lane sequence version
+-- ARGV   lane sequence version leaving
 -- REPLY  nothing
+-- leaving: '' or the channel of that client. Somebody is rung for it if it was (it heard the ring and did not claim), or held the timer.
 
 if replay then return { sequence, replay_h, replay } end
+if leaving ~= '' then
+  local timer = call('HGET', key_m, 't')
+  local waited, held = call('ZREM', key_w, leaving) == 1, timer and sub(timer, 13) == leaving
+  if held then call('HDEL', key_m, 't') end
+  if waited and (not held or earliest == NEVER) then return finish('') end
+end
 ring()
 return finish('')

@@ -184,10 +184,11 @@ class Model:
             job.state, job.at_ms = PENDING, run_after(said.run_after_ms, said.delay_ms, now_ms)
         else:
             assert job.lease
-            self.leases[job.lease] = now_ms + self.settings.lease_ms
+            self.leases[job.lease] = max(self.leases[job.lease], now_ms + self.settings.lease_ms)
 
     def retry(self, job: ModelJob, attempts: int, at_ms: int, now_ms: int) -> None:
         job.state, job.left, job.at_ms, job.updated_ms = PENDING, attempts, at_ms, now_ms
+        job.allowed = max(job.allowed, attempts)
 
     def drop(self, descriptors: Iterable[str]) -> None:
         for descriptor in list(descriptors):

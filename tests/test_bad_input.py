@@ -44,6 +44,7 @@ def cases() -> Iterator[tuple[str, Call, str]]:
     yield from of_enqueue()
     yield from of_descriptors()
     yield from of_numbers()
+    yield from of_scans()
     yield from of_working()
     yield from of_configuration()
 
@@ -66,6 +67,7 @@ def queue_names() -> Iterator[tuple[str, Call, str]]:
         "retry_failed": lambda c, q: c.retry_failed(q),
         "delete_jobs": lambda c, q: c.delete_jobs(q, "failed"),
         "purge": lambda c, q: c.purge(q),
+        "reset_lost": lambda c, q: c.reset_lost(q),
     }
     bad: list[Any] = ["", "a b", "ä", "q" * 256, "q/1", "{q}", "q\n", b"q", 1, True, ["q"]]
     for method, call in methods.items():
@@ -110,6 +112,13 @@ def of_enqueue() -> Iterator[tuple[str, Call, str]]:
         yield f"enqueue_many {jobs!r}", on(lambda c, jobs: c.enqueue_many("q", jobs), jobs), "jobs: expected"
     yield "enqueue_many str", (lambda c, _: c.enqueue_many("q", "text")), "bytes"
     yield "enqueue_many bytes", (lambda c, _: c.enqueue_many("q", b"text")), "bytes"
+
+
+def of_scans() -> Iterator[tuple[str, Call, str]]:
+    for state in ("in_progress", "succeeded", "failed"):
+        said = f"future: expected with pending jobs, got {state} ones"
+        yield f"scan {state}", lambda c, _, state=state: c.scan("q", state, future=True), said  # type: ignore[misc]
+        yield f"page {state}", lambda c, _, state=state: c.scan_page("q", state, future=True), said  # type: ignore[misc]
 
 
 def of_descriptors() -> Iterator[tuple[str, Call, str]]:
@@ -325,6 +334,7 @@ UNKNOWN: dict[str, Call] = {
     "delete_jobs": lambda c, _: c.delete_jobs("none", "failed"),
     "delete named": lambda c, _: c.delete_jobs(descriptors=["none:s1:p1:1"]),
     "purge": lambda c, _: c.purge("none"),
+    "reset_lost": lambda c, _: c.reset_lost("none"),
 }
 
 

@@ -351,3 +351,21 @@ def test_statuses_grow_at_the_end_and_checkpoints_stand_in_front(calls: Calls) -
     assert (info.state, info.status) == (State.FAILED, "half;new;broke;broke again;")
     assert calls.retry_jobs([descriptor], attempts=5) == 1
     assert calls.dequeue("q")[0].attempts_remaining == 5
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_attempts_add_up_after_a_retry(calls: Calls, by_name: bool) -> None:
+    """More bytes than one call reads, so it takes several."""
+    calls.configure_queue("q", body_limit=2**22)
+    descriptors = calls.enqueue_many("q", [NewJob(bytes(1_500_000), attempts=1) for _ in range(4)])
+    for _ in descriptors:
+        calls.ack(failed=calls.dequeue("q"))
+    retried = calls.retry_jobs(descriptors, attempts=5) if by_name else calls.retry_failed("q", attempts=5)
+    assert retried == 4
+    told = [(info.attempts_allowed, info.attempts_remaining) for info in calls.lookup(descriptors).values()]
+    assert told == [(5, 5)] * 4
+    for attempt in (1, 2):
+        (job,) = calls.dequeue("q", 1)
+        assert (job.attempt, job.attempts_allowed, job.attempts_remaining) == (attempt, 5, 6 - attempt)
+        calls.ack(failed=[job])
+        calls.delete_jobs(descriptors=[one for one in descriptors if one != job.descriptor])

@@ -242,6 +242,44 @@ def test_a_queue_made_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is
         assert calls.delete_queue("q") is True
 
 
+@pytest.mark.parametrize("heard", ["of the deletion", "of nothing"])
+def test_a_shard_that_was_away_when_a_queue_was_made_again_follows_whatever_its_clock(
+    server: Server, fresh_server: FreshServer, make: Callable[..., Calls], heard: str
+) -> None:
+    """It comes back with a deletion, or a configuration and jobs of the deleted queue, under a version hours ahead."""
+    ahead = fresh_server(fake_clock=True, aof_always=True)
+    ahead.jump_clock(3600)
+    shards = {"here": server.url, "ahead": ahead.url}
+    first = make(shards=shards, timeout_s=1)
+    first.create_queue("q", QueueConfig(lease_ms=500))
+    first.enqueue("q", b"old", key=key_of("ahead", ["here", "ahead"]))
+    alone = make(shards={"ahead": ahead.url})
+    alone.configure_queue("q", lease_ms=600)  # its version is drawn from its own clock
+    if heard == "of the deletion":
+        assert first.delete_queue("q") is True
+        ahead.stop()
+    else:
+        ahead.stop()
+        with pytest.raises(PartialDelete):
+            first.delete_queue("q")
+    assert make(shards=shards, timeout_s=1).create_queue("q", QueueConfig(lease_ms=700)) is True
+    left_behind = stored(server, "here")
+    ahead.start()
+    there = stored(ahead, "ahead")
+    assert left_behind is not None
+    assert there is not None
+    assert there.version > left_behind.version
+    other = make(shards=shards)
+    descriptor = other.enqueue("q", b"new", key=key_of("ahead", ["here", "ahead"]))
+    assert shard_of(descriptor) == "ahead"
+    assert other.queue_config("q").lease_ms == 700
+    assert stored(ahead, "ahead") == stored(server, "here")
+    assert [job.body for job in other.dequeue("q", 9)] == [b"new"]
+    assert other.create_queue("q") is False
+    assert other.delete_queue("q") is True
+    assert other.queue_names() == []
+
+
 def test_dequeue_goes_on_without_a_shard_that_is_away(server: Server, away: Server, make: Callable[..., Calls]) -> None:
     shards = {"here": server.url, "away": away.url}
     calls = make(shards=shards, timeout_s=0.5)

@@ -202,6 +202,11 @@ def test_dequeue_for_people(run: Run, mail: str) -> None:
     claim = ran.out.split()[1]
     assert "esc\\x1b[2J" in ran.out
     assert ran.err == f"held for 30 s; next: pinlater job ack {claim}\n"
+    run("job", "enqueue", mail, "c", "d")
+    several = run("job", "dequeue", mail, "--limit", "3")
+    command = several.err.partition("next: pinlater ")[2].split()
+    assert run(*command).code == DONE
+    assert run("job", "count", mail, "--json").document["in_progress"] == 1
     assert run("job", "ack", claim).code == DONE
     run("queue", "set", mail, "--paused")
     assert "paused (pinlater queue set mail --no-paused)" in run("job", "dequeue", mail, "--wait", "0.01").out
@@ -243,6 +248,9 @@ def test_ls_jobs(run: Run, mail: str) -> None:
     assert len(shown.out.splitlines()) == 3
     assert "there are more" in shown.err
     assert len(run("job", "ls", mail, "--future", "--json").documents) == 1
+    refused = run("job", "ls", mail, "--future", "--state", "failed")
+    assert (refused.code, refused.out) == (USAGE, "")
+    assert "--future: expected with --state pending, got failed" in refused.err
     run("job", "dequeue", mail, "--limit", "3")
     assert run("job", "ls", mail).out == "queue mail: no pending jobs; 1 job due later: --future\n"
     assert "claimed by" in run("job", "ls", mail, "--state", "in_progress").out

@@ -192,6 +192,8 @@ def test_a_lost_record_is_an_error(server: Server) -> None:
     finding = look(server.url)["queue mail", "lost records"]
     assert finding.level == ERROR
     assert finding.found.startswith("1 jobs")
+    assert main([*finding.advice.partition("mended: pinlater ")[2].split(), "--url", server.url]) == 0  # as it says
+    assert ("queue mail", "lost records") not in look(server.url)
 
 
 def test_a_queue_that_is_not_alike_on_all_shards(server: Server) -> None:

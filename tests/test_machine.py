@@ -131,8 +131,8 @@ class Machine(WorkingMachine):
 
     def look_for_leases(self, earliest_ms: int, jumped: bool) -> None:
         window = earliest_ms.to_bytes(6, "big") + FAR_MS.to_bytes(6, "big")
-        for reply, shard in self.look("expire", [MONITOR, 15_000, window]):
-            active, told_jump, more, _, *counts, _ = struct.unpack(">BBB6sIII6s", reply)
+        for reply, shard in self.look("expire", [MONITOR, 15_000, window, "1:0"]):
+            active, told_jump, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
             expected = self.model.expire(shard, jumped, self.now_ms)
             assert (active, told_jump, more, tuple(counts)) == (1, int(jumped), 0, expected)
 
@@ -188,6 +188,10 @@ class Machine(WorkingMachine):
     @rule(state=st.sampled_from(State), priority=PRIORITIES, future=st.booleans(), page_size=st.integers(1, 3))
     def scan(self, state: State, priority: int | None, future: bool, page_size: int) -> None:
         if priority is not None and priority > self.model.settings.levels:
+            return
+        if future and state is not PENDING:
+            with pytest.raises(InvalidArgument, match="future: expected with pending jobs"):
+                list(self.client.scan(self.queue, state, future=future))
             return
         found = list(self.client.scan(self.queue, state, priority=priority, future=future, page_size=page_size))
         lines = [

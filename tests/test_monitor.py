@@ -57,6 +57,21 @@ async def test_the_first_look_expires_nothing_the_second_does(server: Server, at
 
 
 @on_loop
+async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        jobs = await client.enqueue_many("q", [NewJob(b"", priority=1 + i % 3) for i in range(6)])
+        assert len(await client.dequeue("q", 6)) == 6
+        server.call("DEL", "pl:{q/1}:e", "pl:{q/1}:E")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        for looks in range(4):  # the first one ends nothing
+            states = [info.state for info in (await client.lookup(jobs)).values()]
+            assert states.count(State.PENDING) == max(0, 2 * (looks - 1))
+            await look(monitor)
+        assert (await client.count("q")).pending == 6
+
+
+@on_loop
 async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
     looks: Counter[tuple[Monitor, QueueShard]] = Counter()
 

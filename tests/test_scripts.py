@@ -69,7 +69,7 @@ def make_scene(client: redis.Redis) -> Scene:
     wire = setup.other()
     claimed = wire.claim(4)
     client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
-    client.hset(setup.key("m"), "w", 1)
+    client.hset(setup.key("m"), mapping={"w": 1, "lost": 2})
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], ticket)
 
 
@@ -82,15 +82,16 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "configure": lambda s: s.wire.write("configure", settings(lease_ms=1234), b""),
     "create": lambda s: s.wire.create(),
     "delete_jobs": lambda s: s.wire.delete_jobs(b"", ids=[s.claimed.jobs[0].id, s.failed[0]]),
-    "delete_queue": lambda s: s.wire.write("delete_queue"),
+    "delete_queue": lambda s: s.wire.write("delete_queue", b""),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
     "load": lambda s: s.wire.load(s.ticket, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
+    "reset_lost": lambda s: s.wire.write("reset_lost"),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
-    "wake": lambda s: s.wire.write("wake"),
+    "wake": lambda s: s.wire.write("wake", b""),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
 ANY_VERSION = {"renew", "expire", "collect"}
@@ -160,7 +161,7 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
 def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.Redis, verb: str, deleted: bool) -> None:
     scene = make_scene(client)
     if deleted:
-        scene.wire.other().write("delete_queue")
+        scene.wire.other().write("delete_queue", b"")
     else:
         scene.wire.queue = "other"
     before = snapshot(scene.wire)

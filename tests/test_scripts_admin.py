@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.servers import KINDS, Kind, Server
-from tests.wire import Wire, connect, drain, fail_all, is_clean, jump, refused, snapshot
+from tests.wire import Wire, connect, drain, fail_all, is_clean, jump, known, refused, snapshot
 from tests.wire_format import (
     ABSOLUTE,
     DELAY,
@@ -24,6 +24,7 @@ from tests.wire_format import (
     Job,
     ends,
     number,
+    record,
     settings,
 )
 
@@ -58,7 +59,7 @@ def test_a_queue_is_created_once_and_a_repeat_says_so_again(wire: Wire) -> None:
 def test_settings_change_by_compare_and_set(wire: Wire) -> None:
     other = wire.other()
     config = wire.configure(settings(lease_ms=1234, levels=5))
-    assert config[12:] == settings(lease_ms=1234, levels=5)
+    assert config[12:34] == settings(lease_ms=1234, levels=5)
     assert config == wire.read("config")[0]
     assert number(wire.version) > number(other.version)
     with refused("CONFIG_CHANGED"):
@@ -70,7 +71,7 @@ def test_settings_change_by_compare_and_set(wire: Wire) -> None:
 def test_a_carried_configuration_is_taken_over_only_if_it_is_newer(wire: Wire, step: int) -> None:
     known = wire.version
     newer = wire.configure(settings(lease_ms=77), carried=after(known, step))
-    assert (newer[:8], newer[12:]) == (after(known, step), settings(lease_ms=77))
+    assert (newer[:8], newer[12:34]) == (after(known, step), settings(lease_ms=77))
     for old in (known, after(known, step), after(known, step - 1)):
         assert wire.configure(settings(lease_ms=5), carried=old) == newer
     assert number(wire.configure(settings())[:8]) > number(newer[:8])
@@ -87,7 +88,7 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
     wire.claim(1)
     wire.prepare(3)
     version = wire.version
-    wire.write("delete_queue")
+    wire.write("delete_queue", b"")
     deleted = wire.answer
     assert wire.again() == deleted
     found = snapshot(wire)
@@ -109,17 +110,36 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
 def test_a_queue_deleted_under_a_version_from_a_clock_ahead_stays_deleted(wire: Wire) -> None:
     ahead = after(wire.version, HOUR_MS << 19)
     wire.configure(settings(), carried=ahead)
-    wire.write("delete_queue")
+    wire.write("delete_queue", b"")
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=ahead)
-    assert wire.other().create(carried=after(ahead, 9)) is True
+    with refused("QUEUE_NOT_FOUND"):
+        wire.other().create(carried=after(ahead, HOUR_MS << 19))
+    made = wire.other()
+    assert made.create(carried=wire.version, life=3) is True  # of the life after that, however old its version
+
+
+def test_a_configuration_of_another_life_is_not_taken_over(wire: Wire) -> None:
+    before = snapshot(wire, lane=False)
+    for life in (0, 2, 3):
+        wire.configure(settings(lease_ms=5), carried=after(wire.version), life=life)
+    assert snapshot(wire, lane=False) == before
+
+
+@pytest.mark.parametrize(("below", "goes"), [(0, False), (1, False), (3, True)])
+def test_only_what_is_of_an_earlier_life_is_deleted(wire: Wire, below: int, goes: bool) -> None:
+    wire.enqueue_bodies(b"a")
+    before = snapshot(wire, lane=False)
+    wire.write("delete_queue", below)
+    assert (set(snapshot(wire)) == {"m"}) is goes
+    assert goes or snapshot(wire, lane=False) == before
 
 
 def test_a_carried_creation_takes_the_version_over(wire: Wire) -> None:
     other = Wire(wire.client, "other")
     assert other.create(settings(lease_ms=9), carried=after(wire.version)) is True
     assert other.version == after(wire.version)
-    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9)
+    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9) + b"\0\0\0\1"
 
 
 # -- enqueue refused, prepare, load
@@ -167,6 +187,29 @@ def test_failed_jobs_are_retried_oldest_first_or_by_name(wire: Wire) -> None:
     (info,) = wire.lookup([ids[5]])
     assert info is not None
     assert (info.status, info.remaining, info.crashes) == (b"no", 3, 0)
+
+
+def test_a_retry_with_more_attempts_allows_them(wire: Wire) -> None:
+    ids = fail_all(wire, 3)
+    wire.client.hdel(wire.key("j"), ids[2])
+    assert wire.retry_failed(attempts=5, kind=DELAY, ms=60_000) == 3
+    records = [wire.client.hget(wire.key("j"), id_) for id_ in ids]
+    assert records == [record(Job(b"0", allowed=5)), record(Job(b"1", allowed=5)), None]
+    assert [(known(wire, id_).allowed, known(wire, id_).remaining) for id_ in ids[:2]] == [(5, 5)] * 2
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_retry_reads_so_many_bytes_of_records_a_call(wire: Wire, by_name: bool) -> None:
+    ids = wire.enqueue(*[Job(bytes(1_500_000), allowed=1)] * 5)
+    while (held := wire.claim()).jobs:
+        wire.fail(held)
+    named = ids if by_name else ()
+    limit = 0 if by_name else 1000
+    assert wire.retry_failed(limit=limit, attempts=1, ids=ids[:1]) == 1  # nothing to read: all at once
+    wire.fail(wire.claim(1))
+    counts = [wire.retry_failed(limit=limit, attempts=2, ids=named) for _ in range(4)]
+    assert counts == [2, 2, 1, 0]
+    assert {known(wire, id_).allowed for id_ in ids} == {2}
 
 
 @pytest.mark.parametrize("state", [PENDING, RUNNING, SUCCEEDED, FAILED])
@@ -256,7 +299,7 @@ def test_collect_pages_and_waits_after_a_jump(kind: Kind, fresh_server: FreshSer
             wire.enqueue(*[Job()] * 1000)
             wire.succeed(wire.claim())
         for _ in range(1200):
-            wire.other().write("wake")
+            wire.other().write("wake", b"")
             wire.prepare(1)
         seen_ms = wire.expire().now_ms
         jump(server, 7200)

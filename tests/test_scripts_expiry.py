@@ -142,3 +142,48 @@ def test_a_damaged_lease_does_not_stop_the_others(timed: Timed) -> None:
     assert (wire.expire().leases, lease_fields(wire)) == (2, (0, 0))
     assert wire.claim().jobs == []
     assert wire.succeed(lost) == []
+
+
+def test_a_job_whose_lease_is_gone_comes_back(wire: Wire) -> None:
+    ids = wire.enqueue(Job(b"gone"), Job(b"last", allowed=1))
+    gone, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
+    held = wire.claim()
+    wire.client.zrem(wire.key("e"), gone.token)
+    wire.client.hdel(wire.key("E"), gone.token, gone.token + b"n")
+    assert wire.expire().retried == 0
+    expiry = wire.expire(sweep=b"1:0")
+    assert (expiry.leases, expiry.retried, expiry.failed, expiry.next_sweep) == (1, 1, 1, b"2:0")
+    again, last = known(wire, ids[0]), known(wire, ids[1])
+    assert (again.state, again.remaining, again.crashes) == (int(PENDING), 9, 1)
+    assert (last.state, last.remaining, last.crashes) == (int(FAILED), 0, 1)
+    assert wire.succeed(gone) == [0, 1]
+    assert [job.id for job in held.jobs] == kept
+    assert wire.expire(sweep=b"1:0").leases == 0
+    assert wire.succeed(held) == []
+
+
+def test_a_lease_that_lost_its_end_gets_one(timed: Timed) -> None:
+    wire = timed.wire
+    wire.enqueue_bodies(b"a", b"b")
+    claimed = wire.claim()
+    wire.client.delete(wire.key("e"))
+    assert wire.expire(sweep=b"1:0").leases == 0
+    assert list(expiries(wire)) == [claimed.token]
+    timed.later(LEASE_S + 1)
+    assert wire.expire().retried == 2
+
+
+def test_a_sweep_goes_on_where_it_was_and_round_all_levels(wire: Wire) -> None:
+    for level in (1, 2):
+        wire.enqueue(*[Job(b"x", level)] * 700)
+    while wire.claim().jobs:
+        pass
+    wire.client.delete(wire.key("e"), wire.key("E"))
+    wire.client.hset(wire.key("r3"), b"no id", b"short")
+    sweep, calls = b"1:0", 0
+    while wire.counts()[0][2] + wire.counts()[1][2]:
+        expiry = wire.expire(sweep=sweep)
+        assert expiry.retried < 300
+        sweep, calls = expiry.next_sweep, calls + 1
+    assert 10 <= calls < 30
+    assert [wire.expire(sweep=at).next_sweep for at in (b"2:0", b"3:0", b"9:77")] == [b"3:0", b"1:0", b"2:0"]

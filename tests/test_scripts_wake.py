@@ -91,7 +91,7 @@ RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
         lambda w, held: w.checkpoint(ends(held)[0], move=(0, 0)),
     ),
     "un-pause": (lambda w: w.configure(settings(flags=1)), lambda w, _: w.configure(settings())),
-    "wake": (lambda w: None, lambda w, _: w.write("wake")),
+    "wake": (lambda w: None, lambda w, _: w.write("wake", b"")),
 }
 
 
@@ -144,7 +144,7 @@ def test_dead_waiters_are_skipped_up_to_four_tries(
     wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
     wire.enqueue_bodies(b"x")
     assert bell.rings() == rings
-    wire.write("wake")
+    wire.write("wake", b"")
     assert bell.rings() == 1 - rings
 
 
@@ -178,6 +178,76 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: Kind, fresh_
         jump(server, 16)  # the holder was not heard of for longer than a safety claim takes
         assert wire.claim(channel=b"one").due_in_ms > 0
         assert wire.claim(channel=b"two").due_in_ms == 0
+
+
+def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    wire.configure(settings(flags=1))  # of a paused queue too
+    heard = [bells(b"%d" % i) for i in range(6)]
+    for bell in heard:
+        waiting(wire, bell.channel)
+    wire.write("delete_queue", b"")
+    assert [bell.rings() for bell in heard] == [1] * 6
+
+
+def leave(wire: Wire, channel: bytes) -> None:
+    wire.other().write("wake", channel)
+
+
+def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    one, two = bells(b"one"), bells(b"two")
+    wire.enqueue(Job(b"x", 1, DELAY, 600_000))
+    assert wire.claim(channel=b"one").due_in_ms > 0
+    assert wire.claim(channel=b"two").due_in_ms == 0
+    leave(wire, b"one")
+    assert (one.rings(), two.rings()) == (0, 1)
+    assert wire.client.zcard(wire.key("w")) == 0
+    assert wire.claim(channel=b"two").due_in_ms > 0
+
+
+def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    one, two = bells(b"one"), bells(b"two")
+    waiting(wire, b"one")
+    waiting(wire, b"two")
+    leave(wire, b"two")
+    assert wire.client.zrange(wire.key("w"), 0, -1) == [b"one"]
+    waiting(wire, b"two")
+    wire.enqueue_bodies(b"x")
+    assert (one.rings(), two.rings()) == (0, 1)
+    leave(wire, b"two")  # it did not claim
+    assert (one.rings(), two.rings()) == (1, 0)
+
+
+def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    two = bells(b"two")
+    wire.enqueue(Job(b"x", 1, DELAY, 600_000))
+    for channel in (b"one", b"two"):
+        wire.claim(channel=channel)
+    wire.delete_jobs(PENDING, limit=1)
+    wire.client.hset(wire.key("m"), "d", "1")
+    wire.claim()  # finds out that none is scheduled
+    leave(wire, b"one")
+    assert two.rings() == 0
+
+
+@EACH_KIND
+def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
+    kind: Kind, fresh_server: FreshServer
+) -> None:
+    server = fresh_server(kind, fake_clock=True)
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create()
+        wire.enqueue(Job(b"x", 1, DELAY, 5_000))
+        assert wire.claim(channel=b"killed").due_in_ms > 0  # nobody listens on its channel
+        assert wire.claim(channel=b"me").due_in_ms == 0
+        bell = Bell(client, b"me")
+        wire.expire()
+        assert bell.rings() == 0
+        jump(server, 6)
+        wire.expire()
+        assert bell.rings() == 1
+        assert wire.claim(channel=b"me").bodies == [b"x"]
+        bell.listener.close()
 
 
 def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(wire: Wire, bells: Callable[[bytes], Bell]) -> None:

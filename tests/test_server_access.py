@@ -192,7 +192,7 @@ def check_wakes(calls: Calls) -> None:
         assert len(calls.dequeue("wakes", wait=8)) == 1  # less than the safety claim: it was rung
         thread.join()
         place = other._session.place("wakes", "1")
-        other._run(lambda end: write(place, "wake", [], end))
+        other._run(lambda end: write(place, "wake", [b""], end))
 
 
 def put_in_for_waiter(client: Client) -> None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
+from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
-from tests.handlers_for_tests import clients, nothing, on_loop, until
+from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
+from tests.resp import Command
 from tests.servers import Server
 
 DEADLINE_S = 5.0  # for what takes no time
@@ -39,6 +43,83 @@ async def test_start_and_stop(server: Server) -> None:
             place.left_at_s = float("-inf")
         assert await worker.run_once() == 1
         assert worker.stats.succeeded == 3
+
+
+def timers(server: Server, shard: str = "1") -> bytes:
+    """The channel of who holds the timer of the next scheduled job."""
+    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[12:]
+
+
+def waiters(server: Server, shard: str = "1") -> list[bytes]:
+    found: list[bytes] = server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)
+    return found
+
+
+@on_loop
+async def test_a_worker_that_stops_hands_its_timer_on_at_once(server: Server) -> None:
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    config = WorkerConfig(monitor=False, concurrency=2)
+    async with clients(server, 3) as (client, first, second):
+        await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
+        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
+        stopped = Worker(first, "q", handler, config)
+        await stopped.start()
+        await until(lambda: timers(server, shard) == first._session.channel, "a timer")
+        await client.enqueue("q", b"")  # it does not end: the timer is handed on before
+        await until(lambda: len(stopped._running) == 1, "a running job")
+        async with Worker(second, "q", handler, config) as other:
+            await idle(other)
+            assert timers(server, shard) == first._session.channel
+            stopping = asyncio.create_task(stopped.stop())
+            await until(lambda: timers(server, shard) == second._session.channel, "the timer handed on", DEADLINE_S)
+            assert all(first._session.channel not in waiters(server, name) for name in "12")
+            assert not stopping.done()
+            gate.set()
+            await stopping
+
+
+@on_loop
+async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) -> None:
+    async with clients(server, 3) as (client, first, second):
+        await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
+        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
+        ending = asyncio.create_task(first.dequeue("q", wait=0.5))
+        await until(lambda: timers(server, shard) == first._session.channel, "a timer")
+        longer = asyncio.create_task(first.dequeue("q", wait=2.0))  # of the same client: it still waits then
+        async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as other:
+            await idle(other)
+            assert await ending == []
+            assert timers(server, shard) == first._session.channel
+            assert first._session.channel in waiters(server, shard)
+            assert await longer == []
+            await until(lambda: timers(server, shard) == second._session.channel, "the timer handed on", DEADLINE_S)
+            assert all(first._session.channel not in waiters(server, name) for name in "12")
+
+
+@on_loop
+async def test_an_idle_worker_notices_at_once_that_its_queue_is_deleted_and_made_again(server: Server) -> None:
+    async with clients(server, 3) as (client, own, other):
+        waiting = asyncio.create_task(other.dequeue("q", wait=600.0))
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            (source,) = worker._claimer._sources.values()
+            for count in (1, 2):
+                await idle(worker)
+                await client.delete_queue("q")
+                await until(lambda: source.not_before_s > 0, "a claim that failed", DEADLINE_S)
+                await client.create_queue("q")
+                await client.enqueue("q", b"")
+                await until(lambda: worker.stats.succeeded == count, "a job", DEADLINE_S)  # noqa: B023
+            await idle(worker)
+            await client.delete_queue("q")  # and before anybody could notice
+            await client.create_queue("q")
+            await client.enqueue("q", b"")
+            await until(lambda: worker.stats.succeeded == 3, "a job", DEADLINE_S)
+        with pytest.raises(QueueNotFound):
+            await asyncio.wait_for(waiting, DEADLINE_S)
 
 
 @on_loop
@@ -80,6 +161,63 @@ async def test_stop_lets_running_jobs_end_and_hands_back_the_rest(server: Server
         assert (len(started), worker.stats.succeeded, worker.stats.released) == (3, 3, 7)
         left = [info async for info in client.scan("q")]
         assert [(info.attempts_remaining, info.crashes) for info in left] == [(1, 0)] * 7
+
+
+def of_claim(command: Command) -> bool:
+    return command[:1] == [b"EVALSHA"] and command[1] == load_scripts()["claim"].sha
+
+
+@asynccontextmanager
+async def held_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch, shards: str, cut: Cut
+) -> AsyncIterator[tuple[CutProxy, Worker, AsyncClient]]:
+    """A worker that claimed three jobs of one attempt, and did not hear of it; a client past the proxy."""
+    monkeypatch.setattr("pinlater.worker.GRACE_S", 0.05)
+    monkeypatch.setattr("pinlater.dequeuing.PATIENCE_S", 0.5)
+    server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
+    timeout_s = 0.5 if cut is Cut.MUTE else 10.0
+    with CutProxy(server.port) as proxy:
+        async with (
+            AsyncClient(shards=dict.fromkeys(shards, server.url)) as client,
+            AsyncClient(shards=dict.fromkeys(shards, proxy.url), timeout_s=timeout_s, read_timeout_s=timeout_s) as own,
+        ):
+            await client.create_queue("q")
+            await client.enqueue_many("q", [NewJob(b"", attempts=1, key="one shard")] * 3)
+            proxy.arm(cut, match=of_claim, count=1000 if cut is Cut.MUTE else 1)
+            worker = Worker(own, "q", nothing, WorkerConfig(monitor=False))
+            await worker.start()
+            await until(lambda: sum(server.call("HLEN", f"pl:{{q/{s}}}:r1") for s in shards) == 3, "a claim")
+            yield proxy, worker, client
+            assert (worker.stats.claimed, worker.stats.released, worker.stats.succeeded) == (3, 3, 0)
+            left = [info async for info in client.scan("q")]
+            assert [(info.attempts_remaining, info.crashes) for info in left] == [(1, 0)] * 3
+
+
+@pytest.mark.parametrize("shards", ["1", "12"])
+@on_loop
+async def test_jobs_of_a_claim_under_way_at_a_stop_are_handed_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch, shards: str
+) -> None:
+    async with held_up(server, monkeypatch, shards, Cut.DELAY) as (proxy, worker, _):
+        stopping = asyncio.create_task(worker.stop())
+        assert not (await asyncio.wait([stopping], timeout=0.2))[0]  # longer than any grace
+        proxy.release()
+        await stopping
+
+
+@pytest.mark.parametrize("shards", ["1", "12"])
+@on_loop
+async def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_at_a_stop(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: str
+) -> None:
+    async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, _):
+        (source,) = worker._claimer._sources.values()
+        places = worker._client._session.places("q")
+        await until(lambda: source.resolve or any(place.unknown_claim for place in places), "an unknown claim")
+        stopping = asyncio.create_task(worker.stop())
+        await until(lambda: "not known yet" in caplog.text, "another try")
+        proxy.disarm()
+        await stopping
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["at the deadline", "at once"])

@@ -129,14 +129,17 @@ class Wire:
 
     # -- the verbs
 
-    def create(self, packed: bytes = b"", carried: bytes = b"") -> bool:
-        (payload,) = self.write("create", packed or settings(levels=self.levels), carried)
+    def create(self, packed: bytes = b"", carried: bytes = b"", life: int = 1) -> bool:
+        """carried: a version, of that life."""
+        told = carried and carried + struct.pack(">I", life)
+        (payload,) = self.write("create", packed or settings(levels=self.levels), told)
         self.version, self.levels = payload[1:9], payload[18]
         return bool(payload[0])
 
-    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None) -> bytes:
-        """Returns the configuration the shard has then; this Wire goes on with it."""
-        (config,) = self.write("configure", packed, carried, version=version)
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, life: int = 1) -> bytes:
+        """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
+        told = carried and carried + struct.pack(">I", life)
+        (config,) = self.write("configure", packed, told, version=version)
         self.version, self.levels = config[:8], config[17]
         return bytes(config)
 
@@ -219,12 +222,13 @@ class Wire:
         expected: tuple[int, int] | None = (0, FAR_MS),
         owner: bytes = b"monitor1",
         hold_ms: int = 15_000,
+        sweep: bytes = b"",
     ) -> Expiry:
         window = b"" if expected is None else b"".join(ms.to_bytes(6, "big") for ms in expected)
-        (packed,) = self.write("expire", owner, hold_ms, window, version=NO_CONFIG_VERSION)
+        (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
-        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until)
+        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
         """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""
@@ -240,7 +244,7 @@ class Wire:
         ms: int = 0,
         ids: Sequence[bytes] = (),
     ) -> int:
-        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0])
+        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0][:4])
 
     def delete_jobs(self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = ()) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""

@@ -97,6 +97,7 @@ class Expiry(NamedTuple):
     retried: int
     failed: int
     next_look_ms: int
+    next_sweep: bytes
 
 
 def settings(
@@ -109,7 +110,7 @@ def settings(
     failed_s: int = 7200,
     body_bytes: int = 1 << 20,
 ) -> bytes:
-    """The packed configuration without version and generation."""
+    """The packed configuration without version, generation and life."""
     return struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
 
 

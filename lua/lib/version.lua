@@ -1,5 +1,15 @@
 -- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
+-- A queue has lives: odd while it is there, even when deleted; making and deleting it begin the next one. What is of a later life is newer,
+-- whatever the clocks of shards say; within a life the version decides.
 local SETTINGS_BYTES = 22
+
+local function life_of(packed) return (unp('>I4', packed, 35)) end
+
+-- Whether what another shard has is newer than what is here. carried: version (8), life (4).
+local function newer(carried)
+  local here, there = life_of(config), unp('>I4', carried, 9)
+  return there > here or there == here and before(sub(config, 1, 8), carried)
+end
 
 -- Returns the new version, and the h it was drawn from.
 local function draw_version()

@@ -305,3 +305,7 @@ class AsyncClient:
     async def purge(self, queue: str) -> int:
         """See Client.purge."""
         return await self._run(lambda end: maintaining.purge(self._session, queue, end))
+
+    async def reset_lost(self, queue: str) -> int:
+        """See Client.reset_lost."""
+        return await self._run(lambda end: maintaining.reset_lost(self._session, queue, end))

@@ -1,9 +1,9 @@
 """The claim loop of a worker: one loop over all its queues, on all their shards, woken by rings.
 
 Promises that a claim is only made where the wake channel is subscribed, that an idle worker sends nothing but
-a safety claim, and that a ring or a due scheduled job that finds the worker full is passed on to another.
-Risks: where this process dies between a ring and its claim, the safety claims of others find the job, 10 to
-15 s later.
+a safety claim, that a ring or a due scheduled job that finds the worker full is passed on to another, and so
+are timers at a stop. Risks: where this process dies between a ring and its claim, the safety claims of others
+find the job, 10 to 15 s later.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.async_client import AsyncClient
-from pinlater.dequeuing import SAFETY_S, claim_round
+from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import OutcomeUnknown, PinLaterError
 from pinlater.exchange import write
@@ -78,8 +79,10 @@ class Claimer:
         self.claims = 0
 
     def open(self) -> None:
-        """Rings are heard from now on."""
+        """Rings are heard from now on; what came before is found by a claim."""
         self._stopping = False
+        for source in self._sources.values():
+            source.hungry = True
         waker = self._client._transport.waker
         waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
 
@@ -97,7 +100,7 @@ class Claimer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Ends run() after the claim under way; rings are passed on from now on."""
+        """Ends run() once it is known what every claim gave; rings are passed on from now on."""
         self._stopping = True
         self._changed.set()
 
@@ -106,7 +109,7 @@ class Claimer:
         self._changed.set()
 
     async def run(self) -> None:
-        """Claims until stop()."""
+        """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
         while not self._stopping:
             wanting = self._wanting()
             if self._room() <= 0 or not wanting:
@@ -117,6 +120,9 @@ class Claimer:
                 if room <= 0 or self._stopping:
                     break
                 await self._try_claim(source, max(1, room // (len(wanting) - index)))
+        await self._leave()
+        if await self._ask_for_lost():
+            await self._leave()
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims what is due now, without waiting for more."""
@@ -227,9 +233,46 @@ class Claimer:
 
     async def _wake_another(self, place: QueueShard) -> None:
         try:
-            await self._client._run(lambda end: write(place, "wake", [], end, patient=False))
+            await self._client._run(lambda end: write(place, "wake", [b""], end, patient=False))
         except PinLaterError as error:
             log.debug("%s: a ring was not passed on: %s", place, error)
+
+    # stopping
+
+    async def _leave(self) -> None:
+        """Others are to wait from now on, and one of them is to hold the timers this client held."""
+        session = self._client._session
+        places = [place for queue in self._sources for place in session.places(queue) if place.stored is not None]
+        await self._client._run(lambda end: leave(session, places, end))
+
+    async def _ask_for_lost(self) -> bool:
+        """Asks for claims whose answer was lost, until it is known what they gave; False if there are none."""
+        lost = [(source, source.resolve) for source in self._sources.values() if source.resolve is not None]
+        for source in self._sources.values():
+            source.resolve = None
+            for place in self._client._session.places(source.queue):
+                unknown, place.unknown_claim = place.unknown_claim, None
+                if unknown is not None:
+                    lost.append((source, partial(self._client._run, unknown.resume)))
+        await asyncio.gather(*(self._ask_for(source, resolve) for source, resolve in lost))
+        return bool(lost)
+
+    async def _ask_for(self, source: _Source, resolve: Callable[[], Awaitable[Any]]) -> None:
+        pause_s = FIRST_RETRY_S
+        while True:
+            try:
+                claim = await resolve()
+            except OutcomeUnknown as error:
+                log.warning("queue %s: it is not known yet what a claim gave: %s", source.queue, error)
+                resolve = error.resolve
+            except PinLaterError as error:
+                log.warning("queue %s: a claim whose answer was lost: %s", source.queue, error)
+                return
+            else:
+                self._answered(source, [claim])
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     # subscriptions
 

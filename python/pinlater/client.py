@@ -324,7 +324,9 @@ class Client:
         run_after_ms: int | None = None,
         delay_ms: int | None = None,
     ) -> int:
-        """Puts up to `limit` failed jobs back in line, with so many attempts; returns how many."""
+        """Puts up to `limit` failed jobs back in line, with so many attempts left; returns how many. A job that was
+        allowed fewer in all is allowed so many from now on.
+        """
         return self._run(
             lambda end: maintaining.retry_failed(
                 self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
@@ -332,7 +334,7 @@ class Client:
         )
 
     def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
-        """Puts the named failed jobs back in line; returns how many of them were failed."""
+        """Puts the named failed jobs back in line, as retry_failed does; returns how many of them were failed."""
         named = listed("descriptors", descriptors)
         return self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
 
@@ -345,8 +347,8 @@ class Client:
         limit: int = 1000,
         descriptors: Iterable[str] | None = None,
     ) -> int:
-        """Removes up to `limit` jobs of a queue and state, oldest first, or the named ones in any state; returns how
-        many.
+        """Removes up to `limit` jobs of a queue and state, oldest first (running ones in no order), or the named ones
+        in any state; returns how many.
         """
         if descriptors is not None:
             named = listed("descriptors", descriptors)
@@ -359,6 +361,10 @@ class Client:
     def purge(self, queue: str) -> int:
         """Removes every job of a queue in every state; the queue stays. Returns how many."""
         return self._run(lambda end: maintaining.purge(self._session, queue, end))
+
+    def reset_lost(self, queue: str) -> int:
+        """Sets the count of lost records, which the doctor reports, back to 0; returns what it was."""
+        return self._run(lambda end: maintaining.reset_lost(self._session, queue, end))
 
 
 def new_job(body: bytes, **options: Any) -> NewJob:

@@ -17,9 +17,10 @@ from pinlater.errors import InvalidArgument
 _QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 
-# version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit
+# version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit | life
 _HEAD: Final = struct.Struct(">8sI")
 _SETTINGS: Final = struct.Struct(">IBBIIII")
+_LIFE: Final = struct.Struct(">I")
 _PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
 
 MAX_U32: Final = 2**32 - 1
@@ -31,8 +32,9 @@ class QueueConfig:
 
     lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
     job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
-    kept a shard and priority (0: none). succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept.
-    body_limit: largest body in bytes, up to 256 MiB.
+    kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
+    succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
+    256 MiB.
     """
 
     lease_ms: int = 30_000
@@ -74,14 +76,25 @@ CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, and whether the queue was
-    deleted.
+    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, whether the queue was deleted,
+    and its life (the next one with each deletion and each creation).
     """
 
     version: bytes
     generation: int
     deleted: bool
+    life: int
     config: QueueConfig
+
+    @property
+    def age(self) -> tuple[int, bytes]:
+        """Greater is newer: by life, as versions of two lives may come from clocks that differ."""
+        return self.life, self.version
+
+    @property
+    def carried(self) -> bytes:
+        """What another shard is told of it: version and life."""
+        return self.version + _LIFE.pack(self.life)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
@@ -100,7 +113,8 @@ class StoredConfig:
             failed_ttl_s=failed_ttl_s,
             body_limit=body_limit,
         )
-        return cls(version, generation, bool(flags & _DELETED), config)
+        (life,) = _LIFE.unpack_from(packed, _HEAD.size + _SETTINGS.size)
+        return cls(version, generation, bool(flags & _DELETED), life, config)
 
 
 def check_queue_name(name: object) -> str:

@@ -53,28 +53,50 @@ def dequeue(
     """
     check_integer("limit", limit, 0, 2**31 - 1)
     until_s = time.monotonic() + _check_wait(wait_s)
-    while True:
-        deadline_s = time.monotonic() + timeout_s
-        places = yield from known_places(session, queue, deadline_s)
-        if limit == 0:
-            return []
-        waiting = bool(wait_s) and time.monotonic() < until_s
-        since = (yield Listen([place.shard.server for place in places])) if waiting else 0
-        channel = session.channel if waiting else b""
-        try:
-            claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
-        except OutcomeUnknown as error:
-            raise _of_jobs(error) from None
-        jobs = [job for claim in claims for job in claim.jobs]
-        if len(claims) > 1:
-            jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
-        if len(jobs) > limit:
-            # an earlier claim whose answer was lost gave more than is wanted now
-            yield from release(session, jobs[limit:], "", deadline_s)
-            del jobs[limit:]
-        if jobs or not waiting:
-            return jobs
-        yield AwaitRing(_pause_s(claims, until_s), since)
+    waiter, waited, timer = object(), dict[QueueShard, None](), False
+    try:
+        while True:
+            deadline_s = time.monotonic() + timeout_s
+            places = yield from known_places(session, queue, deadline_s)
+            if limit == 0:
+                return []
+            waiting = bool(wait_s) and time.monotonic() < until_s
+            if waiting:
+                waited |= dict.fromkeys(places)
+                for place in places:
+                    place.waiters.add(waiter)
+            since = (yield Listen([place.shard.server for place in places])) if waiting else 0
+            channel = session.channel if waiting else b""
+            try:
+                claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
+            except OutcomeUnknown as error:
+                raise _of_jobs(error) from None
+            jobs = [job for claim in claims for job in claim.jobs]
+            if jobs or not waiting:
+                break
+            timer = any(claim.due_in_ms for claim in claims)
+            yield AwaitRing(_pause_s(claims, until_s), since)
+    finally:
+        for place in waited:
+            place.waiters.discard(waiter)
+    if len(claims) > 1:
+        jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
+    if len(jobs) > limit:
+        # an earlier claim whose answer was lost gave more than is wanted now
+        yield from release(session, jobs[limit:], "", deadline_s)
+        del jobs[limit:]
+    rang = set() if timer else {job.shard for job in jobs}  # a ring takes its waiter off the list
+    yield from leave(session, [place for place in waited if place.shard.name not in rang], deadline_s)
+    return jobs
+
+
+def leave(session: Session, places: Sequence[QueueShard], deadline_s: float) -> Flow[None]:
+    """The client waits at these places no longer: rings it would not answer, and the timers it held, go to others.
+    Where that fails, the safety claims of others and the monitor's look have to do.
+    """
+    deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
+    left = [place for place in places if not place.waiters]  # threads and tasks of a client share its channel
+    yield from together([write(place, "wake", [session.channel], deadline_s, patient=False) for place in left])
 
 
 def _of_jobs(error: OutcomeUnknown) -> OutcomeUnknown:

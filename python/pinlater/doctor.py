@@ -406,5 +406,8 @@ def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[Findin
         yield Finding(OK, subject, "monitor", "active")
     lost = sum(state.lost for state in states)
     if lost:
-        advice = "they were evicted or removed by hand; see eviction above"
+        advice = (
+            "they were evicted or removed by hand, and can not run; see eviction above, and --audit for more of them; "
+            f"when the cause is mended: pinlater queue reset-lost {queue}"
+        )
         yield Finding(ERROR, subject, "lost records", f"{lost:,} jobs were found without their record", advice)

@@ -94,6 +94,9 @@ def scan_page(
     """One page of a scan and where to go on: "" at first and at the end. Shard by shard, level by level, latest time
     first.
     """
+    wanted = State.of(state)
+    if future and wanted is not State.PENDING:
+        raise InvalidArgument(f"future: expected with pending jobs, got {wanted.value} ones")
     places = yield from known_places(session, queue, deadline_s)
     levels = check_priority(priority, places)
     check_integer("limit", limit, 1, MAX_BATCH)
@@ -103,7 +106,7 @@ def scan_page(
     if here is None:
         raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
     place = order[here][0]
-    arguments: list[Argument] = [State.of(state).code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
+    arguments: list[Argument] = [wanted.code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
     reply = yield from read(place, "scan", arguments, deadline_s)
     infos = [JobInfo.unpack(queue, place.shard.name, packed) for packed in reply[3:]]
     if reply[2]:

@@ -48,7 +48,9 @@ _COLLECTED: Final = struct.Struct(">IIIIIB")
 
 
 class _Post:
-    """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look."""
+    """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look. sweep,
+    cursor: where `expire` and `collect` go on.
+    """
 
     def __init__(self, next_look_s: float = 0.0) -> None:
         self.base_ms = 0
@@ -56,6 +58,7 @@ class _Post:
         self.next_look_s = next_look_s
         self.next_collect_s = 0.0
         self.cursor = b"0"
+        self.sweep = b"1:0"
         self.active = False
 
     def expected(self) -> bytes:
@@ -173,10 +176,11 @@ class Monitor:
     def _expire(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        arguments: list[Argument] = [self._id, hold_ms, post.expected()]
+        arguments: list[Argument] = [self._id, hold_ms, post.expected(), post.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(place, "expire", arguments, soon_s, patient=False)
-        active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack(reply[2])
+        active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
+        post.sweep = reply[2][_REPORT.size :]
         post.base_ms, post.base_s = int.from_bytes(now, "big"), time.monotonic()
         post.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)

@@ -50,8 +50,10 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
         return False
     # it was down when the queue was deleted: what it still has of the old queue must not come back with the new one
     if left_over := [place for place in places if place.stored is not None and not place.stored.deleted]:
+        deletion = _latest(found)
+        assert deletion is not None
         for place in left_over:
-            yield from _delete(session, place, deadline_s)
+            yield from _delete(session, place, deadline_s, deletion.life)
         found = yield from _load_all(places, deadline_s)
     errors: list[PinLaterError] = []
     for place in places:
@@ -70,9 +72,11 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
 def _make(
     place: QueueShard, config: QueueConfig, found: dict[QueueShard, StoredConfig | None], deadline_s: float
 ) -> Flow[bool]:
-    """Makes a queue on the first shard, newer than its deletion on any other: that one's clock may be ahead."""
-    deleted = max((stored.version for stored in found.values() if stored is not None), default=b"")
-    after = (int.from_bytes(deleted, "big") + 1).to_bytes(8, "big") if deleted else b""
+    """Makes a queue on the first shard, in the life after its deletion on any other."""
+    gone, after = _latest(found), b""
+    if gone is not None:
+        version = (int.from_bytes(gone.version, "big") + 1).to_bytes(8, "big")
+        after = replace(gone, version=version, life=gone.life + 1).carried
     try:
         return (yield from create(place, config.pack(), after, deadline_s))
     except QueueNotFound:  # deleted once more meanwhile
@@ -184,14 +188,18 @@ def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[Q
 
 
 def _agrees(place: QueueShard, stored: StoredConfig) -> bool:
-    return place.stored is not None and place.stored.version == stored.version
+    return place.stored is not None and place.stored.age == stored.age
 
 
 def _newest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None:
-    """The configuration with the highest version; None if there is none, or if that one is a deletion."""
-    known = [stored for stored in found.values() if stored is not None]
-    newest = max(known, key=lambda stored: stored.version, default=None)
-    return None if newest is None or newest.deleted else newest
+    """The configuration of the last life and highest version; None if there is none, or if that one is a deletion."""
+    latest = _latest(found)
+    return None if latest is None or latest.deleted else latest
+
+
+def _latest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None:
+    """As _newest, or the deletion that is newer."""
+    return max((stored for stored in found.values() if stored is not None), key=lambda stored: stored.age, default=None)
 
 
 def _load_all(
@@ -218,7 +226,7 @@ def _load_all(
 
 def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
     """Brings every place that has an older configuration, or none, to the newest one."""
-    behind = [place for place in places if place.stored is None or place.stored.version < newest.version]
+    behind = [place for place in places if place.stored is None or place.stored.age < newest.age]
     results = yield from together([_carry_to(session, place, newest, deadline_s) for place in behind])
     for place, result in zip(behind, results, strict=True):
         if isinstance(result, PinLaterError):
@@ -229,11 +237,14 @@ def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, dea
 
 
 def _carry_to(session: Session, place: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:
+    if place.stored is not None and not place.stored.deleted and place.stored.life < newest.life:
+        # it was away when the queue was deleted and made again: its jobs are of the deleted one
+        yield from _delete(session, place, deadline_s, newest.life)
     if place.stored is None or place.stored.deleted:
         yield from _register(session, place, deadline_s)
-        yield from create(place, newest.config.pack(), newest.version, deadline_s)
+        yield from create(place, newest.config.pack(), newest.carried, deadline_s)
         return
-    _remember(place, (yield from write(place, "configure", [newest.config.pack(), newest.version], deadline_s)))
+    _remember(place, (yield from write(place, "configure", [newest.config.pack(), newest.carried], deadline_s)))
 
 
 def _remember(place: QueueShard, reply: list[Any]) -> QueueConfig:
@@ -253,12 +264,13 @@ def _registry_call(server: Server, command: str, place: QueueShard) -> Flow[None
         raise answer.error
 
 
-def _delete(session: Session, place: QueueShard, deadline_s: float) -> Flow[bool]:
+def _delete(session: Session, place: QueueShard, deadline_s: float, below: int | None = None) -> Flow[bool]:
+    """below: only what is of an earlier life than this; another client may have made the queue again meanwhile."""
     stored = yield from load_config(place, deadline_s)
     there = stored is not None and not stored.deleted
     if there:
         try:
-            yield from write(place, "delete_queue", [], deadline_s)
+            yield from write(place, "delete_queue", [b"" if below is None else below], deadline_s)
         except QueueNotFound:
             there = False
         except OutcomeUnknown as error:

@@ -56,6 +56,8 @@ class QueueShard:
         "silent_until_s",
         "stored",
         "unknown_claim",
+        "waiters",
+        "waiters",
     )
 
     def __init__(self, queue: str, shard: Shard, session: bytes) -> None:
@@ -69,6 +71,8 @@ class QueueShard:
         #: A claim whose answer was lost: the next claim asks for it first, so that its jobs do not wait for their lease
         #: to end.
         self.unknown_claim: OutcomeUnknown | None = None
+        #: Calls of this client that wait for a ring from here.
+        self.waiters: set[object] = set()
         self.h = b""
         self._keys: dict[tuple[str, int], tuple[bytes, ...]] = {}
 

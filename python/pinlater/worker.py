@@ -152,15 +152,11 @@ class Worker:
             if self._monitor is not None:
                 await self._monitor.start()
             await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not claiming.done():  # what a claim under way brings is handed back
-                await asyncio.wait([claiming], timeout=GRACE_S)
         finally:
-            for task in (claiming, stopping):
-                task.cancel()
-            ended = await asyncio.gather(claiming, return_exceptions=True)
-            await self._close()
-        if isinstance(ended[0], Exception):
-            raise ended[0]
+            stopping.cancel()
+            await self._close(claiming)
+        if not claiming.cancelled():
+            claiming.result()
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
@@ -174,7 +170,7 @@ class Worker:
             await self._ending.drain()
             return self._stats.claimed - before
         finally:
-            await self._close()
+            await self._close(None)
 
     # holding
 
@@ -317,13 +313,18 @@ class Worker:
 
     # stopping
 
-    async def _close(self) -> None:
+    async def _close(self, claiming: asyncio.Task[None] | None) -> None:
         deadline_s = time.monotonic() + self.config.stop_timeout_s
         self._stopping.set()
+        self._claimer.stop()
+        handing_back = self._loop.create_task(self._hand_back(claiming))
+        handing_back.add_done_callback(lambda _: self._progress.set())
         try:
-            await self._release_waiting()
-            while self._running and not self._at_once and (left_s := deadline_s - time.monotonic()) > 0:
+            while (self._running or not handing_back.done()) and not self._at_once:
+                if (left_s := deadline_s - time.monotonic()) <= 0:
+                    break
                 await self._wait_progress(left_s)
+            await self._cut_short(handing_back, claiming)
             await self._give_up()
             await self._ending.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))
         finally:
@@ -349,16 +350,33 @@ class Worker:
             future.remove_done_callback(self._finished)
             self._waiting.append(held)
         self._running.clear()
+        await self._cut_short(self._loop.create_task(self._release_waiting()))
+
+    async def _hand_back(self, claiming: asyncio.Task[None] | None) -> None:
+        """Releases what was not started, then what a claim under way brings."""
         await self._release_waiting()
+        if claiming is not None:
+            await asyncio.wait([claiming])
+            await self._release_waiting()
+
+    async def _cut_short(self, *tasks: asyncio.Task[None] | None) -> None:
+        """Ends what a server that does not answer still holds up."""
+        held_up = [task for task in tasks if task is not None]
+        await asyncio.wait(held_up, timeout=GRACE_S)
+        for task in held_up:
+            task.cancel()
+        for end in await asyncio.gather(*held_up, return_exceptions=True):
+            if isinstance(end, Exception):
+                log.error("stopping: %s", end, exc_info=end)
 
     async def _release_waiting(self) -> None:
         held, self._waiting = list(self._waiting), deque()
         self._bytes -= sum(len(one.job.body) for one in held)
         try:
-            async with asyncio.timeout(GRACE_S):
-                await self._ending.release(held)
-        except TimeoutError:
+            await self._ending.release(held)
+        except asyncio.CancelledError:
             log.error("%d jobs not handed back in time; they run again when their leases run out", len(held))
+            raise
 
 
 def _describe(error: BaseException) -> str:

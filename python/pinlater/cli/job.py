@@ -64,7 +64,7 @@ def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_
         _print_claimed(found)
         if not dry_run:
             held = duration(client.queue_config(queue).lease_ms)
-            remark(f"held for {held}; next: pinlater job ack {claim_of(found[0])}")
+            remark(f"held for {held}; next: pinlater job ack {' '.join(map(claim_of, found))}")
     return DONE
 
 
@@ -197,6 +197,8 @@ def attempts_told(info: JobInfo) -> str:
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool) -> int:
     """List the jobs of a state, latest first."""
+    if future and state != State.PENDING.value:
+        usage(f"--future: expected with --state pending, got {state}")
     with settings.client() as client:
         scan = client.scan(
             queue, state, priority=priority, future=future, with_body=body, page_size=min(limit + 1, MAX_BATCH)
@@ -285,7 +287,12 @@ def retry(
 @click.option("--queue", metavar="NAME", help="Remove jobs of this queue, with --state.")
 @click.option("--state", type=_STATE, help="With --queue: jobs of this state.")
 @click.option("--priority", type=int, help="With --queue: only this priority.")
-@click.option("--limit", type=int, default=1000, help="With --queue: the most jobs, oldest first. [default: 1000]")
+@click.option(
+    "--limit",
+    type=int,
+    default=1000,
+    help="With --queue: the most jobs, oldest first (running ones in no order). [default: 1000]",
+)
 def rm(
     settings: Settings,
     descriptors: tuple[str, ...],

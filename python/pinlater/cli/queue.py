@@ -29,7 +29,7 @@ _HELP: Final = {
     "paused": "Give out no jobs.",
     "refuse_enqueue": "Take in no jobs.",
     "levels": "Number of priorities; can only grow.",
-    "keep_succeeded": "Succeeded jobs kept a shard and priority.",
+    "keep_succeeded": "Succeeded jobs kept a shard and priority; lowered: what is over goes within 30 s, by a monitor.",
     "succeeded_ttl_s": "Seconds for which succeeded jobs are kept.",
     "failed_ttl_s": "Seconds for which failed jobs are kept.",
     "body_limit": "Largest body in bytes.",
@@ -51,7 +51,7 @@ def config_options(function: F) -> F:
 
 @click.group("queue", cls=Group)
 def queue() -> None:
-    """Queues: create, ls, info, set, purge, rm."""
+    """Queues: create, ls, info, set, purge, reset-lost, rm."""
 
 
 @queue.verb("create")
@@ -152,6 +152,19 @@ def purge(settings: Settings, name: str, yes: bool) -> int:
         print_json({"queue": name, "removed": removed})
     else:
         say(f"queue {name}: {jobs(removed)} removed")
+    return DONE
+
+
+@queue.verb("reset-lost")
+@click.argument("name")
+def reset_lost(settings: Settings, name: str) -> int:
+    """Set the count of lost records, which the doctor reports, back to 0: when their cause is mended."""
+    with settings.client() as client:
+        lost = client.reset_lost(name)
+    if settings.as_json:
+        print_json({"queue": name, "lost": lost})
+    else:
+        say(f"queue {name}: {lost:,} lost records, counted anew from 0")
     return DONE
 
 
