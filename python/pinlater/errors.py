@@ -15,6 +15,7 @@ PinLaterError
 │   ├── ServerReplyError                an answer no version of PinLater gives
 │   └── EmbeddedServerError             the embedded server can not be had
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
+├── PartialOutcome                      done for some jobs, certainly not for others
 ├── PartialEnqueue                      some parts of a large enqueue were refused
 └── PartialDelete                       a queue is still there on some shards
 """
@@ -118,6 +119,32 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
         return (yield from flow)[index]
     except OutcomeUnknown as error:
         raise error.part(index) from None
+
+
+class PartialOutcome(PinLaterError):
+    """A call on jobs in several places (shards, queues, or over 1,000 jobs of one) was not carried out in all of them.
+
+    result: what the call returns of the jobs in `done`. done: the jobs, as the caller gave them, of the places that
+    answered. failed: for each place where certainly nothing was changed, its jobs and the error. unknown: for each
+    place where it may have been carried out, its jobs and the OutcomeUnknown, whose resolve() gives what the call
+    returns of them. Each job given stands in one of the three (named twice: once). A call that goes in rounds
+    (retry_failed, delete_jobs by state, purge) names no jobs: `result` is the count so far, and calling it again goes
+    on.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        result: Any,
+        done: Sequence[Any] = (),
+        failed: Sequence[tuple[list[Any], PinLaterError]] = (),
+        unknown: Sequence[tuple[list[Any], OutcomeUnknown]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.result = result
+        self.done = list(done)
+        self.failed = list(failed)
+        self.unknown = list(unknown)
 
 
 class PartialEnqueue(PinLaterError):

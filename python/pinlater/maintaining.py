@@ -1,20 +1,19 @@
 """Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
 
 Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves
-the rest undone.
+the rest undone, and its error tells how many were done.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
-from functools import partial
+from itertools import product
 from typing import Any
 
 from pinlater import _core
 from pinlater.config import check_integer
 from pinlater.enqueuing import MAX_BATCH, when
-from pinlater.errors import checked
+from pinlater.errors import OutcomeUnknown, PartialOutcome, PinLaterError, checked
 from pinlater.exchange import write
 from pinlater.flows import Flow, all_of, complete
 from pinlater.inspecting import check_priority
@@ -47,8 +46,7 @@ def retry_failed(
                 most = min(limit - done, MAX_BATCH)
                 before = done
                 call = write(place, "retry_failed", [level, most, attempts, kind, ms], deadline_s)
-                # resolve() of an unknown outcome tells what was moved up to then
-                done = yield from complete(call, partial(_add, before))
+                done = yield from _round(done, complete(call, _u32))
                 if done - before < most:
                     break
     return done
@@ -57,73 +55,86 @@ def retry_failed(
 def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
     """Puts the named failed jobs back in line; returns how many were failed."""
     checked(lambda: NewJob(b"", attempts=attempts))
+    calls = _by_level(session, list(descriptors))
     flows = [
         complete(write(place, "retry_failed", [level, 0, attempts, 0, 0, *ids], deadline_s), _u32)
-        for place, level, ids in _by_level(session, descriptors)
+        for place, level, ids, _ in calls
     ]
-    return (yield from all_of(flows, sum))
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def delete_jobs(
     session: Session, queue: str, state: State | str, priority: int | None, limit: int, deadline_s: float
 ) -> Flow[int]:
     """Removes up to `limit` jobs of a state, oldest first; returns how many. A running one's ack will be refused."""
-    places = yield from known_places(session, queue, deadline_s)
-    levels = check_priority(priority, places)
-    code = State.of(state).code
-    check_integer("limit", limit, 0, 2**63 - 1)
-    done = 0
-    more = True
-
-    def removed(before: int, reply: list[Any]) -> int:
-        nonlocal more
-        gone, left = struct.unpack(">IB", reply[2])
-        more = bool(left and gone)
-        return int(before + gone)
-
-    for level in levels:
-        for place in places:
-            more = True
-            while more and done < limit:
-                arguments = [code, level, min(limit - done, MAX_BATCH)]
-                done = yield from complete(write(place, "delete_jobs", arguments, deadline_s), partial(removed, done))
-    return done
+    return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
 
 
 def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
     """Removes jobs by descriptor, whatever their state; returns how many were there."""
+    calls = _by_level(session, list(descriptors))
     flows = [
-        complete(
-            write(place, "delete_jobs", ["", level, 0, *ids], deadline_s),
-            lambda reply: int(struct.unpack(">IB", reply[2])[0]),
-        )
-        for place, level, ids in _by_level(session, descriptors)
+        complete(write(place, "delete_jobs", ["", level, 0, *ids], deadline_s), _u32) for place, level, ids, _ in calls
     ]
-    return (yield from all_of(flows, sum))
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
     """Removes every job of a queue in every state; the queue stays. Returns how many."""
-    total = 0
-    for state in State:
-        total += yield from delete_jobs(session, queue, state, None, 2**62, deadline_s)
-    return total
+    return (yield from _delete_states(session, queue, list(State), None, 2**62, deadline_s))
 
 
-def _by_level(session: Session, descriptors: Iterable[str]) -> list[tuple[QueueShard, int, list[bytes]]]:
-    calls: dict[tuple[str, str, int], list[bytes]] = {}
-    parts: list[tuple[QueueShard, int, list[bytes]]] = []
-    for queue, shard, levels, ids, _ in checked(_core.group_descriptors, list(descriptors)):
-        calls.clear()
-        for level, id_ in zip(levels, ids, strict=True):
-            calls.setdefault((queue, shard, level), []).append(id_)
-        parts += [(session.place(queue, shard), level, chosen) for (_, _, level), chosen in calls.items()]
-    return parts
+def _delete_states(
+    session: Session, queue: str, states: list[State], priority: int | None, limit: int, deadline_s: float
+) -> Flow[int]:
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    check_integer("limit", limit, 0, 2**63 - 1)
+    done = 0
+    more = True
+
+    def removed(reply: list[Any]) -> int:
+        nonlocal more
+        more = bool(reply[2][4]) and _u32(reply) > 0
+        return _u32(reply)
+
+    for state, level, place in product(states, levels, places):
+        more = True
+        while more and done < limit:
+            call = write(place, "delete_jobs", [state.code, level, min(limit - done, MAX_BATCH)], deadline_s)
+            done = yield from _round(done, complete(call, removed))
+    return done
 
 
-def _add(before: int, reply: list[Any]) -> int:
-    return before + _u32(reply)
+def _round(done: int, call: Flow[int]) -> Flow[int]:
+    """One round of a large call: how many jobs by now, this round's included.
+
+    What ends the call tells of the rounds before: resolve() of an unknown outcome counts them, and where this round was
+    certainly not carried out, PartialOutcome does.
+    """
+    try:
+        return (yield from complete(call, lambda count: done + count))
+    except OutcomeUnknown:
+        raise
+    except PinLaterError as error:
+        if not done:
+            raise
+        raise PartialOutcome(f"{done} jobs done, then no more: {error}", done, failed=[([], error)]) from None
+
+
+def _by_level(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
+    """A call a place and level: its ids, and their descriptors."""
+    calls: list[tuple[QueueShard, int, list[bytes], list[str]]] = []
+    for queue, shard, levels, ids, positions in checked(_core.group_descriptors, descriptors):
+        by_level: dict[int, tuple[list[bytes], list[str]]] = {}
+        for level, id_, position in zip(levels, ids, positions, strict=True):
+            chosen, named = by_level.setdefault(level, ([], []))
+            chosen.append(id_)
+            named.append(descriptors[position])
+        calls += [(session.place(queue, shard), level, *chosen) for level, chosen in by_level.items()]
+    return calls
 
 
 def _u32(reply: list[Any]) -> int:
-    return int.from_bytes(reply[2], "big")
+    """The number that a reply begins with."""
+    return int.from_bytes(reply[2][:4], "big")
