@@ -74,16 +74,15 @@ class AsyncTransport:
         except PinLaterError as error:
             return [Failure(False, error)] * len(effect.commands)
         answers: list[Any] = []
+        wait_s = effect.wait_s(self._timeouts[1])
         try:
-            async with asyncio.timeout(self._timeouts[1]):
+            async with asyncio.timeout(wait_s):
                 await link.send(pack_commands(effect.commands))
                 for _ in effect.commands:
                     answers.append(await link.receive())
         except (OSError, hiredis.ProtocolError, TimeoutError) as error:
             await link.close()
-            why = (
-                f"no answer within {self._timeouts[1]} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
-            )
+            why = f"no answer within {wait_s:.3g} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:

@@ -5,7 +5,7 @@ PinLaterError
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
-│   ├── ConfigConflict                  somebody else changed the configuration first
+│   ├── ConfigConflict                  somebody else keeps changing the configuration
 │   └── TicketGone
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
@@ -51,7 +51,7 @@ class EnqueueRefused(QueueError):
 
 
 class ConfigConflict(QueueError):
-    """The queue's configuration was changed by somebody else since it was read."""
+    """Whenever the call was sent, until its deadline, somebody else had changed the queue's configuration."""
 
 
 class TicketGone(QueueError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pinlater.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.servers import Server
@@ -20,12 +20,25 @@ Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = tuple[Argument, ...]
 
 
+#: What was sent is given so long to be answered, though the deadline be nearer: to stop listening at once would make
+#: outcomes unknown that are about to be known.
+LEAST_WAIT_S: Final = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order."""
+    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order.
+
+    deadline_s: monotonic seconds; a nearer one shortens the wait for the answers.
+    """
 
     server: Server
     commands: Sequence[Command]
+    deadline_s: float = float("inf")
+
+    def wait_s(self, read_timeout_s: float) -> float:
+        """How long to wait for an answer, if the commands leave now."""
+        return min(read_timeout_s, max(LEAST_WAIT_S, self.deadline_s - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +88,11 @@ class Failure:
     error: PinLaterError
 
 
-def send(server: Server, *commands: Command) -> Flow[list[Any]]:
+def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any]]:
     """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
-    answers: list[Any] = (yield [Send(server, commands)])[0]
+    answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
     if any(isinstance(answer, Failure) and answer.sent for answer in answers):
-        answers = (yield [Send(server, commands)])[0]
+        answers = (yield [Send(server, commands, deadline_s)])[0]
     return answers
 
 
@@ -120,10 +133,12 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
 
 def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]]]:
     commands: dict[Server, list[Command]] = {}
+    deadline_s: dict[Server, float] = {}
     for effects in sends.values():
         for effect in effects:
             commands.setdefault(effect.server, []).extend(effect.commands)
-    answers = yield [Send(server, merged) for server, merged in commands.items()]
+            deadline_s[effect.server] = max(deadline_s.get(effect.server, 0.0), effect.deadline_s)
+    answers = yield [Send(server, merged, deadline_s[server]) for server, merged in commands.items()]
     streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
     return {
         index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects]
