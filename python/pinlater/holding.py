@@ -38,9 +38,12 @@ def ack(
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
 
 
-def places_of_acks(succeeded: list[Any], failed: list[Any]) -> set[tuple[str, str]]:
-    """The queues and shards of what is acked by token; raises InvalidArgument for what ack() would."""
-    return {(batch.queue, batch.shard) for batch in _with_source(checked(_core.group_acks, succeeded, failed), "")}
+def places_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
+    """What is acked by token: ids by queue and shard. Raises InvalidArgument for what ack() would."""
+    places: dict[tuple[str, str], list[bytes]] = {}
+    for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
+        places.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+    return places
 
 
 def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
