@@ -22,7 +22,6 @@ from pinlater.errors import (
     ServerReplyError,
     ServerTooOld,
     ServerUnavailable,
-    TicketGone,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.monitor import Monitor
@@ -57,7 +56,6 @@ __all__ = [
     "ServerTooOld",
     "ServerUnavailable",
     "State",
-    "TicketGone",
     "Worker",
     "WorkerConfig",
     "__version__",

@@ -5,8 +5,7 @@ PinLaterError
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
-│   ├── ConfigConflict                  somebody else keeps changing the configuration
-│   └── TicketGone
+│   └── ConfigConflict                  somebody else keeps changing the configuration
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
 │   ├── ServerFull                      maxmemory; nothing was changed
@@ -52,10 +51,6 @@ class EnqueueRefused(QueueError):
 
 class ConfigConflict(QueueError):
     """Whenever the call was sent, until its deadline, somebody else had changed the queue's configuration."""
-
-
-class TicketGone(QueueError):
-    """The ids of a ticket were loaded before, or the ticket is older than an hour."""
 
 
 class ServerError(PinLaterError):
@@ -181,7 +176,7 @@ class PartialDelete(PinLaterError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
-    "TICKET_GONE": TicketGone,
+    "TICKET_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,
     "STALE_REQUEST": ServerReplyError,
