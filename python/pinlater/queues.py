@@ -171,7 +171,7 @@ def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[Q
     now_s = time.monotonic()
     ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]
     if all(place.stored is None for place in places):
-        yield from _load_all(ask or places, deadline_s)
+        yield from _load_all(places, deadline_s, ask)
     else:
         yield from _ask(ask, min(deadline_s, now_s + PATIENCE_S))
     newest = _newest({place: place.stored for place in places})
@@ -194,18 +194,24 @@ def _newest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None
     return None if newest is None or newest.deleted else newest
 
 
-def _load_all(places: list[QueueShard], deadline_s: float) -> Flow[dict[QueueShard, StoredConfig | None]]:
+def _load_all(
+    places: list[QueueShard], deadline_s: float, first: list[QueueShard] | None = None
+) -> Flow[dict[QueueShard, StoredConfig | None]]:
     """Asks shards for a queue's configuration until one answers; those that do not are left out. Raises the first error
     if none does before the deadline, or can be expected to.
+
+    first: those that are asked alone at first; none: all.
     """
+    ask = first or places
     while True:
         until_s = min(deadline_s, time.monotonic() + PATIENCE_S) if len(places) > 1 else deadline_s
-        found, failed = yield from _ask(places, until_s)
+        found, failed = yield from _ask(ask, until_s)
         if found:
             return found
         waits = any(isinstance(error, ServerUnavailable) and place.shard.server.contacted for place, error in failed)
         if until_s == deadline_s or not waits:
             raise failed[0][1]
+        ask = places
 
 
 def _ask(
