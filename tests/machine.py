@@ -123,8 +123,8 @@ class Rig:
     def resend(self, sent: Sent) -> Any:
         """A finished request once more; its answer."""
 
-        def flow(_: float) -> Flow[Any]:
-            return (yield from send(sent.server, sent.command))[0]
+        def flow(deadline_s: float) -> Flow[Any]:
+            return (yield from send(sent.server, sent.command, deadline_s=deadline_s))[0]
 
         self.transport.remembers = False
         try:

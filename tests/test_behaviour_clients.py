@@ -7,18 +7,21 @@ Risks: forks a process that has threads; the child only calls the client and exi
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Client, CountsByState, Job, QueueConfig
-from pinlater.errors import InvalidArgument
+from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig, State
+from pinlater.errors import InvalidArgument, OutcomeUnknown
 from pinlater.keys import queue_key
+from pinlater.scripts import load_scripts
 from tests.both_clients import CALLS_KINDS, make_calls
+from tests.cut_proxy import Cut, CutProxy
 from tests.servers import Server, wait_until
 
 THREADS = 8
@@ -125,7 +128,81 @@ async def _parent_and_child(put: Any, put_and_close: Any, client: AsyncClient, s
     await client.close()
 
 
+def in_child_on_a_loop(act: Callable[[], Awaitable[None]]) -> int:
+    """As in_child, on an event loop of the child's own: this thread has a running one already."""
+
+    async def in_time() -> None:
+        await asyncio.wait_for(act(), 15)
+
+    def child() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, in_time()).result()
+
+    return in_child(child)
+
+
+@pytest.mark.parametrize("first_call", ["enqueue", "ack", "close"])
+def test_what_waits_in_the_parent_at_a_fork_is_the_parents_alone(server: Server, first_call: str) -> None:
+    async def parent() -> None:
+        client = AsyncClient(server.url)
+        await client.create_queue("q", QueueConfig(keep_succeeded=100))
+        await client.enqueue_many("q", [b"%d" % i for i in range(4)])
+        *jobs, other = await client.dequeue("q", 4)
+
+        async def child() -> None:
+            if first_call == "enqueue":
+                assert await client.enqueue("q", b"child")
+            if first_call == "ack":
+                assert await client.ack(succeeded=[other]) == []
+            await client.close()
+
+        waiting: list[Any] = [asyncio.ensure_future(client.enqueue("q", b"parent")) for _ in range(3)]
+        waiting += [asyncio.ensure_future(client.ack(succeeded=[job])) for job in jobs]
+        await asyncio.sleep(0)
+        assert client._enqueues["q"]._waiting
+        assert client._acks["q", "1"]._waiting
+        assert in_child_on_a_loop(child) == 0
+        answers = await asyncio.gather(*waiting)
+        assert len(set(answers[:3])) == 3
+        assert answers[3:] == [[]] * 3
+        by_child = first_call == "enqueue", first_call == "ack"
+        assert await client.count("q") == CountsByState(
+            pending=3 + by_child[0], in_progress=1 - by_child[1], succeeded=3 + by_child[1]
+        )
+        await client.close()
+
+    asyncio.run(parent())
+
+
+def test_a_forked_child_leaves_the_connections_of_its_parent_alone(server: Server) -> None:
+    """The two share the poll of the parent's loop: a connection closed in the child would be heard no more."""
+
+    async def parent() -> None:
+        async with AsyncClient(server.url, timeout_s=60, read_timeout_s=60) as client:
+            await client.create_queue("q")
+            assert await client.dequeue("q", wait=0.01) == []  # subscribed
+
+            async def child() -> None:
+                await client.enqueue("q", b"child")
+                gc.collect()
+                await client.close()
+
+            assert in_child_on_a_loop(child) == 0
+            async with asyncio.timeout(30):
+                assert [job.body for job in await client.dequeue("q")] == [b"child"]
+                waiting = asyncio.ensure_future(client.dequeue("q", wait=25))
+                await client.enqueue("q", b"parent")
+                assert [job.body for job in await waiting] == [b"parent"]
+
+    asyncio.run(parent())
+
+
 # calls that leave together
+
+
+async def gathered(*calls: Awaitable[Any]) -> list[Any]:
+    """What each of them returned or raised."""
+    return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
 @pytest.mark.parametrize("count", [1, 50, 1000])
@@ -208,6 +285,60 @@ def test_an_ack_of_a_queue_that_is_gone_fails_alone(server: Server) -> None:
             assert type(results[1]).__name__ == "QueueNotFound"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("succeeded_first", [True, False])
+def test_of_two_that_ack_one_job_the_second_is_refused(server: Server, succeeded_first: bool) -> None:
+    """As without leaving together: opposite outcomes must not become one silently."""
+
+    async def run() -> None:
+        async with AsyncClient(server.url) as client:
+            await client.create_queue("q", QueueConfig(keep_succeeded=100))
+            await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 4)
+            twice, same, *others = await client.dequeue("q", 4)
+            ack: Any = client.ack
+            kinds = ["succeeded", "failed"] if succeeded_first else ["failed", "succeeded"]
+            before = script_calls(server)
+            answers = await gathered(
+                client.ack(succeeded=others[:1]),
+                ack(**{kinds[0]: [twice]}),
+                ack(**{kinds[1]: [(twice.descriptor, twice.token), others[1]]}),
+                client.ack(succeeded=[same]),
+                client.ack(succeeded=[same]),
+            )
+            assert answers == [[], [], [(twice.descriptor, twice.token)], [], [same]]
+            assert script_calls(server) - before <= 4  # three, and one more where the script was not known
+            info = (await client.lookup([twice.descriptor]))[twice.descriptor]
+            assert info.state is (State.SUCCEEDED if succeeded_first else State.FAILED)
+            assert (await client.count("q")).in_progress == 0
+
+    asyncio.run(run())
+
+
+def test_the_second_ack_of_one_job_has_its_own_outcome_where_the_first_is_lost(server: Server) -> None:
+    async def run(proxy: CutProxy) -> None:
+        async with AsyncClient(proxy.url, timeout_s=0.1) as client, AsyncClient(server.url) as direct:
+            await direct.create_queue("q", QueueConfig(keep_succeeded=100))
+            await direct.enqueue("q", b"")
+            jobs = await client.dequeue("q")
+            requests: list[list[bytes]] = []  # lane and sequence: a resend has the same
+
+            def of_the_first(command: list[bytes]) -> bool:
+                if command[1:2] != [load_scripts()["ack"].sha]:
+                    return False
+                requests.append(command[3 + int(command[2]) :][:2])
+                return requests[-1] == requests[0]
+
+            await client.ack(succeeded=[("q:s1:p1:5", bytes(7) + b"\1")])  # the server knows the script
+            proxy.arm(Cut.AFTER, match=of_the_first, count=10**9)
+            lost, told = await gathered(client.ack(failed=jobs), client.ack(succeeded=jobs))
+            proxy.disarm()
+            assert isinstance(lost, OutcomeUnknown)
+            assert (told, await lost.resolve()) == (jobs, [])
+            assert await direct.count("q") == CountsByState(pending=1)
+
+    with CutProxy(server.port) as proxy:
+        asyncio.run(run(proxy))
 
 
 # where a client goes

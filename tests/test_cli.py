@@ -14,7 +14,7 @@ import pytest
 from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, Failure, explain
 from pinlater.cli.output import duration, moment, preview, size
-from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull
+from pinlater.errors import OutcomeUnknown, PartialEnqueue, PartialOutcome, PinLaterError, QueueNotFound, ServerFull
 from tests.cli_runs import Run, mail, run  # noqa: F401
 from tests.conftest import FreshServer
 from tests.servers import Server, free_port, wait_until
@@ -102,11 +102,14 @@ def test_every_error_has_an_exit_code() -> None:
     def below(kind: type[PinLaterError]) -> list[type[PinLaterError]]:
         return [kind, *(each for child in kind.__subclasses__() for each in below(child))]
 
-    codes = {
-        kind.__name__: explain(kind.__new__(kind))[1] for kind in below(PinLaterError) if kind is not PartialEnqueue
-    }
+    in_parts = (PartialEnqueue, PartialOutcome)  # these go by what is in them
+    codes = {kind.__name__: explain(kind.__new__(kind))[1] for kind in below(PinLaterError) if kind not in in_parts}
     assert set(codes.values()) <= {NO, USAGE, SERVER, UNKNOWN}
     assert codes["QueueNotFound"] == codes["EnqueueRefused"] == NO
+    failed = [(["job"], QueueNotFound("gone"))]
+    assert explain(PartialOutcome("in part", [], ["another"], failed)) == ("in part", NO)
+    unknown = [(["job"], OutcomeUnknown("lost", lambda _: None))]
+    assert explain(PartialOutcome("in part", [], ["another"], failed, unknown)) == ("in part", UNKNOWN)
 
 
 def test_a_frozen_server_is_4_within_the_timeout(run: Run, fresh_server: FreshServer) -> None:

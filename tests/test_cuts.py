@@ -79,7 +79,7 @@ def test_a_server_that_stands_still_carries_a_call_out_once(
     case: Case, make: Make, direct: Client, proxy: CutProxy, server: Server
 ) -> None:
     if case.name == "create":
-        pytest.skip("asks for the queue first, and gives up for certain")
+        pytest.skip("the first call of a client: a server it never reached is not waited for")
     calls = make(read_timeout_s=READ_TIMEOUT_S, connect_timeout_s=READ_TIMEOUT_S)
     needed = begin(case, calls, direct, "q")
     before = len(proxy.requests)

@@ -64,7 +64,7 @@ def test_resolve_gives_the_answer_of_the_call(
     answer = calls.resolve(error)
     assert case.holds(direct, "q", answer, needed)
     tries = sent(proxy, case, "q")[tries_before:]
-    assert len(tries) > 2
+    assert len(tries) >= 2, "one of the call at least, and one of resolve()"
     assert len({(seen.lane, seen.sequence) for seen in tries}) == 1
     assert calls.resolve(error) == answer
     assert len(sent(proxy, case, "q")) == tries_before + len(tries), "what is known is not asked again"

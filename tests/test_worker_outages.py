@@ -13,9 +13,13 @@ import pytest
 
 from pinlater import AsyncClient, Job, QueueConfig
 from pinlater.async_transport import AsyncTransport
+from pinlater.enqueuing import MAX_BATCH
+from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
+from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import on_loop, until
+from tests.resp import Command
 from tests.servers import KINDS, Kind, Server
 
 DEADLINE_S = 60.0
@@ -168,3 +172,43 @@ async def test_stop_while_the_server_is_away_ends_within_its_deadline(fresh_serv
         server.kill()
         await asyncio.wait_for(worker.stop(), DEADLINE_S)
         assert worker.stats.released == 0
+
+
+@on_loop
+async def test_no_job_is_acked_twice_when_one_of_the_calls_of_a_large_flush_is_refused(server: Server) -> None:
+    gate, jobs = asyncio.Event(), MAX_BATCH + 500
+
+    async def handler(_: Job) -> None:
+        await gate.wait()
+
+    def request_of(command: Command) -> tuple[bytes, ...]:
+        """Lane and sequence: a resend has the same."""
+        first = 3 + int(command[2])
+        return tuple(command[first : first + 2])
+
+    def refuse(command: Command) -> bool:
+        if command[1:2] == [load_scripts()["ack"].sha]:
+            acks.append(command)
+            if len(acks) == 2:
+                server.call("CONFIG", "SET", "min-replicas-to-write", 1)  # NOREPLICAS: certainly not carried out
+        return False
+
+    acks: list[Command] = []
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(server.url) as client, AsyncClient(proxy.url, timeout_s=0.1) as own:
+            await client.create_queue("q", QueueConfig(keep_succeeded=jobs))
+            await client.enqueue("q", b"")
+            await client.ack(succeeded=await client.dequeue("q"))  # the server knows the script
+            await client.enqueue_many("q", [b""] * jobs)
+            config = WorkerConfig(concurrency=jobs, prefetch=0, monitor=False)
+            try:
+                async with Worker(own, "q", handler, config) as worker:
+                    await until(lambda: len(worker._running) == jobs, "running jobs", DEADLINE_S)
+                    proxy.arm(Cut.BEFORE, match=refuse)
+                    gate.set()
+                    await until(lambda: len({request_of(ack) for ack in acks}) > 3, "an ack given up", DEADLINE_S)
+                    server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+                    await until(lambda: worker._ending.count == 0, "the acks", DEADLINE_S)
+                    assert (worker.stats.succeeded, worker.stats.stale) == (jobs, 0)
+            finally:
+                server.call("CONFIG", "SET", "min-replicas-to-write", 0)

@@ -315,3 +315,30 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
             await until(lambda: worker.stats.stale == 4, "four stale jobs")
         assert started == [held[0].job.descriptor]
         assert (worker._bytes, worker.stats.succeeded) == (0, 0)
+
+
+@on_loop
+async def test_a_deleted_queue_ends_only_its_own_claims_in_doubt(server: Server) -> None:
+    gate, started = asyncio.Event(), []
+
+    async def handler(job: Job) -> None:
+        started.append(job.queue)
+        await gate.wait()
+
+    async with clients(server, lease_ms=60_000) as (client, own):
+        await client.create_queue("gone")
+        worker = Worker(own, ["q", "gone"], handler, WorkerConfig(concurrency=1, monitor=False))
+        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
+        async with worker:
+            await client.enqueue("q", b"")
+            await until(lambda: len(worker._running) == 1, "a running job")
+            await client.enqueue_many("q", [b""] * 2)
+            await client.enqueue_many("gone", [b""] * 2)
+            await until(lambda: len(worker._waiting) == 4, "prefetched jobs of both queues")
+            for one in worker._waiting:
+                one.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
+            await client.delete_queue("gone")
+            gate.set()
+            await until(lambda: worker.stats.stale == 2, "two stale jobs")
+            await until(lambda: worker.stats.succeeded == 3, "the jobs of the other queue")
+        assert started == ["q"] * 3

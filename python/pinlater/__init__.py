@@ -12,6 +12,7 @@ from pinlater.errors import (
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
+    PartialOutcome,
     PinLaterError,
     QueueError,
     QueueNotFound,
@@ -21,7 +22,6 @@ from pinlater.errors import (
     ServerReplyError,
     ServerTooOld,
     ServerUnavailable,
-    TicketGone,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.monitor import Monitor
@@ -44,6 +44,7 @@ __all__ = [
     "OutcomeUnknown",
     "PartialDelete",
     "PartialEnqueue",
+    "PartialOutcome",
     "PinLaterError",
     "QueueConfig",
     "QueueError",
@@ -55,7 +56,6 @@ __all__ = [
     "ServerTooOld",
     "ServerUnavailable",
     "State",
-    "TicketGone",
     "Worker",
     "WorkerConfig",
     "__version__",

@@ -59,6 +59,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Waits for what is on its way, closes all connections, lets go of an embedded server. Twice is fine."""
+        self._check_fork()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._transport.close()
@@ -67,15 +68,18 @@ class AsyncClient:
 
     async def _run(self, make: Callable[[float], Flow[T]]) -> T:
         """Drives the flow that `make` gives for a deadline."""
-        if self._session.renew_after_fork():
-            self._transport.after_fork(self._session.channel)
-            self._enqueues.clear()
-            self._acks.clear()
+        self._check_fork()
         try:
             return await self._transport.drive(make(self._settings.deadline_s()))
         except PinLaterError as error:
             give_drive(error, self._run)
             raise
+
+    def _check_fork(self) -> None:
+        """A forked child begins anew: what waits or is on its way in the parent is the parent's alone."""
+        if self._session.renew_after_fork():
+            self._transport.after_fork(self._session.channel)
+            self._tasks, self._enqueues, self._acks = set(), {}, {}
 
     # queues
 
@@ -127,6 +131,7 @@ class AsyncClient:
             status=status,
             key=key,
         )
+        self._check_fork()
         known = self._session.known_config(queue)
         if known is None:
             await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
@@ -168,16 +173,20 @@ class AsyncClient:
         failed: Iterable[Claimed | Ack | str] = (),
         source: str = "",
     ) -> list[Any]:
-        """See Client.ack. Acks of a queue and shard that wait in the same turn of the loop leave together."""
+        """See Client.ack. Acks of a queue and shard that wait in the same turn of the loop leave together; those of
+        one job one after the other, in order.
+        """
         ended = listed("succeeded", succeeded), listed("failed", failed)
-        places = [] if source else list(holding.places_of_acks(*ended))
+        places = {} if source else holding.places_of_acks(*ended)
         if len(places) != 1:
             return await self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
         # those of one queue and shard fare alike; another one's may be gone, or its server down
-        coalescer = self._acks.get(places[0])
+        [(place, ids)] = places.items()
+        self._check_fork()
+        coalescer = self._acks.get(place)
         if coalescer is None:
-            coalescer = self._acks[places[0]] = Coalescer(self._ack_together, self._tasks)
-        refused: list[Any] = await coalescer.add(ended, 0)
+            coalescer = self._acks[place] = Coalescer(self._ack_together, self._tasks)
+        refused: list[Any] = await coalescer.add(ended, 0, ids)
         return refused
 
     async def _ack_together(self, calls: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:

@@ -28,6 +28,7 @@ class AsyncTransport:
         self._free: dict[Server, list[_Link]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
         self.waker = AsyncWaker(channel, self.connect)
+        self._inherited: tuple[Any, ...] = ()
 
     async def drive(self, flow: Flow[T]) -> T:
         """Runs a flow to its end and returns its result."""
@@ -41,7 +42,10 @@ class AsyncTransport:
             flow.close()
 
     def after_fork(self, channel: bytes) -> None:
-        """In a forked child: forgets the parent's connections."""
+        """In a forked child: leaves the parent's connections alone. They are kept, for their end in the child would
+        take them off the poll of the parent's loop too: the two processes share it.
+        """
+        self._inherited = self._inherited, self._free, self._pools, self.waker
         self._free, self._pools = {}, {}
         self.waker = AsyncWaker(channel, self.connect)
 
@@ -74,16 +78,15 @@ class AsyncTransport:
         except PinLaterError as error:
             return [Failure(False, error)] * len(effect.commands)
         answers: list[Any] = []
+        wait_s = effect.wait_s(self._timeouts[1])
         try:
-            async with asyncio.timeout(self._timeouts[1]):
+            async with asyncio.timeout(wait_s):
                 await link.send(pack_commands(effect.commands))
                 for _ in effect.commands:
                     answers.append(await link.receive())
         except (OSError, hiredis.ProtocolError, TimeoutError) as error:
             await link.close()
-            why = (
-                f"no answer within {self._timeouts[1]} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
-            )
+            why = f"no answer within {wait_s:.3g} s" if isinstance(error, TimeoutError) else f"no answer: {error}"
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:

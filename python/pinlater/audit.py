@@ -109,7 +109,7 @@ class _Auditor:
         scans: dict[str, bytes] = dict.fromkeys(self._names(), b"0")
         while scans and len(self._findings) < MAX_FINDINGS:
             commands = [self._command(name, cursor) for name, cursor in scans.items()]
-            answers = yield from send(self._place.shard.server, *commands)
+            answers = yield from send(self._place.shard.server, *commands, deadline_s=self._deadline_s())
             pages: dict[str, list[bytes]] = {}
             for name, answer in zip(list(scans), answers, strict=True):
                 scans[name], pages[name] = self._checked(name, answer)

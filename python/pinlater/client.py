@@ -15,7 +15,15 @@ from typing import Any, Final, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.config import QueueConfig
-from pinlater.errors import InvalidArgument, OutcomeUnknown, PartialDelete, PartialEnqueue, PinLaterError, checked
+from pinlater.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    PartialDelete,
+    PartialEnqueue,
+    PartialOutcome,
+    PinLaterError,
+    checked,
+)
 from pinlater.flows import Flow, complete
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.shards import Session, resolve_shards
@@ -81,13 +89,16 @@ def _seconds(name: str, value: object) -> float:
 
 def give_drive(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
     """Lets resolve() of an unknown outcome, alone or inside a partial one, ask through a client."""
-    unknown = [error] if isinstance(error, OutcomeUnknown) else []
+    parts: Iterable[Any] = [error]
     if isinstance(error, PartialEnqueue):
-        unknown = [result for result in error.results if isinstance(result, OutcomeUnknown)]
-    if isinstance(error, PartialDelete):
-        unknown = [each for each in error.errors.values() if isinstance(each, OutcomeUnknown)]
-    for each in unknown:
-        each.drive = drive
+        parts = error.results
+    elif isinstance(error, PartialDelete):
+        parts = error.errors.values()
+    elif isinstance(error, PartialOutcome):
+        parts = [part for _, part in error.unknown]
+    for part in parts:
+        if isinstance(part, OutcomeUnknown):
+            part.drive = drive
 
 
 class Client:
@@ -95,11 +106,13 @@ class Client:
 
     url: `redis://`, `rediss://`, `unix://` or `embedded://`; by default PINLATER_URL, else the embedded server. shards:
     names and URLs of several shards, instead of a URL. source: names this client in claim descriptors. timeout_s: for a
-    whole call, up to 600. connect_timeout_s, read_timeout_s: for one connect, one read.
+    whole call, up to 600; what was sent shortly before its end is still given 1 s to be answered. connect_timeout_s,
+    read_timeout_s: for one connect, one read; a connect that has begun is not cut short by timeout_s.
 
     Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
     ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and
-    its answer was lost.
+    its answer was lost. A call on given jobs of several shards (ack, release, renew, checkpoint, retry_jobs,
+    delete_jobs) raises PartialOutcome if it was carried out, or may have been, on some and certainly not on others.
     """
 
     def __init__(
@@ -326,6 +339,10 @@ class Client:
     ) -> int:
         """Puts up to `limit` failed jobs back in line, with so many attempts left; returns how many. A job that was
         allowed fewer in all is allowed so many from now on.
+
+        Goes in rounds of up to 1,000 jobs; what stops one leaves the rest for another call. Then resolve() of an
+        unknown outcome gives how many by then, that round's included; PartialOutcome.result, how many before one that
+        certainly failed.
         """
         return self._run(
             lambda end: maintaining.retry_failed(
@@ -348,7 +365,7 @@ class Client:
         descriptors: Iterable[str] | None = None,
     ) -> int:
         """Removes up to `limit` jobs of a queue and state, oldest first (running ones in no order), or the named ones
-        in any state; returns how many.
+        in any state; returns how many. By state it goes in rounds: see retry_failed.
         """
         if descriptors is not None:
             named = listed("descriptors", descriptors)
@@ -359,7 +376,7 @@ class Client:
         )
 
     def purge(self, queue: str) -> int:
-        """Removes every job of a queue in every state; the queue stays. Returns how many."""
+        """Removes every job of a queue in every state, in rounds as retry_failed; the queue stays. Returns how many."""
         return self._run(lambda end: maintaining.purge(self._session, queue, end))
 
     def reset_lost(self, queue: str) -> int:

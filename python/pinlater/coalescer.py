@@ -1,18 +1,18 @@
 """Calls that wait in the same turn of the event loop leave as one script call.
 
 Promises that each caller gets its own answer, that a caller is checked alone before it joins (so nobody fails for a
-neighbour), and that cancelling one cancels nothing: its job may still be put in. Risks nothing for a lone caller: its
-call leaves in the same turn.
+neighbour), that two of one job leave one after the other, and that cancelling one cancels nothing: its job may still be
+put in. Risks nothing for a lone caller: its call leaves in the same turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
 from pinlater.errors import OutcomeUnknown, PinLaterError
-from pinlater.flows import complete
 
 Item = TypeVar("Item")
 
@@ -23,50 +23,64 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 
 
 class Coalescer(Generic[Item]):
-    """Gathers items of one kind (one queue's enqueues, one client's acks); `run` carries out a list of them."""
+    """Gathers items of one kind (a queue's enqueues, a queue and shard's acks); `run` carries out a list of them."""
 
     def __init__(self, run: Callable[[list[Item]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
         self._run = run
         self._tasks = tasks
-        self._waiting: list[tuple[Item, asyncio.Future[Any]]] = []
-        self._bytes = 0
+        #: What leaves with the next flush: batch after batch.
+        self._waiting: list[list[tuple[Item, asyncio.Future[Any]]]] = []
+        #: Keys of the last batch.
+        self._keys: set[Any] = set()
+        self._count = self._bytes = 0
 
-    def add(self, item: Item, size: int) -> asyncio.Future[Any]:
-        """Joins the next flush; the future gets this item's result, or the error of the flush."""
+    def add(self, item: Item, size: int, keys: Iterable[Any] = ()) -> asyncio.Future[Any]:
+        """Joins the next flush; the future gets this item's result, or the error of its batch.
+
+        keys: items that have one in common do not leave together, but one after the other.
+        """
         loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._flush)
-        elif len(self._waiting) >= MAX_ITEMS or self._bytes + size > MAX_BYTES:
+        if self._count >= MAX_ITEMS or (self._count and self._bytes + size > MAX_BYTES):
             self._flush()
+        if not self._count:
             loop.call_soon(self._flush)
+        if not self._count or not self._keys.isdisjoint(keys):
+            self._waiting.append([])
+            self._keys = set()
         future: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((item, future))
+        self._waiting[-1].append((item, future))
+        self._keys.update(keys)
+        self._count += 1
         self._bytes += size
         return future
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self._count:
             return
-        batch, self._waiting, self._bytes = self._waiting, [], 0
-        task = asyncio.get_running_loop().create_task(self._carry_out(batch))
+        batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
+        task = asyncio.get_running_loop().create_task(self._carry_out(batches))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(self, batch: list[tuple[Item, asyncio.Future[Any]]]) -> None:
+    async def _carry_out(self, batches: list[list[tuple[Item, asyncio.Future[Any]]]]) -> None:
+        try:
+            for batch in batches:
+                await self._carry_out_batch(batch)
+        except BaseException as error:
+            why = error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
+            for _, future in chain.from_iterable(batches):
+                if not future.done():
+                    future.set_exception(why)
+            raise
+
+    async def _carry_out_batch(self, batch: list[tuple[Item, asyncio.Future[Any]]]) -> None:
+        results: list[Any]
         try:
             results = await self._run([item for item, _ in batch])
+        except OutcomeUnknown as error:
+            results = [error.part(index) for index in range(len(batch))]
         except PinLaterError as error:
-            for index, (_, future) in enumerate(batch):
-                if not future.done():
-                    future.set_exception(_own(error, index))
-            return
-        except BaseException as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(
-                        error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
-                    )
-            raise
+            results = [error] * len(batch)
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():
                 continue
@@ -74,13 +88,3 @@ class Coalescer(Generic[Item]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-
-
-def _own(error: PinLaterError, index: int) -> PinLaterError:
-    """One caller's share of an error: resolve() gives it its own answer."""
-    if not isinstance(error, OutcomeUnknown):
-        return error
-    resume, drive = error.resume, error.drive
-    own = OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), lambda results: results[index]))
-    own.drive = drive
-    return own

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from pinlater import _core
@@ -19,7 +20,7 @@ from pinlater.config import QueueConfig, check_integer
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.exchange import read, write
-from pinlater.flows import Argument, AwaitRing, Flow, Listen, complete, together
+from pinlater.flows import Argument, AwaitRing, Flow, Listen, complete, completed, together
 from pinlater.holding import release
 from pinlater.inspecting import REPLY_BYTES, peek_at
 from pinlater.jobs import Job
@@ -70,7 +71,7 @@ def dequeue(
             try:
                 claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
             except OutcomeUnknown as error:
-                raise _of_jobs(error) from None
+                raise completed(error, lambda claim: claim.jobs) from None  # as the dequeue would have
             jobs = [job for claim in claims for job in claim.jobs]
             if jobs or not waiting:
                 break
@@ -83,7 +84,8 @@ def dequeue(
         jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
     if len(jobs) > limit:
         # an earlier claim whose answer was lost gave more than is wanted now
-        yield from release(session, jobs[limit:], "", deadline_s)
+        with suppress(PinLaterError):  # then they run when their lease ends; the others are not lost for it
+            yield from release(session, jobs[limit:], "", deadline_s)
         del jobs[limit:]
     rang = set() if timer else {job.shard for job in jobs}  # a ring takes its waiter off the list
     yield from leave(session, [place for place in waited if place.shard.name not in rang], deadline_s)
@@ -97,12 +99,6 @@ def leave(session: Session, places: Sequence[QueueShard], deadline_s: float) -> 
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
     left = [place for place in places if not place.waiters]  # threads and tasks of a client share its channel
     yield from together([write(place, "wake", [session.channel], deadline_s, patient=False) for place in left])
-
-
-def _of_jobs(error: OutcomeUnknown) -> OutcomeUnknown:
-    """Of an unknown claim: resolve() gives its jobs, as the dequeue would have."""
-    resume = error.resume
-    return OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), lambda claim: claim.jobs))
 
 
 def _check_wait(wait_s: float | None) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pinlater import holding
 from pinlater.async_client import AsyncClient
+from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.flows import Flow
 from pinlater.jobs import Ack, Job
@@ -56,6 +57,7 @@ class Held:
 
 #: A job and how it ended: None: it succeeded; text: it failed, and why.
 _Ended: TypeAlias = tuple[Held, str | None]
+_Item = TypeVar("_Item")
 
 
 class Ending:
@@ -111,7 +113,7 @@ class Ending:
                 self.stale(one)
             else:
                 places.setdefault(one.lease.place, []).append(one)
-        await asyncio.gather(*map(self._release_at, places.values()))
+        await asyncio.gather(*(self._release_at(batch) for held in places.values() for batch in _batches(held)))
 
     def stale(self, held: Held) -> None:
         """Reports a job that is somebody else's by now."""
@@ -136,10 +138,11 @@ class Ending:
         """Acks what has ended, batch by batch, until nothing is left."""
         try:
             await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
-            while batch := self._ended.pop(place, None):
-                await self._ack(batch)
-                self.count -= len(batch)
-                self._changed()
+            while ended := self._ended.pop(place, None):
+                for batch in _batches(ended):
+                    await self._ack(batch)
+                    self.count -= len(batch)
+                    self._changed()
         finally:
             del self._flushing[place]
 
@@ -185,3 +188,8 @@ class Ending:
             log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+
+def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
+    """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
+    return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))

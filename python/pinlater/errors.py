@@ -5,8 +5,7 @@ PinLaterError
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
-│   ├── ConfigConflict                  somebody else changed the configuration first
-│   └── TicketGone
+│   └── ConfigConflict                  somebody else keeps changing the configuration
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
 │   ├── ServerFull                      maxmemory; nothing was changed
@@ -15,6 +14,7 @@ PinLaterError
 │   ├── ServerReplyError                an answer no version of PinLater gives
 │   └── EmbeddedServerError             the embedded server can not be had
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
+├── PartialOutcome                      done for some jobs, certainly not for others
 ├── PartialEnqueue                      some parts of a large enqueue were refused
 └── PartialDelete                       a queue is still there on some shards
 """
@@ -50,11 +50,7 @@ class EnqueueRefused(QueueError):
 
 
 class ConfigConflict(QueueError):
-    """The queue's configuration was changed by somebody else since it was read."""
-
-
-class TicketGone(QueueError):
-    """The ids of a ticket were loaded before, or the ticket is older than an hour."""
+    """Whenever the call was sent, until its deadline, somebody else had changed the queue's configuration."""
 
 
 class ServerError(PinLaterError):
@@ -120,6 +116,32 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
         raise error.part(index) from None
 
 
+class PartialOutcome(PinLaterError):
+    """A call on jobs in several places (shards, queues, or over 1,000 jobs of one) was not carried out in all of them.
+
+    result: what the call returns of the jobs in `done`. done: the jobs, as the caller gave them, of the places that
+    answered. failed: for each place where certainly nothing was changed, its jobs and the error. unknown: for each
+    place where it may have been carried out, its jobs and the OutcomeUnknown, whose resolve() gives what the call
+    returns of them. Each job given stands in one of the three (named twice: once). A call that goes in rounds
+    (retry_failed, delete_jobs by state, purge) names no jobs: `result` is the count so far, and calling it again goes
+    on.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        result: Any,
+        done: Sequence[Any] = (),
+        failed: Sequence[tuple[list[Any], PinLaterError]] = (),
+        unknown: Sequence[tuple[list[Any], OutcomeUnknown]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.result = result
+        self.done = list(done)
+        self.failed = list(failed)
+        self.unknown = list(unknown)
+
+
 class PartialEnqueue(PinLaterError):
     """A large enqueue_many was carried out in part.
 
@@ -154,7 +176,7 @@ class PartialDelete(PinLaterError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
-    "TICKET_GONE": TicketGone,
+    "TICKET_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,
     "STALE_REQUEST": ServerReplyError,

@@ -2,7 +2,8 @@
 here.
 
 Promises that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the
-caller gets the real answer or OutcomeUnknown. Risks only time: a request is sent again until its deadline.
+caller gets the real answer or OutcomeUnknown. Risks only time: a request is sent again until its deadline, and each try
+is given LEAST_WAIT_S.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from pinlater.config import QueueConfig, StoredConfig
 from pinlater.errors import (
+    ConfigConflict,
     OutcomeUnknown,
     PinLaterError,
     QueueError,
@@ -42,23 +44,23 @@ Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Arg
 def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
     """Carries out a reading script; sends it again until the deadline (monotonic seconds) while no answer comes."""
     script = load_scripts()[verb]
-    pauses = _pauses()
+    pauses, changes = _pauses(), _pauses(0.0)
     while True:
         config = yield from known_config(place, deadline_s)
         nonce = secrets.token_bytes(4)
         head = [nonce, config.version] if "version" in script.arguments else [nonce]
         command = _command(place, script, config, [*head, *_arguments(arguments, config)])
-        answer = yield from _evaluate(place.shard.server, script, command)
+        answer = yield from _evaluate(place.shard.server, script, command, deadline_s)
         if isinstance(answer, list):
             if len(answer) > 1 and answer[0] == nonce:
                 return answer
             answer = Failure(True, ServerReplyError(f"{verb} of {place}: the answer is not for this request"))
-        if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
-            place.stored = None
-            continue
         error = _error_of(answer, verb, place)
-        if isinstance(error, QueueNotFound):
+        if isinstance(error, QueueNotFound | ConfigConflict):
             place.stored = None
+        if isinstance(error, ConfigConflict):
+            yield from _pause_or_raise(changes, deadline_s, error)
+            continue
         told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
         if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
             raise error
@@ -123,7 +125,7 @@ class _Write:
             self.place.lanes.give_back(self._lanes.pop())
 
     def _run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
-        pauses = _pauses()
+        pauses, changes = _pauses(), _pauses(0.0)
         while True:
             answer = yield from self._try(deadline_s)
             if isinstance(answer, list):
@@ -133,17 +135,17 @@ class _Write:
                 answer = Failure(
                     True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request")
                 )
-            if isinstance(answer, ReplyError) and answer.text.startswith("CONFIG_CHANGED"):
-                self.place.stored = self._command = None
-                continue
             self.maybe_done = self.maybe_done or (isinstance(answer, Failure) and answer.sent)
             error = _error_of(answer, self.script.verb, self.place)
-            if isinstance(error, QueueNotFound):
+            if isinstance(error, QueueNotFound | ConfigConflict):
                 self.place.stored = None
-            if not self._again(error, patient):
+            changed = isinstance(error, ConfigConflict)
+            if changed:
+                self._command = None
+            elif not self._again(error, patient):
                 raise error
             try:
-                yield from _pause_or_raise(pauses, deadline_s, error)
+                yield from _pause_or_raise(changes if changed else pauses, deadline_s, error)
             except PinLaterError as last:
                 raise (self._unknown(last) if self.maybe_done else last) from None
 
@@ -154,10 +156,10 @@ class _Write:
                 self._command = yield from self._make_command(deadline_s)
             except (QueueError, ServerError) as error:
                 return Failure(False, error)
-        return (yield from _evaluate(self.place.shard.server, self.script, self._command))
+        return (yield from _evaluate(self.place.shard.server, self.script, self._command, deadline_s))
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        config = yield from known_config(self.place, deadline_s)
+        config = yield from known_config(self.place, deadline_s, patient=False)  # who is patient tries again as a whole
         head: list[Argument] = [self.field, self.sequence]
         if "version" in self.script.arguments:
             head.append(config.version)
@@ -178,10 +180,10 @@ class _Write:
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
-def known_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig]:
+def known_config(place: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig]:
     """The configuration of a queue on a shard, read if it is not known. Raises QueueNotFound."""
     if place.stored is None:
-        yield from load_config(place, deadline_s)
+        yield from load_config(place, deadline_s, patient=patient)
     stored = place.stored
     if stored is None or stored.deleted:
         place.stored = None
@@ -189,18 +191,18 @@ def known_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig]:
     return stored
 
 
-def load_config(place: QueueShard, deadline_s: float) -> Flow[StoredConfig | None]:
+def load_config(place: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig | None]:
     """Reads and remembers what the shard has of a queue: its configuration, a deleted one's included, or None."""
     script = load_scripts()["config"]
     pauses = _pauses()
     while True:
         nonce = secrets.token_bytes(4)
-        answer = yield from _evaluate(place.shard.server, script, _command(place, script, None, [nonce]))
+        answer = yield from _evaluate(place.shard.server, script, _command(place, script, None, [nonce]), deadline_s)
         if isinstance(answer, list) and len(answer) > 2 and answer[0] == nonce:
             place.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
             return place.stored
         error = _error_of(answer, "config", place)
-        if not isinstance(error, ServerUnavailable) or not place.shard.server.contacted:
+        if not (patient and isinstance(error, ServerUnavailable) and place.shard.server.contacted):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
 
@@ -236,13 +238,13 @@ def _command(place: QueueShard, script: Script, config: StoredConfig | None, arg
     return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
 
 
-def _evaluate(server: Server, script: Script, command: Command) -> Flow[Any]:
+def _evaluate(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
     """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly
     not run).
     """
-    answer = (yield [Send(server, [command])])[0][0]
+    answer = (yield [Send(server, [command], deadline_s)])[0][0]
     if isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT"):
-        loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command])])[0]
+        loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
         if isinstance(loaded, ReplyError):
             return loaded  # why it can not be run says more than that it was not
     return answer
@@ -256,7 +258,8 @@ def _error_of(answer: Any, verb: str, place: QueueShard) -> PinLaterError:
     return ServerReplyError(f"{verb} of {place}: expected a list, got {answer!r:.80}")
 
 
-def _pauses() -> Generator[float, None, None]:
+def _pauses(*first_s: float) -> Generator[float, None, None]:
+    yield from first_s
     pause_s = FIRST_PAUSE_S
     while True:
         yield pause_s

@@ -11,21 +11,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from pinlater.errors import OutcomeUnknown, PinLaterError
+from pinlater.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.servers import Server
 
 Argument: TypeAlias = bytes | str | int
 Command: TypeAlias = tuple[Argument, ...]
 
 
+#: What was sent is given so long to be answered, though the deadline be nearer: to stop listening at once would make
+#: outcomes unknown that are about to be known.
+LEAST_WAIT_S: Final = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order."""
+    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order.
+
+    deadline_s: monotonic seconds; a nearer one shortens the wait for the answers.
+    """
 
     server: Server
     commands: Sequence[Command]
+    deadline_s: float = float("inf")
+
+    def wait_s(self, read_timeout_s: float) -> float:
+        """How long to wait for an answer, if the commands leave now."""
+        return min(read_timeout_s, max(LEAST_WAIT_S, self.deadline_s - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +88,11 @@ class Failure:
     error: PinLaterError
 
 
-def send(server: Server, *commands: Command) -> Flow[list[Any]]:
+def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any]]:
     """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
-    answers: list[Any] = (yield [Send(server, commands)])[0]
+    answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
     if any(isinstance(answer, Failure) and answer.sent for answer in answers):
-        answers = (yield [Send(server, commands)])[0]
+        answers = (yield [Send(server, commands, deadline_s)])[0]
     return answers
 
 
@@ -120,10 +133,12 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
 
 def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]]]:
     commands: dict[Server, list[Command]] = {}
+    deadline_s: dict[Server, float] = {}
     for effects in sends.values():
         for effect in effects:
             commands.setdefault(effect.server, []).extend(effect.commands)
-    answers = yield [Send(server, merged) for server, merged in commands.items()]
+            deadline_s[effect.server] = max(deadline_s.get(effect.server, 0.0), effect.deadline_s)
+    answers = yield [Send(server, merged, deadline_s[server]) for server, merged in commands.items()]
     streams = {server: iter(found) for server, found in zip(commands, answers, strict=True)}
     return {
         index: [[next(streams[effect.server]) for _ in effect.commands] for effect in effects]
@@ -136,34 +151,73 @@ def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
     try:
         result = yield from flow
     except OutcomeUnknown as error:
-        resume = error.resume
-        raise OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish)) from None
+        raise completed(error, finish) from None
     return finish(result)
 
 
-def all_of(flows: Sequence[Flow[T]], combine: Callable[[list[T]], R]) -> Flow[R]:
-    """Runs flows side by side to their ends, then combines their results; raises the first error once all have ended.
+def completed(error: OutcomeUnknown, finish: Callable[[Any], Any]) -> OutcomeUnknown:
+    """An unknown outcome of whose answer resolve() gives what the caller makes of it."""
+    resume = error.resume
+    return OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish))
 
-    If only unknown outcomes keep it from the end, resolve() settles those, and then combines.
+
+def all_of(
+    flows: Sequence[Flow[T]], combine: Callable[[list[T]], R], items_of: Callable[[int], list[Any]] | None = None
+) -> Flow[R]:
+    """Runs flows side by side to their ends, then combines their results.
+
+    items_of: what the caller gave of a flow, by the flow's index; None for reads. If only unknown outcomes keep it from
+    the end, resolve() settles those, and then combines. Raises PartialOutcome if some writes were certainly not carried
+    out and others were, or may have been; the first error if none was, and for reads.
     """
     results = yield from together(flows)
-    return (yield from _settle(results, combine))
+    return (yield from _settle(results, combine, items_of))
 
 
-def _settle(results: list[T | PinLaterError], combine: Callable[[list[T]], R]) -> Flow[R]:
+def _settle(
+    results: list[T | PinLaterError], combine: Callable[[list[T]], R], items_of: Callable[[int], list[Any]] | None
+) -> Flow[R]:
     errors = [result for result in results if isinstance(result, PinLaterError)]
-    for error in errors:
-        if not isinstance(error, OutcomeUnknown):
-            raise error
+    certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
+    if certain and (items_of is None or len(certain) == len(results)):
+        raise certain[0]
+    if certain and items_of is not None:
+        raise _partial(results, combine, items_of)
     if errors:
-        raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, deadline_s))
+        raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, items_of, deadline_s))
     return combine([result for result in results if not isinstance(result, PinLaterError)])
     yield  # a flow, though it has nothing to send
 
 
-def _resume_all(results: list[T | PinLaterError], combine: Callable[[list[T]], R], deadline_s: float) -> Flow[R]:
+def _partial(
+    results: list[T | PinLaterError], combine: Callable[[list[T]], R], items_of: Callable[[int], list[Any]]
+) -> PartialOutcome:
+    found: list[T] = []
+    done: list[Any] = []
+    failed: list[tuple[list[Any], PinLaterError]] = []
+    unknown: list[tuple[list[Any], OutcomeUnknown]] = []
+    for index, result in enumerate(results):
+        items = items_of(index)
+        if isinstance(result, OutcomeUnknown):
+            unknown.append((items, completed(result, lambda part: combine([part]))))
+        elif isinstance(result, PinLaterError):
+            failed.append((items, result))
+        else:
+            found.append(result)
+            done += items
+    lost, open_ = (sum(len(items) for items, _ in parts) for parts in (failed, unknown))
+    message = f"{len(done)} jobs done, {lost} certainly not, {open_} unknown: {failed[0][1]}"
+    return PartialOutcome(message, combine(found), done, failed, unknown)
+
+
+def _resume_all(
+    results: list[T | PinLaterError],
+    combine: Callable[[list[T]], R],
+    items_of: Callable[[int], list[Any]] | None,
+    deadline_s: float,
+) -> Flow[R]:
     unknown = [index for index, result in enumerate(results) if isinstance(result, OutcomeUnknown)]
     again = yield from together([results[index].resume(deadline_s) for index in unknown])  # type: ignore[union-attr]
     for index, result in zip(unknown, again, strict=True):
         results[index] = result
-    return (yield from _settle(results, combine))
+    return (yield from _settle(results, combine, items_of))

@@ -1,13 +1,14 @@
 """What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
 
 Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is returned,
-not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone.
+not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone; PartialOutcome says
+of which jobs it was carried out.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from pinlater import _core
@@ -34,12 +35,15 @@ def ack(
         _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids], deadline_s)
         for batch in _with_source(batches, source)
     ]
-    return (yield from all_of(flows, lambda refused: _items_at(items, refused)))
+    return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
 
 
-def places_of_acks(succeeded: list[Any], failed: list[Any]) -> set[tuple[str, str]]:
-    """The queues and shards of what is acked by token; raises InvalidArgument for what ack() would."""
-    return {(batch.queue, batch.shard) for batch in _with_source(checked(_core.group_acks, succeeded, failed), "")}
+def places_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
+    """What is acked by token: ids by queue and shard. Raises InvalidArgument for what ack() would."""
+    places: dict[tuple[str, str], list[bytes]] = {}
+    for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
+        places.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+    return places
 
 
 def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
@@ -50,7 +54,7 @@ def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: 
         _held_batch(session, batch, "release", [source, batch.groups, *batch.ids], deadline_s)
         for batch in _with_source(batches, source)
     ]
-    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused)))
+    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
 
 
 def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: float) -> Flow[list[Any]]:
@@ -59,7 +63,8 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     """
     jobs = list(jobs)
     flows = []
-    for batch in checked(_core.group_releases, jobs):
+    batches = checked(_core.group_releases, jobs)
+    for batch in batches:
         if batch.tokenless:
             raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
         tokens = [token for _, token in _levels_and_tokens(batch.groups)]
@@ -71,7 +76,7 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
             flows.append(_held_batch(session, batch, "renew", [b"", packed, 0], deadline_s))
         else:
             flows.append(_renew_tokens(session, batch, tokens, deadline_s))
-    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused)))
+    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
 
 
 def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) -> Flow[list[int]]:
@@ -104,7 +109,13 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
             return [source, *_pack_checkpoints(batch, chosen, config)]
 
         flows.append(_held_batch(session, batch, "checkpoint", arguments, deadline_s))
-    return (yield from all_of(flows, lambda refused: _items_at(checkpoints, [*refused, list(repeated)])))
+    return (
+        yield from all_of(
+            flows,
+            lambda refused: _items_at(checkpoints, [*refused, list(repeated)]),
+            _items_of(batches, checkpoints),
+        )
+    )
 
 
 def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:
@@ -179,6 +190,11 @@ def _levels_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
             count -= run
             found += [(level, token)] * run
     return found
+
+
+def _items_of(batches: list[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
+    """What the caller gave of a batch, by the batch's index."""
+    return lambda index: [items[position] for position in batches[index].positions]
 
 
 def _items_at(items: list[Any], refused: list[list[int]]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
 
 Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves
-the rest undone.
+the rest undone, and its error tells how many were done.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from typing import Any
 
 from pinlater import _core
 from pinlater.config import check_integer
 from pinlater.enqueuing import MAX_BATCH, when
-from pinlater.errors import checked
+from pinlater.errors import OutcomeUnknown, PartialOutcome, PinLaterError, checked
 from pinlater.exchange import write
 from pinlater.flows import Argument, Flow, all_of, complete
 from pinlater.inspecting import check_priority
@@ -41,8 +42,12 @@ def retry_failed(
     checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
     kind, ms = when(run_after_ms, delay_ms)
     return (
-        yield from _in_parts(
-            places, levels, "retry_failed", lambda level, most: [level, most, attempts, kind, ms], limit, deadline_s
+        yield from _in_rounds(
+            product(levels, places),
+            "retry_failed",
+            lambda level, most: [level, most, attempts, kind, ms],
+            limit,
+            deadline_s,
         )
     )
 
@@ -50,12 +55,19 @@ def retry_failed(
 def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
     """Puts the named failed jobs back in line; returns how many were failed."""
     checked(lambda: NewJob(b"", attempts=attempts))
-    flows = []
-    for place, level, ids in _by_level(session, descriptors):
-        # those that a call has put back are not failed any more: the next one passes over them
-        arguments: list[Argument] = [level, 0, attempts, 0, 0, *ids]
-        flows.append(_in_parts([place], [level], "retry_failed", partial(_always, arguments), len(ids), deadline_s))
-    return (yield from all_of(flows, sum))
+    calls = _by_level(session, list(descriptors))
+    # those that a round has put back are not failed any more: the next one passes over them
+    flows = [
+        _in_rounds(
+            [(level, place)],
+            "retry_failed",
+            partial(_always, [level, 0, attempts, 0, 0, *ids]),
+            len(ids),
+            deadline_s,
+        )
+        for place, level, ids, _ in calls
+    ]
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def delete_jobs(
@@ -64,84 +76,107 @@ def delete_jobs(
     """Removes up to `limit` jobs of a state, oldest first (running ones in no order); returns how many. A running one's
     ack will be refused.
     """
+    return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
+
+
+def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
+    """Removes jobs by descriptor, whatever their state; returns how many were there."""
+    calls = _by_level(session, list(descriptors))
+    flows = [
+        complete(write(place, "delete_jobs", ["", level, 0, *ids], deadline_s), _u32) for place, level, ids, _ in calls
+    ]
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
+
+
+def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Removes every job of a queue in every state; the queue stays. Returns how many."""
+    return (yield from _delete_states(session, queue, list(State), None, 2**62, deadline_s))
+
+
+def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
+    places = yield from known_places(session, queue, deadline_s)
+    flows = [complete(write(place, "reset_lost", [], deadline_s), _u32) for place in places]
+    return (yield from all_of(flows, sum, lambda _: []))
+
+
+def _delete_states(
+    session: Session, queue: str, states: list[State], priority: int | None, limit: int, deadline_s: float
+) -> Flow[int]:
     places = yield from known_places(session, queue, deadline_s)
     levels = check_priority(priority, places)
-    code = State.of(state).code
     check_integer("limit", limit, 0, 2**63 - 1)
-    return (
-        yield from _in_parts(places, levels, "delete_jobs", lambda level, most: [code, level, most], limit, deadline_s)
-    )
-
-
-def _in_parts(
-    places: list[QueueShard],
-    levels: list[int],
-    verb: str,
-    arguments: Callable[[int, int], list[Argument]],
-    limit: int,
-    deadline_s: float,
-) -> Flow[int]:
-    """Calls a script on each place, level by level, as long as it says that it left something, for `limit` jobs at
-    most; returns how many. arguments: of a level and the most jobs of one call.
-    """
-    done, more = 0, True
-
-    def add(before: int, reply: list[Any]) -> int:
-        nonlocal more
-        changed, left = struct.unpack(">IB", reply[2])
-        more = bool(left and changed)
-        return int(before + changed)
-
-    for level in levels:
-        for place in places:
-            more = True
-            while more and done < limit:
-                call = write(place, verb, arguments(level, min(limit - done, MAX_BATCH)), deadline_s)
-                # resolve() of an unknown outcome tells what was done up to then
-                done = yield from complete(call, partial(add, done))
+    done = 0
+    for state in states:
+        arguments = partial(_of_state, state.code)
+        done = yield from _in_rounds(product(levels, places), "delete_jobs", arguments, limit, deadline_s, done)
     return done
+
+
+def _of_state(code: int, level: int, most: int) -> list[Argument]:
+    return [code, level, most]
 
 
 def _always(arguments: list[Argument], _level: int, _most: int) -> list[Argument]:
     return arguments
 
 
-def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
-    """Removes jobs by descriptor, whatever their state; returns how many were there."""
-    flows = [
-        complete(
-            write(place, "delete_jobs", ["", level, 0, *ids], deadline_s),
-            lambda reply: int(struct.unpack(">IB", reply[2])[0]),
-        )
-        for place, level, ids in _by_level(session, descriptors)
-    ]
-    return (yield from all_of(flows, sum))
+def _in_rounds(
+    parts: Iterable[tuple[int, QueueShard]],
+    verb: str,
+    arguments: Callable[[int, int], list[Argument]],
+    limit: int,
+    deadline_s: float,
+    done: int = 0,
+) -> Flow[int]:
+    """Calls a script on each level and place as long as it says that it left something, for `limit` jobs at most;
+    returns how many, with those `done` before. arguments: of a level and the most jobs of one call.
+    """
+    more = True
+
+    def changed(reply: list[Any]) -> int:
+        nonlocal more
+        count, left = struct.unpack(">IB", reply[2])
+        more = bool(left and count)
+        return int(count)
+
+    for level, place in parts:
+        more = True
+        while more and done < limit:
+            call = write(place, verb, arguments(level, min(limit - done, MAX_BATCH)), deadline_s)
+            done = yield from _round(done, complete(call, changed))
+    return done
 
 
-def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
-    """Removes every job of a queue in every state; the queue stays. Returns how many."""
-    total = 0
-    for state in State:
-        total += yield from delete_jobs(session, queue, state, None, 2**62, deadline_s)
-    return total
+def _round(done: int, call: Flow[int]) -> Flow[int]:
+    """One round of a large call: how many jobs by now, this round's included.
+
+    What ends the call tells of the rounds before: resolve() of an unknown outcome counts them, and where this round was
+    certainly not carried out, PartialOutcome does.
+    """
+    try:
+        return (yield from complete(call, lambda count: done + count))
+    except OutcomeUnknown:
+        raise
+    except PinLaterError as error:
+        if not done:
+            raise
+        raise PartialOutcome(f"{done} jobs done, then no more: {error}", done, failed=[([], error)]) from None
 
 
-def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
-    """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
-    places = yield from known_places(session, queue, deadline_s)
-    flows = [
-        complete(write(place, "reset_lost", [], deadline_s), lambda reply: int.from_bytes(reply[2], "big"))
-        for place in places
-    ]
-    return (yield from all_of(flows, sum))
+def _by_level(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
+    """A call a place and level: its ids, and their descriptors."""
+    calls: list[tuple[QueueShard, int, list[bytes], list[str]]] = []
+    for queue, shard, levels, ids, positions in checked(_core.group_descriptors, descriptors):
+        by_level: dict[int, tuple[list[bytes], list[str]]] = {}
+        for level, id_, position in zip(levels, ids, positions, strict=True):
+            chosen, named = by_level.setdefault(level, ([], []))
+            chosen.append(id_)
+            named.append(descriptors[position])
+        calls += [(session.place(queue, shard), level, *chosen) for level, chosen in by_level.items()]
+    return calls
 
 
-def _by_level(session: Session, descriptors: Iterable[str]) -> list[tuple[QueueShard, int, list[bytes]]]:
-    calls: dict[tuple[str, str, int], list[bytes]] = {}
-    parts: list[tuple[QueueShard, int, list[bytes]]] = []
-    for queue, shard, levels, ids, _ in checked(_core.group_descriptors, list(descriptors)):
-        calls.clear()
-        for level, id_ in zip(levels, ids, strict=True):
-            calls.setdefault((queue, shard, level), []).append(id_)
-        parts += [(session.place(queue, shard), level, chosen) for (_, _, level), chosen in calls.items()]
-    return parts
+def _u32(reply: list[Any]) -> int:
+    """The number that a reply begins with."""
+    return int.from_bytes(reply[2][:4], "big")

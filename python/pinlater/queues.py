@@ -21,18 +21,20 @@ from pinlater.errors import (
     PinLaterError,
     QueueNotFound,
     ServerError,
+    ServerUnavailable,
     from_reply,
 )
 from pinlater.exchange import create, load_config, write
 from pinlater.flows import Flow, ReplyError, complete, send, together
 from pinlater.keys import registry_key
-from pinlater.servers import Server
 from pinlater.shards import QueueShard, Session
 
 log: Final = logging.getLogger("pinlater.queues")
 
 #: A shard that could not be asked is asked again after so long; until then the others serve.
 ASK_AGAIN_S: Final = 5.0
+#: What one shard said waits so long for another that is silent.
+PATIENCE_S: Final = 1.0
 
 
 def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[bool]:
@@ -139,7 +141,8 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
     names: set[str] = set()
     errors: list[PinLaterError] = []
     for shard in session.shards.values():
-        answer = (yield from send(shard.server, ("SMEMBERS", registry_key(shard.name))))[0]
+        command = ("SMEMBERS", registry_key(shard.name))
+        answer = (yield from send(shard.server, command, deadline_s=deadline_s))[0]
         if isinstance(answer, list):
             names.update(name.decode() for name in answer)
         else:
@@ -171,17 +174,14 @@ def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[Q
     check_queue_name(queue)
     now_s = time.monotonic()
     ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]
-    known = [place for place in places if place.stored is not None]
-    errors: list[PinLaterError] = []
-    if ask or not known:
-        found = yield from _load_all(ask or places, deadline_s, errors)
-        known += [place for place in (ask or places) if found.get(place) is not None]
+    if all(place.stored is None for place in places):
+        yield from _load_all(places, deadline_s, ask)
+    else:
+        yield from _ask(ask, min(deadline_s, now_s + PATIENCE_S))
     newest = _newest({place: place.stored for place in places})
     if newest is None:
         for place in places:
             place.stored = None
-        if errors and len(errors) == len(places):
-            raise errors[0]
         raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
     yield from _carry(session, [place for place in places if place.silent_until_s <= now_s], newest, deadline_s)
     return [place for place in places if place.stored is not None and not place.stored.deleted]
@@ -203,25 +203,38 @@ def _latest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None
 
 
 def _load_all(
-    places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
+    places: list[QueueShard], deadline_s: float, first: list[QueueShard] | None = None
 ) -> Flow[dict[QueueShard, StoredConfig | None]]:
-    """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is
-    raised.
+    """Asks shards for a queue's configuration until one answers; those that do not are left out. Raises the first error
+    if none does before the deadline, or can be expected to.
+
+    first: those that are asked alone at first; none: all.
     """
-    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in places])
+    ask = first or places
+    while True:
+        until_s = min(deadline_s, time.monotonic() + PATIENCE_S) if len(places) > 1 else deadline_s
+        found, failed = yield from _ask(ask, until_s)
+        if found:
+            return found
+        waits = any(isinstance(error, ServerUnavailable) and place.shard.server.contacted for place, error in failed)
+        if until_s == deadline_s or not waits:
+            raise failed[0][1]
+        ask = places
+
+
+def _ask(
+    places: list[QueueShard], deadline_s: float
+) -> Flow[tuple[dict[QueueShard, StoredConfig | None], list[tuple[QueueShard, PinLaterError]]]]:
+    results = yield from together([load_config(place, deadline_s) for place in places])
     found: dict[QueueShard, StoredConfig | None] = {}
-    failed: list[PinLaterError] = []
+    failed: list[tuple[QueueShard, PinLaterError]] = []
     for place, result in zip(places, results, strict=True):
         if isinstance(result, PinLaterError):
-            failed.append(result)
+            failed.append((place, result))
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
         else:
             found[place] = result
-    if not found and failed:
-        raise failed[0]
-    if errors is not None:
-        errors += failed
-    return found
+    return found, failed
 
 
 def _carry(session: Session, places: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
@@ -253,13 +266,14 @@ def _remember(place: QueueShard, reply: list[Any]) -> QueueConfig:
 
 
 def _register(session: Session, place: QueueShard, deadline_s: float) -> Flow[None]:
-    yield from _registry_call(place.shard.server, "SADD", place)
+    yield from _registry_call("SADD", place, deadline_s)
 
 
-def _registry_call(server: Server, command: str, place: QueueShard) -> Flow[None]:
-    answer = (yield from send(server, (command, registry_key(place.shard.name), place.queue)))[0]
+def _registry_call(name: str, place: QueueShard, deadline_s: float) -> Flow[None]:
+    command = (name, registry_key(place.shard.name), place.queue)
+    answer = (yield from send(place.shard.server, command, deadline_s=deadline_s))[0]
     if isinstance(answer, ReplyError):
-        raise from_reply(answer.text, f"{command} in the registry of {place.shard}")
+        raise from_reply(answer.text, f"{name} in the registry of {place.shard}")
     if not isinstance(answer, int):
         raise answer.error
 
@@ -278,7 +292,7 @@ def _delete(session: Session, place: QueueShard, deadline_s: float, below: int |
             if (yield from _is_there(place, deadline_s)):
                 raise error
     place.stored = None
-    yield from _registry_call(place.shard.server, "SREM", place)
+    yield from _registry_call("SREM", place, deadline_s)
     return there
 
 

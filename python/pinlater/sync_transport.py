@@ -82,20 +82,20 @@ class SyncTransport:
 
     def _exchange(self, sends: list[Send]) -> list[list[Any]]:
         """Sends to every server first, then reads: the servers work side by side."""
-        opened = [self._send(effect.server, effect.commands) for effect in sends]
+        opened = [self._send(effect) for effect in sends]
         return [
             [link] * len(effect.commands) if isinstance(link, Failure) else self._read(effect, link)
             for effect, link in zip(sends, opened, strict=True)
         ]
 
-    def _send(self, server: Server, commands: Sequence[Command]) -> _Link | Failure:
-        packed = pack_commands(commands)
+    def _send(self, effect: Send) -> _Link | Failure:
+        server, packed = effect.server, pack_commands(effect.commands)
         try:
             link = self._take(server) or _Link(self.connect(server))
         except PinLaterError as error:
             return Failure(False, error)
         try:
-            link.send(packed)
+            link.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
             link.close()
             return Failure(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
@@ -172,9 +172,13 @@ class _Link:
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._wait_s = 0.0
 
-    def send(self, packed: bytes) -> None:
-        """Raises OSError."""
+    def send(self, packed: bytes, wait_s: float) -> None:
+        """wait_s: for each read of the answers. Raises OSError."""
+        if wait_s != self._wait_s:
+            self._wait_s = wait_s
+            self._socket.settimeout(wait_s)
         self._socket.sendall(packed)
 
     def receive(self) -> Any:

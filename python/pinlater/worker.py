@@ -23,8 +23,10 @@ from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
 from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.handlers import Handler, ThreadPool, call_async, check_handler, is_async
+from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.renewal import Renewal
+from pinlater.renewal import Lease, Renewal
+from pinlater.shards import QueueShard
 
 __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
@@ -261,7 +263,19 @@ class Worker:
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
-        doubtful = {held.lease: held.job for held in self._waiting if held.lease.in_doubt}
+        places: dict[QueueShard, dict[Lease, Job]] = {}
+        for held in self._waiting:
+            if held.lease.in_doubt:
+                places.setdefault(held.lease.place, {})[held.lease] = held.job
+        try:
+            if not all(await asyncio.gather(*map(self._confirm_at, places.values()))):
+                await asyncio.sleep(LAST_RETRY_S)
+        finally:
+            self._confirming = None
+            self._loop.call_soon(self._start_waiting)
+
+    async def _confirm_at(self, doubtful: dict[Lease, Job]) -> bool:
+        """Of leases of one queue and shard; True if it answered."""
         now_s, jobs, session = time.monotonic(), list(doubtful.values()), self._client._session
         try:
             refused = {
@@ -271,13 +285,10 @@ class Worker:
             refused = {job.token for job in jobs}
         except PinLaterError as error:
             log.warning("%d leases not confirmed yet: %s", len(jobs), error)
-            await asyncio.sleep(LAST_RETRY_S)
-            return
-        finally:
-            self._confirming = None
-            self._loop.call_soon(self._start_waiting)
+            return False
         for lease, job in doubtful.items():
             lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
+        return True
 
     def _finished(self, future: asyncio.Future[None]) -> None:
         held = self._running.pop(future)

@@ -22,6 +22,7 @@ from pinlater.errors import (
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
+    PartialOutcome,
     PinLaterError,
     QueueError,
     QueueNotFound,
@@ -131,6 +132,8 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, PartialEnqueue):
         unknown = any(isinstance(result, OutcomeUnknown) for result in error.results)
         return str(error), UNKNOWN if unknown else SERVER
+    if isinstance(error, PartialOutcome):
+        return str(error), UNKNOWN if error.unknown else explain(error.failed[0][1])[1]
     code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
     if code is None:
         return f"unexpected {type(error).__name__}: {error}; this is a bug, PINLATER_DEBUG=1 shows where", BUG
