@@ -8,7 +8,7 @@ Risks: producer and consumer are threads of this process; how many calls a kill 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,35 +16,18 @@ import pytest
 
 from pinlater import Client, CountsByState, QueueConfig, State, exchange
 from pinlater.errors import OutcomeUnknown, ServerFull, ServerUnavailable
-from tests.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
+from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin
 from tests.cut_proxy import Cut, CutProxy
 from tests.servers import KINDS, Kind, Server, free_port, wait_until
 
+__all__ = ["kind", "make"]  # fixtures
+
 CASES = [*WRITES, *READS]
 KILLS = 3
 JOBS_A_KILL = 30  # acknowledged between two kills, so that each meets a busy client
 WAIT_S = 8.0  # below the safety claim (10 to 15 s): who gets a job within it was rung
-
-
-@pytest.fixture(params=CALLS_KINDS)
-def kind(request: pytest.FixtureRequest) -> CallsKind:
-    found: CallsKind = request.param
-    return found
-
-
-@pytest.fixture
-def make(kind: CallsKind) -> Iterator[Callable[..., Calls]]:
-    made: list[Calls] = []
-
-    def new(*arguments: Any, **settings: Any) -> Calls:
-        made.append(make_calls(kind, *arguments, **settings))
-        return made[-1]
-
-    yield new
-    for calls in made:
-        calls.close()
 
 
 def test_scripts_are_flushed_before_every_call(make: Callable[..., Calls], server: Server) -> None:

@@ -33,6 +33,8 @@ log: Final = logging.getLogger("pinlater.queues")
 
 #: A shard that could not be asked is asked again after so long; until then the others serve.
 ASK_AGAIN_S: Final = 5.0
+#: Where there are several shards, one that does not tell its configuration is waited for so long.
+PATIENCE_S: Final = 1.0
 
 
 def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[bool]:
@@ -43,7 +45,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     if not isinstance(config, QueueConfig):
         raise InvalidArgument(f"config: expected a QueueConfig, got {config!r:.80}")
     places = session.places(queue)
-    found = yield from _load_all(places, deadline_s)
+    found = yield from _load_all(session, places, deadline_s)
     newest = _newest(found)
     if newest is not None:
         yield from _carry(session, places, newest, deadline_s)
@@ -52,7 +54,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     if left_over := [place for place in places if place.stored is not None and not place.stored.deleted]:
         for place in left_over:
             yield from _delete(session, place, deadline_s)
-        found = yield from _load_all(places, deadline_s)
+        found = yield from _load_all(session, places, deadline_s)
     errors: list[PinLaterError] = []
     for place in places:
         try:
@@ -82,7 +84,7 @@ def _make(
 def queue_config(session: Session, queue: str, deadline_s: float) -> Flow[QueueConfig]:
     """The newest configuration of a queue. Raises QueueNotFound."""
     places = session.places(check_queue_name(queue))
-    found = yield from _load_all(places, deadline_s)
+    found = yield from _load_all(session, places, deadline_s)
     newest = _newest(found)
     if newest is None:
         raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
@@ -144,7 +146,7 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
         raise errors[0]
     found = []
     for name in sorted(names):
-        configs = yield from _load_all(session.places(name), deadline_s)
+        configs = yield from _load_all(session, session.places(name), deadline_s)
         if _newest(configs) is not None:
             found.append(name)
     return found
@@ -170,7 +172,7 @@ def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[Q
     known = [place for place in places if place.stored is not None]
     errors: list[PinLaterError] = []
     if ask or not known:
-        found = yield from _load_all(ask or places, deadline_s, errors)
+        found = yield from _load_all(session, ask or places, deadline_s, errors)
         known += [place for place in (ask or places) if found.get(place) is not None]
     newest = _newest({place: place.stored for place in places})
     if newest is None:
@@ -195,12 +197,14 @@ def _newest(found: dict[QueueShard, StoredConfig | None]) -> StoredConfig | None
 
 
 def _load_all(
-    places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
+    session: Session, places: list[QueueShard], deadline_s: float, errors: list[PinLaterError] | None = None
 ) -> Flow[dict[QueueShard, StoredConfig | None]]:
     """Asks shards for a queue's configuration. A shard that does not answer is left out; if none answers, that is
     raised.
     """
-    results = yield from together([load_config(place, min(deadline_s, time.monotonic() + 1.0)) for place in places])
+    if len(session.shards) > 1:  # a shard alone is waited for as long as the caller would
+        deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
+    results = yield from together([load_config(place, deadline_s) for place in places])
     found: dict[QueueShard, StoredConfig | None] = {}
     failed: list[PinLaterError] = []
     for place, result in zip(places, results, strict=True):
