@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -246,7 +247,9 @@ def test_ls_jobs(run: Run, mail: str) -> None:
     assert len(run("job", "ls", mail, "--future", "--json").documents) == 1
     run("job", "dequeue", mail, "--limit", "3")
     assert run("job", "ls", mail).out == "queue mail: no pending jobs; 1 job due later: --future\n"
-    assert "claimed by" in run("job", "ls", mail, "--state", "in_progress").out
+    heading, row, *_ = run("job", "ls", mail, "--state", "in_progress").out.splitlines()
+    assert "claimed by" in heading
+    assert f"  python:{socket.gethostname()}:" in row
     assert run("job", "ls", mail, "--state", "gone").code == USAGE
 
 

@@ -232,10 +232,15 @@ def _print_jobs(found: list[JobInfo], body: bool) -> None:
     rows = []
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
-        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([info.claim] if running else [])]
+        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
         newest = preview(info.status.splitlines()[-1]) if info.status else ""
         rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
+
+
+def _holder(claim: str) -> str:
+    """The source in `host:port:start:source:counter`: short enough for a table."""
+    return ":".join(claim.split(":")[3:-1])
 
 
 @job.verb("count")
