@@ -78,6 +78,14 @@ def test_every_file_it_names_is_there() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_every_file_that_contributing_names_is_there() -> None:
+    named = re.findall(r"`([a-z_/]+\.(?:py|md|toml)|[a-z_]+/[a-z_/]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) >= 15
+    assert [
+        name for name in named if not any((ROOT / folder / name).exists() for folder in ("", "python/pinlater"))
+    ] == []
+
+
 #: What stands in for the machine's python: nothing, one that says no, one that has no venv; and what make says then.
 MISSING = {
     "python": ("python3", None, "missing: Python 3.11 or later", "apt-get install python3"),
