@@ -1,4 +1,4 @@
-"""The server restarts, forgets scripts, is full, read-only or gone: what a client does meanwhile and after.
+"""The server restarts, forgets scripts, is full or gone: what a client does meanwhile and after.
 
 Promises: everything goes on by itself, nothing acknowledged is lost with an AOF that is always synced, and only what
 certainly did not happen is done on another shard.
@@ -20,7 +20,7 @@ from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin
 from tests.cut_proxy import Cut, CutProxy
-from tests.servers import KINDS, Kind, Server, free_port, wait_until
+from tests.servers import KINDS, Kind, Server, wait_until
 
 __all__ = ["kind", "make"]  # fixtures
 
@@ -144,48 +144,6 @@ def test_a_full_server_drains_and_then_takes_jobs_again(
         assert calls.ack(succeeded=jobs) == []
     assert calls.count("q") == CountsByState()
     assert calls.enqueue("q", b"x" * 100_000)
-
-
-def _killed(server: Server) -> None:
-    server.kill()
-
-
-def _full(server: Server) -> None:
-    server.call("CONFIG", "SET", "maxmemory", 1)
-
-
-def _replica(server: Server) -> None:
-    server.call("REPLICAOF", "127.0.0.1", free_port())
-
-
-def _stale_replica(server: Server) -> None:
-    server.call("CONFIG", "SET", "replica-serve-stale-data", "no")
-    _replica(server)
-
-
-def _without_replicas(server: Server) -> None:
-    server.call("CONFIG", "SET", "min-replicas-to-write", 1)
-
-
-FAULTS = [_killed, _full, _replica, _stale_replica, _without_replicas]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=["refused", "OOM", "READONLY", "MASTERDOWN", "NOREPLICAS"])
-def test_jobs_go_to_another_shard_on_a_certain_outcome(
-    make: Callable[..., Calls], fault: Callable[[Server], None], fresh_server: FreshServer
-) -> None:
-    broken, sound = fresh_server(), fresh_server()
-    calls = make(shards={"broken": broken.url, "sound": sound.url}, timeout_s=2)
-    calls.create_queue("q")
-    calls.enqueue_many("q", [b"before"] * 10)
-    before = calls.count("q").pending
-    fault(broken)
-    descriptors = [calls.enqueue("q", b"%d" % number) for number in range(20)]
-    assert {descriptor.split(":")[1] for descriptor in descriptors} == {"ssound"}
-    with Client(shards={"sound": sound.url}) as direct:
-        found = direct.lookup(descriptors, with_body=True)
-        assert [info.body for info in found.values()] == [b"%d" % number for number in range(20)]
-        assert 20 <= direct.count("q").pending <= 20 + before
 
 
 def test_a_job_with_a_key_never_goes_to_another_shard(make: Callable[..., Calls], fresh_server: FreshServer) -> None:

@@ -1,8 +1,9 @@
 """A server that answers, but refuses: it reads its data, can not save, is a replica. What a client says and does.
 
 Promises: every write, and every read where the server refuses reads too, waits for the server and is then carried out
-once; where the time is up the error says what the server said, and nothing was changed, half a call included.
-Risks: how often a call asks meanwhile is left to it. maxmemory is in test_server_faults.py.
+once; where the time is up the error says what the server said, and nothing was changed, half a call included; where
+there is another shard, jobs go there.
+Risks: how often a call asks meanwhile is left to it. What a full server does else is in test_server_faults.py.
 """
 
 from __future__ import annotations
@@ -114,6 +115,22 @@ REFUSALS = {
 }
 
 
+@contextmanager
+def killed(server: Server) -> Iterator[None]:
+    server.kill()
+    yield
+
+
+@contextmanager
+def full(server: Server) -> Iterator[None]:
+    server.call("CONFIG", "SET", "maxmemory", 1)
+    yield
+
+
+#: Ways to be certain that a shard did not take a job.
+CERTAIN = {"refused": killed, "OOM": full, **{code: refuse for code, (refuse, _) in REFUSALS.items()}}
+
+
 @pytest.fixture(params=REFUSALS)
 def code(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -163,6 +180,22 @@ def test_every_call_waits_for_the_server_and_is_carried_out_once(
                     check(case, call(case))
             for case in waiting:
                 check(case, answers[case.name].result())
+
+
+@pytest.mark.parametrize("outcome", CERTAIN)
+def test_jobs_go_to_another_shard_on_a_certain_outcome(make: Make, outcome: str, fresh_server: FreshServer) -> None:
+    broken, sound = server_to_refuse(fresh_server, "valkey", outcome), fresh_server()
+    calls = make(shards={"broken": broken.url, "sound": sound.url}, timeout_s=2)
+    calls.create_queue("q")
+    calls.enqueue_many("q", [b"before"] * 10)
+    before = calls.count("q").pending
+    with CERTAIN[outcome](broken):
+        descriptors = [calls.enqueue("q", b"%d" % number) for number in range(20)]
+        assert {descriptor.split(":")[1] for descriptor in descriptors} == {"ssound"}
+    with Client(shards={"sound": sound.url}) as direct:
+        found = direct.lookup(descriptors, with_body=True)
+        assert [info.body for info in found.values()] == [b"%d" % number for number in range(20)]
+        assert 20 <= direct.count("q").pending <= 20 + before
 
 
 def test_a_client_that_does_not_know_the_queue_yet_waits_too(make: Make, fresh_server: FreshServer) -> None:
