@@ -25,7 +25,7 @@ from pinlater.exchange import write
 from tests.machine import FrozenClock
 from tests.machine_tickets import TicketMachine
 from tests.machine_working import ATTEMPTS, PICKS, PRIORITIES, RARELY, TIMES, WorkingMachine
-from tests.model import FAILED, PENDING, RUNNING, run_after, split
+from tests.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
 from tests.servers import KINDS, Server
 
 #: Examples by server kind and shards: a minute and a half a kind.
@@ -143,6 +143,15 @@ class Machine(TicketMachine):
         for reply, shard in self.look("collect", ["0"]):
             succeeded, failed, _, tickets = struct.unpack_from(">IIII", reply)
             assert (succeeded, failed, tickets) == self.model.collect(shard, self.now_ms)
+
+    @precondition(WorkingMachine.exists)
+    @rule(sure=RARELY)
+    def tickets_grow_old(self, sure: bool) -> None:
+        if sure:
+            self.prepare(2, 0)
+            self.clock.advance(HOUR_MS // 1000 + 1)
+            self.collect()
+            assert self.model.tickets == []
 
     def look(self, verb: str, arguments: list[Any]) -> Iterator[tuple[bytes, str]]:
         for place in self.client._session.places(self.queue):
