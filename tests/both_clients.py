@@ -3,14 +3,17 @@
 Promises: a method returns what the client's method returns, or raises what it raises; the event loop of the
 asyncio client runs all the time in a thread of its own, so that calls can be made from several threads at once.
 Risks: `client` is the real thing behind it; who touches it from outside the loop must know that it is safe.
+Import `kind` and `make` by name, as pytest finds fixtures so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal
+
+import pytest
 
 from pinlater import AsyncClient, Client
 from pinlater.errors import OutcomeUnknown
@@ -94,3 +97,24 @@ class AsyncCalls(Calls):
 def make_calls(kind: CallsKind, *arguments: Any, **settings: Any) -> Calls:
     """A client of that kind; the caller closes it."""
     return (Calls if kind == "sync" else AsyncCalls)(*arguments, **settings)
+
+
+@pytest.fixture(params=CALLS_KINDS)
+def kind(request: pytest.FixtureRequest) -> CallsKind:
+    """Each kind of client in turn."""
+    found: CallsKind = request.param
+    return found
+
+
+@pytest.fixture
+def make(kind: CallsKind) -> Iterator[Callable[..., Calls]]:
+    """`make(*arguments, **settings)` of a client; closed when the test ends."""
+    made: list[Calls] = []
+
+    def new(*arguments: Any, **settings: Any) -> Calls:
+        made.append(make_calls(kind, *arguments, **settings))
+        return made[-1]
+
+    yield new
+    for calls in made:
+        calls.close()

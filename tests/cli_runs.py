@@ -1,14 +1,16 @@
-"""Command lines run in this process, for the tests of the CLI.
+"""Command lines run in this process, for the tests of the CLI, and what they need to run in another.
 
-Promises exit code, stdout and stderr of each. Risks: import `run` and `mail` by name, as pytest finds fixtures so.
+Promises exit code, stdout and stderr of each. Risks: import fixtures by name, as pytest finds them so.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -59,3 +61,11 @@ def mail(run: Run) -> str:
     """A queue."""
     assert run("queue", "create", "mail").code == DONE
     return "mail"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """In which `pinlater` is this one, with an embedded server of the test's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "PATH": path, "PYTHONUNBUFFERED": "1"}

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pinlater import Client, Job
 from pinlater._core import decode_claim
 from pinlater.flows import Command, Flow, ReplyError, Send, send
+from pinlater.keys import queue_key
 from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
@@ -110,10 +111,17 @@ class Rig:
         self.client._transport.close()
         self.client._transport = self.transport
         self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")
+        self._raw = server.client()
 
     def close(self) -> None:
         self.client.close()
         self.other.close()
+        self._raw.close()
+
+    def tickets(self, shard: str) -> dict[bytes, bytes]:
+        """What a shard keeps of ids that were issued and not loaded."""
+        found: Any = self._raw.hgetall(queue_key(self.queue, shard, "R"))
+        return dict(found)
 
     def forget_hints(self) -> None:
         """So that the next dequeue over several shards peeks."""

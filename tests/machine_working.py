@@ -173,11 +173,12 @@ class WorkingMachine(RuleBasedStateMachine):
     @precondition(exists)
     @rule(drawn=st.lists(JOBS, max_size=6))
     def enqueue(self, drawn: list[Any]) -> None:
-        jobs = [
-            NewJob(body, priority=priority, attempts=attempts, status=TEXTS[status], key=key, **self.when(time))
-            for body, priority, time, attempts, status, key in drawn
-        ]
-        self.put(jobs)
+        self.put([self.new_job(each) for each in drawn])
+
+    def new_job(self, drawn: Any) -> NewJob:
+        """Of JOBS."""
+        body, priority, time, attempts, status, key = drawn
+        return NewJob(body, priority=priority, attempts=attempts, status=TEXTS[status], key=key, **self.when(time))
 
     def put(self, jobs: list[NewJob]) -> None:
         if any(job.priority > self.model.settings.levels for job in jobs):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pinlater import Checkpoint, CountsByState, Job, JobInfo, NewJob, QueueConfig, State
 from pinlater._core import parse_descriptor
@@ -18,6 +18,23 @@ HOUR_MS: Final = 3_600_000
 PENDING, RUNNING, SUCCEEDED, FAILED = State.PENDING, State.IN_PROGRESS, State.SUCCEEDED, State.FAILED
 
 Lease = tuple[str, bytes, str]  # shard, token of the claim, descriptor of the job it is of alone, or ""
+
+
+class Ticket(NamedTuple):
+    """Ids that were issued and not yet loaded."""
+
+    shard: str
+    first: int
+    jobs: int
+
+    @property
+    def issued_ms(self) -> int:
+        return self.first >> 19
+
+    @property
+    def field(self) -> tuple[bytes, bytes]:
+        """As it stands in the server."""
+        return self.first.to_bytes(8, "big"), self.jobs.to_bytes(2, "big") + self.issued_ms.to_bytes(6, "big")
 
 
 @dataclass
@@ -73,6 +90,8 @@ class Model:
     leases: dict[Lease, int] = field(default_factory=dict)
     jumped_ms: dict[str, int] = field(default_factory=dict)
     last_id: dict[str, int] = field(default_factory=dict)
+    tickets: list[Ticket] = field(default_factory=list)
+    gone_tickets: list[Ticket] = field(default_factory=list)
 
     @property
     def settings(self) -> QueueConfig:
@@ -120,6 +139,29 @@ class Model:
             before[line] = job.id
             self.last_id[job.shard] = max(self.last_id.get(job.shard, 0), job.id)
             self.jobs[descriptor] = job
+
+    def prepare(self, ticket: Ticket, now_ms: int) -> None:
+        assert ticket.issued_ms == now_ms
+        assert ticket.first > self.last_id.get(ticket.shard, 0), "an id was issued twice"
+        self.last_id[ticket.shard] = ticket.first + ticket.jobs - 1
+        self.tickets.append(ticket)
+
+    def load(self, ticket: Ticket, queue: str, jobs: list[NewJob], now_ms: int) -> None:
+        """The jobs' arrival is their ticket's, but for those that have a time of their own."""
+        for id_, new in enumerate(jobs, ticket.first):
+            timed = new.run_after_ms or new.delay_ms
+            at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms) if timed else ticket.issued_ms
+            updated_ms = now_ms if new.status else ticket.issued_ms  # what is plain has no time kept beside its id
+            descriptor = f"{queue}:s{ticket.shard}:p{new.priority}:{id_}"
+            job = ModelJob(descriptor, new.body, new.attempts, new.attempts, at_ms, updated_ms, new.status)
+            assert descriptor not in self.jobs
+            self.jobs[descriptor] = job
+        self.end_tickets([ticket])
+
+    def end_tickets(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in list(tickets):
+            self.tickets.remove(ticket)
+            self.gone_tickets.append(ticket)
 
     def claim(self, jobs: Iterable[Job], now_ms: int) -> None:
         for given in jobs:
@@ -200,6 +242,7 @@ class Model:
         self.jobs.clear()
         self.leases.clear()
         self.jumped_ms.clear()
+        self.end_tickets(self.tickets)
 
     def expire(self, shard: str, jumped: bool, now_ms: int) -> tuple[int, int, int]:
         """A monitor's look at a shard: leases that ran out, jobs tried again, jobs failed."""
@@ -220,10 +263,12 @@ class Model:
         retried = sum(job.state is PENDING for job in crashed)
         return len(ended), retried, len(crashed) - retried
 
-    def collect(self, shard: str, now_ms: int) -> tuple[int, int]:
-        """How many succeeded and failed jobs go."""
+    def collect(self, shard: str, now_ms: int) -> tuple[int, int, int]:
+        """How many succeeded and failed jobs and tickets go."""
         if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
-            return 0, 0
+            return 0, 0, 0
+        old = [each for each in self.tickets if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
+        self.end_tickets(old)
         failed = [
             job for job in self.of(FAILED, shard=shard) if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
         ]
@@ -233,7 +278,7 @@ class Model:
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))
         self._keep_newest((shard, level) for level in range(1, self.settings.levels + 1))
-        return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed)
+        return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed), len(old)
 
     def configure(self, **changes: Any) -> None:
         self.config = replace(self.settings, **changes)

@@ -52,7 +52,8 @@ class Server:
 
     `config` is options by name (`{"appendonly": "yes"}`) or a sequence of arguments; it wins over the
     defaults (no RDB, no AOF). `fake_clock` preloads libfaketime, for `jump_clock` (and libc's malloc, so
-    no memory or speed claim holds on it). `tls` needs a build that has it: "redis".
+    no memory or speed claim holds on it). `tls` needs a build that has it: "redis". `slots`: of a cluster's node, which
+    serves once all slots are taken and its nodes have met.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Server:
         config: Mapping[str, str] | Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cluster: bool = False,
+        slots: range = range(CLUSTER_SLOTS),
         unix_socket: bool = False,
         tls: bool = False,
         aof_always: bool = False,
@@ -73,6 +75,8 @@ class Server:
         self.directory = directory
         self.port = port or free_port()
         self.cluster = cluster
+        self.slots = slots
+        self.bus_port = free_port() if cluster else 0
         self.socket_path = directory / "server.sock" if unix_socket else None
         self.log_path = directory / "server.log"
         self.tls_files: TlsFiles | None = None
@@ -81,7 +85,6 @@ class Server:
         self._environment = dict(env or {})
         self._aof_always = aof_always
         self._clock_path = directory / "clock" if fake_clock else None
-        self._bus_port = free_port() if cluster else 0
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
         if tls:
@@ -188,6 +191,10 @@ class Server:
         self.clock_offset_s += seconds
         self._write_clock()
 
+    def wait_cluster(self) -> None:
+        """Return once this node says that its cluster serves every slot."""
+        wait_until(lambda: self.call("CLUSTER INFO")["cluster_state"] == "ok", "cluster_state:ok")
+
     def log_tail(self) -> str:
         """The last lines of the server's log."""
         lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
@@ -215,7 +222,7 @@ class Server:
         if self.socket_path is not None:
             options["unixsocket"] = str(self.socket_path)
         if self.cluster:
-            options |= {"cluster-enabled": "yes", "cluster-port": str(self._bus_port)}
+            options |= {"cluster-enabled": "yes", "cluster-port": str(self.bus_port)}
         if self.tls_files is not None:
             options |= self._tls_options(self.tls_files)
         if isinstance(self._config, Mapping):
@@ -282,9 +289,10 @@ class Server:
             return False
 
     def _take_slots(self) -> None:
-        if self.call("CLUSTER INFO")["cluster_slots_assigned"] != str(CLUSTER_SLOTS):
-            self.call("CLUSTER", "ADDSLOTSRANGE", 0, CLUSTER_SLOTS - 1)
-        wait_until(lambda: self.call("CLUSTER INFO")["cluster_state"] == "ok", "cluster_state:ok")
+        if self.call("CLUSTER INFO")["cluster_slots_assigned"] == "0":
+            self.call("CLUSTER", "ADDSLOTSRANGE", self.slots.start, self.slots.stop - 1)
+        if len(self.slots) == CLUSTER_SLOTS:
+            self.wait_cluster()
 
     def _end(self, how: signal.Signals) -> None:
         process = self._process

@@ -8,9 +8,8 @@ Risks: hints of what is left are up to 50 ms old; a test that needs an exact ans
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -20,31 +19,15 @@ from pinlater.dequeuing import share_out
 from pinlater.errors import PartialDelete, PartialEnqueue, ServerUnavailable
 from pinlater.keys import queue_key
 from pinlater.shards import shard_for_key
-from tests.both_clients import CALLS_KINDS, Calls, make_calls
+from tests.both_clients import Calls, kind, make
 from tests.servers import Server, wait_until
+
+__all__ = ["kind", "make"]  # fixtures
 
 FreshServer = Callable[..., Server]
 NAMES = ["a", "b", "c", "d"]
 #: Of the keys "0" to "19"; it may never change, or jobs of one key stand on two shards.
 PLACED = "cdcdacabdcabcbcaabba"
-
-
-@pytest.fixture
-def make(request: pytest.FixtureRequest, kind: Any) -> Iterator[Callable[..., Calls]]:
-    made: list[Calls] = []
-
-    def new(**settings: Any) -> Calls:
-        made.append(make_calls(kind, **settings))
-        return made[-1]
-
-    yield new
-    for calls in made:
-        calls.close()
-
-
-@pytest.fixture(params=CALLS_KINDS)
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

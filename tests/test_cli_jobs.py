@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -232,6 +233,7 @@ def test_lookup(run: Run, mail: str) -> None:
         "claim",
         "body",
     }
+    assert len(run("job", "lookup", descriptor, descriptor, "--json").documents) == 1
     missing = run("job", "lookup", descriptor, "mail:s1:p1:7", "--json")
     assert missing.code == NO
     assert missing.document["descriptor"] == descriptor
@@ -253,7 +255,9 @@ def test_ls_jobs(run: Run, mail: str) -> None:
     assert "--future: expected with --state pending, got failed" in refused.err
     run("job", "dequeue", mail, "--limit", "3")
     assert run("job", "ls", mail).out == "queue mail: no pending jobs; 1 job due later: --future\n"
-    assert "claimed by" in run("job", "ls", mail, "--state", "in_progress").out
+    heading, row, *_ = run("job", "ls", mail, "--state", "in_progress").out.splitlines()
+    assert "claimed by" in heading
+    assert f"  python:{socket.gethostname()}:" in row
     assert run("job", "ls", mail, "--state", "gone").code == USAGE
 
 
@@ -284,7 +288,7 @@ def test_retry(run: Run, mail: str) -> None:
     assert (named.code, named.document) == (DONE, {"retried": 1})
     assert run("job", "lookup", descriptors[0], "--json").document["attempts_remaining"] == 4
     assert run("job", "retry", descriptors[0]).code == NO
-    assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job put back in line, 1 job failed remain\n"
+    assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job put back in line, 1 failed job remains\n"
     assert run("job", "retry", mail, "--delay-ms", "3600000", "--json").document == {"retried": 1, "failed": 0}
 
 
@@ -293,5 +297,11 @@ def test_rm_jobs(run: Run, mail: str) -> None:
     assert run("job", "rm", first, second, "--json").document == {"removed": 2}
     assert run("job", "rm", first).code == NO
     removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1")
-    assert (removed.code, removed.out) == (DONE, "1 job removed\n")
-    assert run("job", "count", mail, "--json").document["failed"] == 1
+    assert (removed.code, removed.out) == (DONE, "queue mail: 1 job removed, 1 failed job remains\n")
+    rest = run("job", "rm", "--queue", mail, "--state", "failed", "--json")
+    assert (rest.code, rest.document) == (DONE, {"removed": 1, "failed": 0})
+    run("job", "enqueue", mail, "now")
+    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
+    pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1")
+    assert pending.out == "queue mail: 1 job removed, 1 pending job remains\n"
+    assert run("job", "count", mail, "--json").document["failed"] == 0

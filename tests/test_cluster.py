@@ -1,25 +1,34 @@
 """Every verb in cluster mode, and the keys that scripts really touch.
 
-Promises: in a cluster no verb is refused for its keys; over the calls here every key that a header declares is
-touched, and no other.
-Risks: the cluster is one server that holds all slots: MOVED and resharding are not shown here.
+Promises: in a cluster, of one node and of three, no verb is refused for its keys; over the calls here every key that a
+header declares is touched, and no other. A client works on nodes that it is told of by shard.
+Risks: clients do not follow MOVED: slots that move elsewhere need the shards told anew.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import redis
+from redis.crc import key_slot
 
-from pinlater.keys import script_keys
+from pinlater import Client, CountsByState, NewJob, QueueConfig
+from pinlater._core import parse_descriptor
+from pinlater.audit import audit_queue
+from pinlater.errors import ServerReplyError
+from pinlater.keys import queue_key, registry_key, script_keys
 from pinlater.scripts import load_scripts
-from tests.servers import KINDS, Kind, Server, wait_until
+from tests.both_clients import Calls, kind, make
+from tests.servers import CLUSTER_SLOTS, KINDS, Kind, Server, wait_until
 from tests.test_scripts import REQUESTS, Scene, make_scene
 from tests.wire import Wire, connect, fail_all
 from tests.wire_format import DELAY, FAILED, NO_TOKEN, NOW, PENDING, RUNNING, SUCCEEDED, Job, ends, settings
+
+__all__ = ["kind", "make"]  # fixtures
 
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 FreshServer = Callable[..., Server]
@@ -104,14 +113,42 @@ def name_of(key: str) -> str:
     return name.rstrip("0123456789") + "*" if name[-1].isdigit() else name
 
 
+def make_cluster(kind: Kind, fresh_server: FreshServer) -> list[Server]:
+    """Three nodes that share the slots."""
+    bounds = [CLUSTER_SLOTS * part // 3 for part in range(4)]
+    nodes = [fresh_server(kind, cluster=True, slots=range(*pair)) for pair in pairwise(bounds)]
+    for node in nodes[1:]:
+        nodes[0].call("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus_port)
+    for node in nodes:
+        node.wait_cluster()
+    return nodes
+
+
+def owner(nodes: list[Server], key: bytes) -> Server:
+    return next(node for node in nodes if key_slot(key) in node.slots)
+
+
+def shards_on(nodes: list[Server], queue: str) -> dict[str, Server]:
+    """A shard on each node: one whose registry of queues is there too."""
+    found: dict[Server, str] = {}
+    for name in map(str, range(1000)):
+        node = owner(nodes, queue_key(queue, name, "m"))
+        if owner(nodes, registry_key(name)) is node:
+            found.setdefault(node, name)
+    return {found[node]: node for node in nodes}
+
+
 @EACH_KIND
-@pytest.mark.parametrize("cluster", [False, True])
-def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, cluster: bool, fresh_server: FreshServer) -> None:
+@pytest.mark.parametrize("nodes", [0, 1, 3])
+def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, nodes: int, fresh_server: FreshServer) -> None:
     verbs = {script.sha.decode(): verb for verb, script in load_scripts().items()}
     touched: defaultdict[str, set[str]] = defaultdict(set)
     undeclared: list[tuple[str, str]] = []
     verb, declared = "", set[str]()
-    server = fresh_server(kind, cluster=cluster)
+    if nodes == 3:
+        server = owner(make_cluster(kind, fresh_server), queue_key("q", "s", "m"))
+    else:
+        server = fresh_server(kind, cluster=nodes == 1)
     with connect(server) as client:
         for by_script, words in watched(client, lambda: use_every_verb(client)):
             if by_script:
@@ -130,6 +167,44 @@ def test_all_keys_of_a_queue_and_shard_are_in_one_slot(kind: Kind, fresh_server:
         for queue, shard in (("q", "s"), ("Q_" * 127, "a-b_C" * 6)):
             keys = {key for script in load_scripts().values() for key in script_keys(queue, shard, script.keys, 100)}
             assert len({client.cluster("keyslot", key.decode()) for key in keys}) == 1
+
+
+@pytest.mark.parametrize("server_kind", KINDS)
+def test_a_client_works_on_shards_that_are_nodes_of_a_cluster(
+    make: Callable[..., Calls], server_kind: Kind, fresh_server: FreshServer
+) -> None:
+    nodes = make_cluster(server_kind, fresh_server)
+    shards = shards_on(nodes, "q")
+    calls = make(shards={name: node.url for name, node in shards.items()})
+    assert calls.create_queue("q", QueueConfig(keep_succeeded=100)) is True
+    assert calls.queue_names() == ["q"]
+    descriptors = calls.enqueue_many("q", [NewJob(b"%d" % number, key=str(number)) for number in range(60)])
+    assert {parse_descriptor(descriptor)[1] for descriptor in descriptors} == set(shards)
+    claimed = calls.dequeue("q", 60)
+    assert sorted(job.body for job in claimed) == sorted(b"%d" % number for number in range(60))
+    assert calls.renew(claimed) == calls.ack(succeeded=claimed[:20], failed=claimed[20:40]) == []
+    assert calls.release(claimed[40:]) == []
+    assert len(calls.dequeue("q", 1, wait=5)) == 1
+    assert calls.count("q") == CountsByState(pending=39, in_progress=1, succeeded=20)
+    assert {info.descriptor for info in calls.scan("q", "succeeded")} == {job.descriptor for job in claimed[:20]}
+    assert set(calls.lookup(descriptors)) == set(descriptors)
+    with Client(shards={name: node.url for name, node in shards.items()}) as client:
+        report = audit_queue(client, "q")
+    assert (report.findings, report.jobs.pending) == ([], 39)
+    for name, node in shards.items():  # each node has the keys of its own shard, and of no other
+        assert all(f"{name}}}:".encode() in key for key in node.call("KEYS", "pl:*"))
+    assert calls.delete_queue("q") is True
+    assert calls.queue_names() == []
+
+
+@pytest.mark.parametrize("server_kind", KINDS)
+def test_a_node_that_has_not_the_slot_is_named(
+    make: Callable[..., Calls], server_kind: Kind, fresh_server: FreshServer
+) -> None:
+    nodes = make_cluster(server_kind, fresh_server)
+    name, node = next(iter(shards_on(nodes, "q").items()))
+    with pytest.raises(ServerReplyError, match=rf"MOVED \d+ 127.0.0.1:{node.port}"):
+        make(shards={name: nodes[1].url}).create_queue("q")
 
 
 @EACH_KIND

@@ -23,8 +23,9 @@ from pinlater.audit import audit_queue
 from pinlater.errors import InvalidArgument
 from pinlater.exchange import write
 from tests.machine import FrozenClock
+from tests.machine_tickets import TicketMachine
 from tests.machine_working import ATTEMPTS, PICKS, PRIORITIES, RARELY, TIMES, WorkingMachine
-from tests.model import FAILED, PENDING, RUNNING, run_after, split
+from tests.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
 from tests.servers import KINDS, Server
 
 #: Examples by server kind and shards: a minute and a half a kind.
@@ -34,7 +35,7 @@ FAR_MS = (1 << 44) - 1
 MONITOR = b"monitor1"
 
 
-class Machine(WorkingMachine):
+class Machine(TicketMachine):
     """Everything else: bringing back, removing, time, monitors, lost answers, looking."""
 
     @precondition(WorkingMachine.exists)
@@ -140,7 +141,17 @@ class Machine(WorkingMachine):
     @rule()
     def collect(self) -> None:
         for reply, shard in self.look("collect", ["0"]):
-            assert struct.unpack_from(">II", reply) == self.model.collect(shard, self.now_ms)
+            succeeded, failed, _, tickets = struct.unpack_from(">IIII", reply)
+            assert (succeeded, failed, tickets) == self.model.collect(shard, self.now_ms)
+
+    @precondition(WorkingMachine.exists)
+    @rule(sure=RARELY)
+    def tickets_grow_old(self, sure: bool) -> None:
+        if sure:
+            self.prepare(2, 0)
+            self.clock.advance(HOUR_MS // 1000 + 1)
+            self.collect()
+            assert self.model.tickets == []
 
     def look(self, verb: str, arguments: list[Any]) -> Iterator[tuple[bytes, str]]:
         for place in self.client._session.places(self.queue):
@@ -226,6 +237,8 @@ class Machine(WorkingMachine):
         report = audit_queue(self.client, self.queue)
         assert report.findings == []
         assert report.jobs == self.model.counts(self.now_ms)
+        for shard in self.rig.shards:
+            assert self.rig.tickets(shard) == dict(each.field for each in self.model.tickets if each.shard == shard)
 
 
 @pytest.fixture(scope="module", params=KINDS)

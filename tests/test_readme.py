@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli_runs import environment
 from tests.servers import wait_until
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+__all__ = ["environment"]  # a fixture
 
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    binaries = str(Path(sys.executable).parent)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
-    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "PATH": f"{binaries}:{os.environ['PATH']}"}
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def _blocks(kind: str) -> list[str]:
@@ -43,7 +40,7 @@ def test_the_worker_commands_run(tmp_path: Path, environment: dict[str, str]) ->
     with output.open("wb") as sink:
         worker = subprocess.Popen(
             ["sh", "-c", f"exec {work}"],
-            env={**environment, "PYTHONUNBUFFERED": "1"},
+            env=environment,
             cwd=tmp_path,
             stdout=sink,
             stderr=subprocess.STDOUT,
@@ -53,10 +50,71 @@ def test_the_worker_commands_run(tmp_path: Path, environment: dict[str, str]) ->
         finally:
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(timeout=60) == 0
+    check_the_commands_in_the_text(environment, tmp_path)
+
+
+def check_the_commands_in_the_text(environment: dict[str, str], folder: Path) -> None:
+    """Of the queue that the worker's commands made."""
+    named = re.findall(r"`(pinlater [^`]+)`", README)
+    assert {command.split()[1] for command in named} == {"job", "doctor"}
+    for command in named:
+        ran = subprocess.run(command.split(), env=environment, cwd=folder, capture_output=True, text=True)
+        assert (ran.returncode, ran.stderr) == (0, ""), command
+        assert "thumbs" in ran.stdout, command
+
+
+def test_the_targets_it_names_are_there(environment: dict[str, str]) -> None:
+    pages = README + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = set(re.findall(r"(?:`| {4})make (\w+)", pages))
+    assert {"demo", "test", "bench", "campaign"} <= named
+    for target in named:
+        subprocess.run(["make", "--dry-run", target], env=environment, cwd=ROOT, check=True, capture_output=True)
 
 
 def test_every_file_it_names_is_there() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
     for link in links:
-        assert (Path(__file__).parent.parent / link).exists(), link
+        assert (ROOT / link).exists(), link
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    named = re.findall(r"`([a-z_/]+\.(?:py|md|toml)|[a-z_]+/[a-z_/]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) >= 15
+    assert [
+        name for name in named if not any((ROOT / folder / name).exists() for folder in ("", "python/pinlater"))
+    ] == []
+
+
+#: What stands in for the machine's python: nothing, one that says no, one that has no venv; and what make says then.
+MISSING = {
+    "python": ("python3", None, "missing: Python 3.11 or later", "apt-get install python3"),
+    "an old python": ("python3", "exit 1", "missing: Python 3.11 or later", "make PYTHON=python3.12"),
+    "venv": (
+        "python3",
+        'case "$2" in *venv*) exit 1; esac',
+        "missing: the venv module",
+        "apt-get install python3-venv",
+    ),
+    "cc": ("cc", None, "missing: a C compiler", "apt-get install gcc libc6-dev"),
+    "cargo": ("cargo", None, "missing: Rust 1.85 or later", "rustup.rs"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_make_names_what_is_missing_and_how_to_get_it(what: str, tmp_path: Path) -> None:
+    tool, stand_in, says, command = MISSING[what]
+    tools = {"python3": sys.executable} | {name: f"/bin/{name}" for name in ("sh", "true")}
+    tools |= {"find": "/usr/bin/find", "cc": "/bin/true", "cargo": "/bin/true"}
+    for name in tools.keys() - {tool}:
+        (tmp_path / name).symlink_to(tools[name])
+    if stand_in is not None:
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{stand_in}\n")
+        (tmp_path / tool).chmod(0o755)
+    for target in ("demo", "test"):
+        make = [shutil.which("make") or "make", "VENV=" + str(tmp_path / "venv"), target]
+        ran = subprocess.run(make, env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 2
+        [told] = ran.stdout.splitlines()
+        assert told.startswith(says)
+        assert command in told

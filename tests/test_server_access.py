@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,11 +20,13 @@ from pinlater import Client
 from pinlater.errors import PinLaterError, ServerRefused, ServerTooOld, ServerUnavailable
 from pinlater.exchange import write
 from pinlater.scripts import LUA_DIRECTORY
-from tests.both_clients import CALLS_KINDS, Calls, make_calls
+from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin
 from tests.resp import Command, message_end, parse_command
 from tests.servers import KINDS, Kind, Server, free_port, make_certificate, wait_until
+
+__all__ = ["kind", "make"]  # fixtures
 
 ACL_PAGE = Path(__file__).parent.parent / "docs" / "acl.md"
 PASSWORD = "correct-horse"  # noqa: S105
@@ -41,19 +42,6 @@ CLIENT_COMMANDS = {
     "smembers",
     "srem",
 }
-
-
-@pytest.fixture(params=CALLS_KINDS)
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Calls]]:
-    made: list[Calls] = []
-
-    def new(*arguments: Any, **settings: Any) -> Calls:
-        made.append(make_calls(request.param, *arguments, **settings))
-        return made[-1]
-
-    yield new
-    for calls in made:
-        calls.close()
 
 
 def check_it_works(calls: Calls) -> None:

@@ -1,4 +1,4 @@
-"""The server restarts, forgets scripts, is full, read-only or gone: what a client does meanwhile and after.
+"""The server restarts, forgets scripts, is full or gone: what a client does meanwhile and after.
 
 Promises: everything goes on by itself, nothing acknowledged is lost with an AOF that is always synced, and only what
 certainly did not happen is done on another shard.
@@ -8,7 +8,7 @@ Risks: producer and consumer are threads of this process; how many calls a kill 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,35 +16,18 @@ import pytest
 
 from pinlater import Client, CountsByState, QueueConfig, State, exchange
 from pinlater.errors import OutcomeUnknown, ServerFull, ServerUnavailable
-from tests.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
+from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin
 from tests.cut_proxy import Cut, CutProxy
-from tests.servers import KINDS, Kind, Server, free_port, wait_until
+from tests.servers import KINDS, Kind, Server, wait_until
+
+__all__ = ["kind", "make"]  # fixtures
 
 CASES = [*WRITES, *READS]
 KILLS = 3
 JOBS_A_KILL = 30  # acknowledged between two kills, so that each meets a busy client
 WAIT_S = 8.0  # below the safety claim (10 to 15 s): who gets a job within it was rung
-
-
-@pytest.fixture(params=CALLS_KINDS)
-def kind(request: pytest.FixtureRequest) -> CallsKind:
-    found: CallsKind = request.param
-    return found
-
-
-@pytest.fixture
-def make(kind: CallsKind) -> Iterator[Callable[..., Calls]]:
-    made: list[Calls] = []
-
-    def new(*arguments: Any, **settings: Any) -> Calls:
-        made.append(make_calls(kind, *arguments, **settings))
-        return made[-1]
-
-    yield new
-    for calls in made:
-        calls.close()
 
 
 def test_scripts_are_flushed_before_every_call(make: Callable[..., Calls], server: Server) -> None:
@@ -161,48 +144,6 @@ def test_a_full_server_drains_and_then_takes_jobs_again(
         assert calls.ack(succeeded=jobs) == []
     assert calls.count("q") == CountsByState()
     assert calls.enqueue("q", b"x" * 100_000)
-
-
-def _killed(server: Server) -> None:
-    server.kill()
-
-
-def _full(server: Server) -> None:
-    server.call("CONFIG", "SET", "maxmemory", 1)
-
-
-def _replica(server: Server) -> None:
-    server.call("REPLICAOF", "127.0.0.1", free_port())
-
-
-def _stale_replica(server: Server) -> None:
-    server.call("CONFIG", "SET", "replica-serve-stale-data", "no")
-    _replica(server)
-
-
-def _without_replicas(server: Server) -> None:
-    server.call("CONFIG", "SET", "min-replicas-to-write", 1)
-
-
-FAULTS = [_killed, _full, _replica, _stale_replica, _without_replicas]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=["refused", "OOM", "READONLY", "MASTERDOWN", "NOREPLICAS"])
-def test_jobs_go_to_another_shard_on_a_certain_outcome(
-    make: Callable[..., Calls], fault: Callable[[Server], None], fresh_server: FreshServer
-) -> None:
-    broken, sound = fresh_server(), fresh_server()
-    calls = make(shards={"broken": broken.url, "sound": sound.url}, timeout_s=2)
-    calls.create_queue("q")
-    calls.enqueue_many("q", [b"before"] * 10)
-    before = calls.count("q").pending
-    fault(broken)
-    descriptors = [calls.enqueue("q", b"%d" % number) for number in range(20)]
-    assert {descriptor.split(":")[1] for descriptor in descriptors} == {"ssound"}
-    with Client(shards={"sound": sound.url}) as direct:
-        found = direct.lookup(descriptors, with_body=True)
-        assert [info.body for info in found.values()] == [b"%d" % number for number in range(20)]
-        assert 20 <= direct.count("q").pending <= 20 + before
 
 
 def test_a_job_with_a_key_never_goes_to_another_shard(make: Callable[..., Calls], fresh_server: FreshServer) -> None:

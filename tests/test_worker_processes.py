@@ -6,6 +6,7 @@ only bounded from above, and generously.
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -175,7 +176,9 @@ def test_a_hung_thread_does_not_keep_the_process(client: Client, workers: Worker
     assert client.count("q").pending == 1
 
 
-def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["the process", "another thread"])
+def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshServer, tmp_path: Path, to: str) -> None:
+    """The kernel may give a signal for the process to any of its threads."""
     server, record = fresh_server(), Record(tmp_path / "record")
     workers = WorkerProcesses({"1": server.url}, record, tmp_path / "log")
     with Client(server.url) as client:
@@ -183,10 +186,19 @@ def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshSe
         client.enqueue("q", body("spin"))
         process = workers.start(stop_timeout_s=0.0)
         record.wait("start", 1)
-        process.send_signal(signal.SIGTERM)
+        if to == "the process":
+            process.send_signal(signal.SIGTERM)
+        else:
+            signal_another_thread(process.pid)
         try:
             assert process.wait(DEADLINE_S) == 1
         finally:
             workers.end()
         assert "handlers_for_tests.py" in workers.logged()  # the traceback says who was in the way
         assert client.count("q").in_progress == 1
+
+
+def signal_another_thread(pid: int) -> None:
+    other = max(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+    assert other != pid
+    assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0

@@ -28,7 +28,8 @@ from pinlater.shards import Session, Shard
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 #: First patch level of each release line without CVE-2025-49844, -46817 and -46818 (code execution from Lua). Lines
-#: before and in between have none, later ones never had the fault.
+#: before and in between have none, later ones never had the fault. As their release notes of October 2025 say: of Redis
+#: in redis/docs 2211 and redis/docker-library-redis 478, of Valkey in osv.dev/vulnerability/BIT-valkey-2025-46818.
 CURED_PATCHES: Final = {
     "Redis": {(7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},

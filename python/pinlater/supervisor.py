@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ HEALTHY_S: Final = 60.0
 #: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
 #: 10 s longer than its deadline where the servers do not answer.
 OVERTIME_S: Final = 12.0
+#: A signal that the kernel gave to a thread other than the main one is seen by it when the GIL changes hands, and no
+#: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
+GIL_PERIOD_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -94,12 +98,15 @@ class _StopSignals:
         self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
         self._signals = 0
         self._request: Callable[[], object] | None = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
+        threading.Thread(target=self._pass_the_gil_on, name="stop-signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
@@ -109,6 +116,10 @@ class _StopSignals:
         self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
         for _ in range(self._signals):
             request_stop()
+
+    def _pass_the_gil_on(self) -> None:
+        while not self._ended.wait(GIL_PERIOD_S):
+            pass
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signals += 1

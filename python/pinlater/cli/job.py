@@ -38,6 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STATE: Final = click.Choice([state.value for state in State])
 TOKEN_BYTES: Final = 8
+#: Jobs that a command on a whole queue acts on, where it is not told.
+MOST: Final = 1000
 
 
 @click.group("job", cls=Group)
@@ -47,7 +49,7 @@ def job() -> None:
 
 @job.verb("dequeue")
 @click.argument("queue")
-@click.option("--limit", type=int, default=1, help="The most jobs to claim. [default: 1]")
+@click.option("--limit", type=click.IntRange(1), default=1, help="The most jobs to claim. [default: 1]")
 @click.option("--wait", type=float, metavar="SECONDS", help="Wait so long for a job.")
 @click.option("--dry-run", is_flag=True, help="Show what would be given, and claim nothing.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
@@ -149,6 +151,7 @@ def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: 
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     """Show what is known of jobs. Exit code 1 if one of them is not there."""
+    descriptors = tuple(dict.fromkeys(descriptors))
     with settings.client() as client:
         found = client.lookup(descriptors, with_body=body)
     for descriptor in descriptors:
@@ -161,7 +164,7 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
             remark(
                 f"error: {descriptor}: not found; jobs that succeeded are kept only where the queue has keep_succeeded"
             )
-    return DONE if len(found) == len(set(descriptors)) else NO
+    return DONE if len(found) == len(descriptors) else NO
 
 
 def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
@@ -229,10 +232,15 @@ def _print_jobs(found: list[JobInfo], body: bool) -> None:
     rows = []
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
-        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([info.claim] if running else [])]
+        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
         newest = preview(info.status.splitlines()[-1]) if info.status else ""
         rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
+
+
+def _holder(claim: str) -> str:
+    """The source in `host:port:start:source:counter`: short enough for a table."""
+    return ":".join(claim.split(":")[3:-1])
 
 
 @job.verb("count")
@@ -252,27 +260,37 @@ def count(settings: Settings, queue: str, priority: int | None) -> int:
 @job.verb("retry")
 @click.argument("targets", nargs=-1, required=True, metavar="QUEUE | DESCRIPTOR...")
 @click.option("--priority", type=int, help="Of a queue: only this priority.")
-@click.option("--limit", type=int, default=1000, help="Of a queue: the most jobs. [default: 1000]")
+@click.option("--limit", type=int, help=f"Of a queue: the most jobs. [default: {MOST}]")
 @click.option("--attempts", type=int, default=1, help="How often they may be tried now. [default: 1]")
 @click.option("--delay-ms", type=int, metavar="MS", help="Of a queue: not before so long from now.")
 def retry(
-    settings: Settings, targets: tuple[str, ...], priority: int | None, limit: int, attempts: int, delay_ms: int | None
+    settings: Settings,
+    targets: tuple[str, ...],
+    priority: int | None,
+    limit: int | None,
+    attempts: int,
+    delay_ms: int | None,
 ) -> int:
     """Put failed jobs back in line: those of a queue, or the named ones (exit code 1 if one was not a failed job)."""
     if ":" not in targets[0]:
         if len(targets) > 1:
             usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
-        options = {"priority": priority, "limit": limit, "attempts": attempts, "delay_ms": delay_ms}
+        options = {
+            "priority": priority,
+            "limit": MOST if limit is None else limit,
+            "attempts": attempts,
+            "delay_ms": delay_ms,
+        }
         with settings.client() as client:
             retried = client.retry_failed(targets[0], **options)  # type: ignore[arg-type]
             left = client.count(targets[0], priority=priority).failed
         if settings.as_json:
             print_json({"retried": retried, "failed": left})
         else:
-            say(f"queue {targets[0]}: {jobs(retried)} put back in line, {jobs(left)} failed remain")
+            say(f"queue {targets[0]}: {jobs(retried)} put back in line, {_remain(left, 'failed')}")
         return DONE
-    if priority is not None or delay_ms is not None:
-        usage("--priority and --delay-ms: expected with a queue, got descriptors")
+    if (priority, limit, delay_ms) != (None, None, None):
+        usage("--priority, --limit and --delay-ms: expected with a queue, got descriptors")
     with settings.client() as client:
         retried = client.retry_jobs(_descriptors(targets), attempts=attempts)
     if settings.as_json:
@@ -290,8 +308,7 @@ def retry(
 @click.option(
     "--limit",
     type=int,
-    default=1000,
-    help="With --queue: the most jobs, oldest first (running ones in no order). [default: 1000]",
+    help=f"With --queue: the most jobs, oldest first (running ones in no order). [default: {MOST}]",
 )
 def rm(
     settings: Settings,
@@ -299,21 +316,34 @@ def rm(
     queue: str | None,
     state: str | None,
     priority: int | None,
-    limit: int,
+    limit: int | None,
 ) -> int:
     """Remove jobs: the named ones in any state (exit code 1 if one was not there), or those of a queue and state."""
     if bool(descriptors) == bool(queue) or bool(queue) != bool(state):
         usage("expected descriptors, or --queue and --state")
+    if descriptors and (priority, limit) != (None, None):
+        usage("--priority and --limit: expected with --queue, got descriptors")
     with settings.client() as client:
-        if descriptors:
-            removed = client.delete_jobs(descriptors=_descriptors(descriptors))
+        if queue is not None and state is not None:
+            removed = client.delete_jobs(queue, state, priority=priority, limit=MOST if limit is None else limit)
+            counts = client.count(queue, priority=priority)
+            left = getattr(counts, state) + (counts.scheduled if state == "pending" else 0)
+            document, told = {"removed": removed, state: left}, f"queue {queue}: {jobs(removed)} removed, "
+            told += _remain(left, state)
         else:
-            removed = client.delete_jobs(queue, state, priority=priority, limit=limit)
+            removed = client.delete_jobs(descriptors=_descriptors(descriptors))
+            document, told = {"removed": removed}, f"{jobs(removed)} removed, of {len(set(descriptors))} named"
     if settings.as_json:
-        print_json({"removed": removed})
+        print_json(document)
     else:
-        say(f"{jobs(removed)} removed" + (f", of {len(set(descriptors))} named" if descriptors else ""))
+        say(told)
     return NO if descriptors and removed != len(set(descriptors)) else DONE
+
+
+def _remain(left: int, state: str) -> str:
+    """`1 failed job remains`."""
+    told = f"{left:,} {state} job" if left else f"no {state} job"
+    return told + (" remains" if left == 1 else "s remain")
 
 
 def _descriptors(named: tuple[str, ...]) -> list[str]:
