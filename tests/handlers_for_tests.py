@@ -53,7 +53,8 @@ class Record:
 
     def lines(self, event: str | None = None) -> list[Line]:
         found = []
-        for text in self.path.read_text().splitlines():
+        whole, _, _ = self.path.read_text().rpartition("\n")  # a line may be seen while it is written
+        for text in whole.splitlines():
             kind, descriptor, token, attempt, pid, time_ns = text.split()
             if event in (None, kind):
                 found.append(Line(kind, descriptor, token, int(attempt), int(pid), int(time_ns)))
