@@ -18,12 +18,21 @@ from pinlater.flows import ReplyError
 from pinlater.sync_transport import pack_commands
 
 
+def _take_socket(connection: Any) -> asyncio.StreamWriter:
+    """Takes the socket off a redis-py connection, which counts as disconnected from then on. The writer is to be kept:
+    its end is its socket's.
+    """
+    writer: asyncio.StreamWriter = connection._writer
+    connection._reader = connection._writer = None
+    return writer
+
+
 class Link(asyncio.Protocol):
     """One connection for one exchange at a time."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._transport: asyncio.Transport = connection._writer.transport
+        self._writer = _take_socket(connection)
+        self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
         self._answers: list[Any] = []
@@ -57,9 +66,9 @@ class Link(asyncio.Protocol):
         """
         return self._good and not self._transport.is_closing() and not self._poll.poll(0)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Drops it; an answer still under way is never read."""
-        await self._connection.disconnect(nowait=True)
+        self._transport.abort()
 
     # protocol
 
@@ -96,8 +105,8 @@ class Subscription(asyncio.Protocol):
     """
 
     def __init__(self, connection: Any, channel: bytes, on_message: Callable[[bytes], None]) -> None:
-        self._connection = connection
-        self._transport: asyncio.Transport = connection._writer.transport
+        self._writer = _take_socket(connection)
+        self._transport = self._writer.transport
         self._reader = hiredis.Reader()
         self._on_message = on_message
         self.on_lost: Callable[[], None] | None = None
@@ -106,10 +115,10 @@ class Subscription(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._transport.write(pack_commands([("SUBSCRIBE", channel)]))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Nothing is heard from now on."""
         self.ended = True
-        await self._connection.disconnect(nowait=True)
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Tells of each message."""

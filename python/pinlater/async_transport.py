@@ -54,7 +54,7 @@ class AsyncTransport:
         free, self._free = self._free, {}
         for links in free.values():
             for link in links:
-                await link.close()
+                link.close()
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -81,17 +81,17 @@ class AsyncTransport:
                 pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
             )
         except BaseException:
-            await link.close()
+            link.close()
             raise
         if why is not None:
-            await link.close()
+            link.close()
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         free = self._free.setdefault(server, [])
         if len(free) < MAX_FREE:
             free.append(link)
         else:
-            await link.close()
+            link.close()
         return answers
 
     async def _take(self, server: Server) -> Link:
@@ -100,7 +100,7 @@ class AsyncTransport:
             link = free.pop()
             if link.is_open():
                 return link
-            await link.close()
+            link.close()
         return Link(await self.connect(server))
 
     async def connect(self, server: Server) -> Any:

@@ -66,7 +66,7 @@ class AsyncWaker:
         """Ends every subscription; those who wait return."""
         subscriptions, self._subscriptions = self._subscriptions, {}
         for subscription in subscriptions.values():
-            await subscription.close()
+            subscription.close()
         self._tell()
 
     async def _subscribe(self, server: Server) -> None:
@@ -79,13 +79,13 @@ class AsyncWaker:
             async with asyncio.timeout(CONFIRM_S):
                 await subscription.confirmed
         except (OSError, TimeoutError):
-            await subscription.close()
+            subscription.close()
             return
         except BaseException:
-            await subscription.close()
+            subscription.close()
             raise
         if server in self._subscriptions or subscription.ended:
-            await subscription.close()
+            subscription.close()
             return
         self._subscriptions[server] = subscription
         subscription.on_lost = partial(self._lost, server)
