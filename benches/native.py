@@ -187,6 +187,8 @@ def _descriptor_pieces() -> Iterator[Piece]:
 def _single_pieces() -> Iterator[Piece]:
     record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
     yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
+    command: tuple[bytes | str | int, ...] = ("EVALSHA", "x" * 40, 10, *[b"pl:{mail/1}:m"] * 10, *[record] * BATCH)
+    yield Piece("pack_commands", BATCH, lambda: _core.pack_commands([command]), lambda: twins.pack_commands([command]))
     text = b"timed out"
     info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" + b"\1" + BODY
     yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda: twins.unpack_info(info))

@@ -3,8 +3,8 @@ subscriber.
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; `stamp` and `idle` end when stdin does, `subscribe` after COUNT messages. Stamps are CLOCK_MONOTONIC, the same
-clock in every process of a machine. Risks nothing.
+Promises one JSON line on stdout at its end; `stamp` and `idle` end when stdin does, `subscribe` after COUNT messages.
+Stamps are CLOCK_MONOTONIC, the same clock in every process of a machine. Risks nothing.
 """
 
 from __future__ import annotations

@@ -314,6 +314,21 @@ def test_a_record_gives_back_what_was_packed(job: _core.NewJob) -> None:
 # The module
 
 
+# commands
+
+
+@given(st.lists(st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=5), st.integers(-9, 10**12))).map(tuple)))
+def test_commands_are_packed_as_the_twin_does(commands: list[tuple[Any, ...]]) -> None:
+    assert outcome(_core.pack_commands, commands) == outcome(twins.pack_commands, commands)
+
+
+@pytest.mark.parametrize("argument", [None, 1.5, True, ["x"]])
+def test_an_argument_of_another_type_is_refused(argument: Any) -> None:
+    assert refusal(_core.pack_commands, [("GET", argument)]) == (
+        f"TypeError: argument: expected bytes, str or int, got {type(argument).__name__}"
+    )
+
+
 def test_the_stub_tells_the_truth() -> None:
     root = Path(__file__).parent.parent
     command = [sys.executable, "-m", "mypy.stubtest", "pinlater._core"]

@@ -212,6 +212,7 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "level 4": lambda s: s.wire.enqueue(Job(), Job(priority=4)),
     "one level for all, 9": lambda s: s.wire.write("enqueue", b"\x09", b"", record(Job())),
     "a record cut off": lambda s: s.wire.write("enqueue", b"\1", b"", record(Job()), b"\1\0\1"),
+    "a run of no jobs": lambda s: s.wire.write("enqueue", spec_run(1) + spec_run(0, 2), b"", record(Job())),
     "a status of no job": lambda s: s.wire.write("enqueue", b"\1", struct.pack(">HH", 1, 1) + b"x", record(Job())),
     "load, level 4": lambda s: s.wire.load(s.ticket, Job(), Job(priority=4)),
     "load, other count": lambda s: s.wire.load(s.ticket, Job()),
@@ -224,6 +225,9 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "ack, fewer ids": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s), b""),
     "ack, no delays": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s, kind=1), b"", s.end().id),
     "ack, run too long": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s, run=2), b"", s.end().id),
+    "ack, a run of none": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s, none=True), b"", s.end().id),
+    "ack, statuses cut off": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s), b"\0\0\0\5ab", s.end().id),
+    "ack, half a status": lambda s: s.wire.write("ack", b"\0", b"", ack_group(s), b"\0\0\0", s.end().id),
     "release of level 0": lambda s: s.wire.release(End(0, s.end().id, s.claimed.token)),
     "release, run too long": lambda s: s.wire.write(
         "release", b"", struct.pack(">BH", s.end().level, 1) + s.claimed.token + b"\0\2", s.end().id
@@ -246,8 +250,14 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
 }
 
 
-def ack_group(scene: Scene, kind: int = 0, run: int = 1) -> bytes:
-    return struct.pack(">BBH", scene.end().level, kind, 1) + scene.claimed.token + struct.pack(">H", run)
+def spec_run(jobs: int, level: int = 1) -> bytes:
+    return struct.pack(">BBHIH", level, 0, 0, 0, jobs)
+
+
+def ack_group(scene: Scene, kind: int = 0, run: int = 1, none: bool = False) -> bytes:
+    """none: a run of no jobs comes first."""
+    head = struct.pack(">BBH", scene.end().level, kind, 1) + (scene.claimed.token + bytes(2) if none else b"")
+    return head + scene.claimed.token + struct.pack(">H", run)
 
 
 @pytest.mark.parametrize("what", MALFORMED)

@@ -144,6 +144,18 @@ def test_an_unknown_user_and_a_user_who_may_not(make: Callable[..., Calls], serv
         server.call("ACL", "DELUSER", "idle")
 
 
+def test_who_may_not_subscribe_is_told_when_it_waits(make: Callable[..., Calls], server: Server) -> None:
+    server.call("ACL", "SETUSER", "deaf", "reset", "on", f">{PASSWORD}", "+@all", "~*", "resetchannels")
+    try:
+        calls = make(f"redis://deaf:{PASSWORD}@127.0.0.1:{server.port}")
+        calls.create_queue("deaf")
+        with pytest.raises(ServerRefused, match=r"the wake channel can not be subscribed: .*docs/acl\.md"):
+            calls.dequeue("deaf", 1, wait=5)
+        assert calls.dequeue("deaf", 1) == []
+    finally:
+        server.call("ACL", "DELUSER", "deaf")
+
+
 def rules() -> list[str]:
     """The words of `ACL SETUSER` in docs/acl.md."""
     block = ACL_PAGE.read_text().split("```")[1].split()

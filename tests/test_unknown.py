@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,10 +17,15 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, NewJob, QueueConfig
+from pinlater._core import Claim
+from pinlater.dequeuing import claim_round
 from pinlater.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
+from pinlater.scripts import load_scripts
+from pinlater.shards import shard_for_key
 from tests.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
 from tests.cut_cases import BODIES, WRITES, Case, Make, begin, direct, make, of, proxy, sent
 from tests.cut_proxy import Cut, CutProxy
+from tests.handlers_for_tests import on_loop
 from tests.servers import Server
 
 __all__ = ["direct", "make", "proxy"]  # fixtures
@@ -271,3 +277,26 @@ def test_coalesced_enqueues_on_several_shards_resolve_alone(cut: Cut, server: Se
             assert direct.count("q").pending == len(BODIES) * 4
         finally:
             calls.close()
+
+
+@on_loop
+async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(server: Server) -> None:
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(shards={"a": server.url, "b": proxy.url}, timeout_s=5) as client:
+            await client.create_queue("q")
+            key = next(str(n) for n in range(100) if shard_for_key(str(n).encode(), ["a", "b"]) == "b")
+            await client.enqueue("q", b"", key=key)
+            session, place = client._session, client._session.place("q", "b")
+
+            async def claim(seconds: float) -> list[Claim]:
+                end_s = time.monotonic() + seconds
+                return await client._run(lambda _: claim_round(session, session.places("q"), 9, b"", "", end_s))
+
+            proxy.arm(Cut.AFTER, match=lambda command: command[1] == load_scripts()["claim"].sha, count=ALWAYS)
+            began_s = time.monotonic()
+            assert [one for one in await claim(SHORT_S) if one.jobs] == []
+            ended_s = time.monotonic()
+            proxy.disarm()
+            place.silent_until_s = 0.0
+            (late,) = [one for one in await claim(5.0) if one.jobs]
+            assert began_s <= place.late_claims[late.token] <= ended_s

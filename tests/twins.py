@@ -174,6 +174,19 @@ def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes,
     return spec, bytes(statuses), records
 
 
+def pack_commands(commands: Iterable[tuple[bytes | str | int, ...]]) -> bytes:
+    """RESP arrays of bulk strings."""
+    packed = b""
+    for command in commands:
+        packed += b"*%d\r\n" % len(command)
+        for argument in command:
+            if isinstance(argument, bool) or not isinstance(argument, bytes | str | int):
+                raise TypeError(f"argument: expected bytes, str or int, got {type(argument).__name__}")
+            data = argument if isinstance(argument, bytes) else str(argument).encode()
+            packed += b"$%d\r\n%b\r\n" % (len(data), data)
+    return packed
+
+
 def unpack_record(record: bytes) -> tuple[int, int, bytes]:
     """As `unpack_record`."""
     if len(record) < 4 or record[0] != 1:

@@ -19,7 +19,7 @@ local function lines_of(high, low)
   for at = 1, #spec, RUN_BYTES do
     local level, kind, ms, n = unp('>BBI6I2', spec, at)
     if level < 1 or level > levels then return nil, redis.error_reply('BAD_REQUEST no level ' .. level) end
-    if done + n > count then return nil, redis.error_reply('BAD_REQUEST the spec does not fit ' .. count .. ' records') end
+    if n < 1 or done + n > count then return nil, redis.error_reply('BAD_REQUEST the spec does not fit ' .. count .. ' records') end
     if kind == 2 then ms = now + ms end
     local lines, score, mark = ready, arrival, nil
     if kind > 0 then

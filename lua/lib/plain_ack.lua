@@ -15,14 +15,18 @@ if not replay then
     local i = 0
     at = at + 4
     while i < n and at + 9 <= bytes do
-      i = i + unp('>I2', groups, at + 8)
-      at = at + 10
+      local run = unp('>I2', groups, at + 8)
+      i, at = run > 0 and i + run or n + 1, at + 10
     end
     if i ~= n then return redis.error_reply('BAD_REQUEST the runs of a group do not fit') end
     base, at = base + n, kind == FAILED and at + 6 * n or at
   end
   if at ~= bytes + 1 then return redis.error_reply('BAD_REQUEST the delays of a group do not fit') end
   if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' .. base .. ' jobs, got ' .. count) end
+
+  local text = 1
+  while text <= #statuses do text = text + 3 <= #statuses and text + 4 + unp('>I2', statuses, text + 2) or #statuses + 2 end
+  if text ~= #statuses + 1 then return redis.error_reply('BAD_REQUEST the statuses are cut off') end
 
   at, base = 1, 0
   while base < count do

@@ -1,7 +1,7 @@
--- The bell: wakes one waiter, the next one if nobody listens on its channel any more.
+-- The bell: wakes one waiter, the next one if nobody listens on its channel any more; so many may have died at once.
 local function ring()
   if paused or not waiting then return end
-  for _ = 1, 4 do
+  for _ = 1, 1000 do
     local waiter = call('ZPOPMAX', key_w)[1]
     waiting = waiter ~= nil
     if not waiter or call('PUBLISH', waiter, key_m) > 0 then return end

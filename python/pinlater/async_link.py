@@ -14,8 +14,8 @@ from typing import Any
 
 import hiredis
 
+from pinlater import _core
 from pinlater.flows import ReplyError
-from pinlater.sync_transport import pack_commands
 
 
 def _take_socket(connection: Any) -> asyncio.StreamWriter:
@@ -47,16 +47,17 @@ class Link(asyncio.Protocol):
         """Sends commands; returns their `count` answers (an error reply as ReplyError), or those that came within
         `wait_s` and why there are no more.
         """
-        self._answers, self._wanted = [], count
+        answers: list[Any] = []
+        self._answers, self._wanted = answers, count
         waiter = self._waiter = self._loop.create_future()
         timer = self._loop.call_later(wait_s, self._end, TimeoutError(f"no answer within {wait_s:.3g} s"))
         try:
             # the transport keeps what the socket does not take; the answers are waited for anyhow
             self._transport.write(packed)
-            return self._answers, await waiter
+            return answers, await waiter
         finally:
             timer.cancel()
-            self._waiter = None
+            self._waiter, self._answers = None, []
 
     def is_open(self) -> bool:
         """Whether the server has not closed it while it was free; nothing was sent on it, so another one can be taken.
@@ -101,7 +102,7 @@ class Link(asyncio.Protocol):
 
 class Subscription(asyncio.Protocol):
     """A subscription to one channel. on_message gets each message; on_lost, if set, is called when it ends, unless
-    close() ended it. `confirmed` ends with the server's word, or ConnectionResetError.
+    close() ended it. `confirmed` ends with the server's word, PermissionError (its refusal) or ConnectionResetError.
     """
 
     def __init__(self, connection: Any, channel: bytes, on_message: Callable[[bytes], None]) -> None:
@@ -113,7 +114,7 @@ class Subscription(asyncio.Protocol):
         self.ended = False
         self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport.set_protocol(self)
-        self._transport.write(pack_commands([("SUBSCRIBE", channel)]))
+        self._transport.write(_core.pack_commands([("SUBSCRIBE", channel)]))
 
     def close(self) -> None:
         """Nothing is heard from now on."""
@@ -140,7 +141,9 @@ class Subscription(asyncio.Protocol):
 
     def _tell(self, message: Any) -> None:
         if not isinstance(message, list):
-            self._transport.abort()  # an error reply: this user may not subscribe
+            if not self.confirmed.done():
+                self.confirmed.set_exception(PermissionError(str(message)))
+            self._transport.abort()
         elif message[0] == b"message":
             self._on_message(message[2])
         elif not self.confirmed.done():

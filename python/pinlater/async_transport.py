@@ -11,12 +11,13 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from pinlater import _core
 from pinlater.async_link import Link
 from pinlater.async_waker import AsyncWaker
 from pinlater.errors import PinLaterError, ServerUnavailable
 from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T
 from pinlater.servers import Server
-from pinlater.sync_transport import MAX_FREE, connect_error, pack_commands
+from pinlater.sync_transport import MAX_FREE, connect_error
 
 
 class AsyncTransport:
@@ -78,7 +79,7 @@ class AsyncTransport:
             return [Failure(False, error)] * len(effect.commands)
         try:
             answers, why = await link.exchange(
-                pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
+                _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
             )
         except BaseException:
             link.close()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pinlater.async_link import Subscription
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
-from pinlater.sync_waker import LISTEN_AGAIN_S
+from pinlater.sync_waker import LISTEN_AGAIN_S, refused
 
 #: A server that does not confirm a subscription within so long is taken for down.
 CONFIRM_S: Final = 5.0
@@ -41,7 +41,7 @@ class AsyncWaker:
 
     async def listen(self, servers: Sequence[Server]) -> int:
         """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
-        far.
+        far. Raises ServerRefused where this user may not subscribe.
         """
         missing = [server for server in servers if server not in self._subscriptions]
         if missing:
@@ -78,6 +78,9 @@ class AsyncWaker:
         try:
             async with asyncio.timeout(CONFIRM_S):
                 await subscription.confirmed
+        except PermissionError as error:
+            subscription.close()
+            raise refused(server, str(error)) from None
         except (OSError, TimeoutError):
             subscription.close()
             return

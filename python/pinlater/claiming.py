@@ -21,7 +21,7 @@ from pinlater._core import Claim
 from pinlater.async_client import AsyncClient
 from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
-from pinlater.errors import OutcomeUnknown, PinLaterError
+from pinlater.errors import OutcomeUnknown, PinLaterError, ServerRefused
 from pinlater.exchange import write
 from pinlater.queues import agreed_places, known_places
 from pinlater.servers import Server
@@ -207,6 +207,10 @@ class Claimer:
             return
         now_s = time.monotonic()
         source.safety_s = now_s + random.uniform(*SAFETY_S)
+        # an answer was lost: the jobs it may have given are asked for as soon as its server may be back
+        lost = [place for place in self._client._session.places(source.queue) if place.unknown_claim is not None]
+        for place in lost:
+            source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
         source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
         source.hungry = source.rung or any(any(claim.left) for claim in claims)
 
@@ -301,21 +305,28 @@ class Claimer:
 
     async def _subscribe(self, server: Server) -> None:
         """Until the subscription stands; then what came meanwhile is claimed."""
-        waker, pause_s = self._client._transport.waker, FIRST_RETRY_S
+        pause_s = FIRST_RETRY_S
         try:
-            await waker.listen([server])
-            while not waker.listening(server) and not self._stopping:
+            while (why := await self._listen(server)) and not self._stopping:
                 if pause_s == FIRST_RETRY_S:
-                    log.warning("server %s does not answer, trying again", server)
+                    log.warning("%s, trying again", why)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_RETRY_S)
-                await waker.listen([server])
         finally:
             self._subscribing.discard(server)
         for source in self._sources.values():
             # rung: a claim under way may be answered for a moment before the subscription stood
             source.hungry = source.rung = True
         self.wake()
+
+    async def _listen(self, server: Server) -> str:
+        """Why the subscription does not stand; '' if it does."""
+        waker = self._client._transport.waker
+        try:
+            await waker.listen([server])
+        except ServerRefused as error:
+            return str(error)
+        return "" if waker.listening(server) else f"server {server} does not answer"
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

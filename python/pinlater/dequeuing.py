@@ -77,6 +77,9 @@ def dequeue(
                 break
             timer = any(claim.due_in_ms for claim in claims)
             yield AwaitRing(_pause_s(claims, until_s), since)
+        for claim in claims:
+            if claim.jobs:
+                session.place(queue, claim.jobs[0].shard).late_claims.pop(claim.token, None)
     finally:
         for place in waited:
             place.waiters.discard(waiter)
@@ -191,8 +194,9 @@ def claim_at(
             place.unknown_claim = again
             raise
         if claim.jobs:
+            place.late_claims[claim.token] = place.unknown_sent_s
             return claim
-    descriptor = claim_descriptor(session, source)
+    descriptor, sent_s = claim_descriptor(session, source), time.monotonic()
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(reply, place.queue, place.shard.name)
@@ -204,7 +208,11 @@ def claim_at(
         quotas = b"" if quota is None else _pack_quotas(quota, config.levels)
         return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, channel, REPLY_BYTES]
 
-    return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
+    try:
+        return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
+    except OutcomeUnknown:
+        place.unknown_sent_s = sent_s
+        raise
 
 
 def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:

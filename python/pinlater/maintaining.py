@@ -56,18 +56,24 @@ def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, dead
     """Puts the named failed jobs back in line; returns how many were failed."""
     checked(lambda: NewJob(b"", attempts=attempts))
     calls = _by_level(session, list(descriptors))
-    # those that a round has put back are not failed any more: the next one passes over them
-    flows = [
-        _in_rounds(
-            [(level, place)],
-            "retry_failed",
-            partial(_always, [level, 0, attempts, 0, 0, *ids]),
-            len(ids),
-            deadline_s,
-        )
-        for place, level, ids, _ in calls
-    ]
+    flows = [_retry_named(place, level, [level, 0, attempts, 0, 0, *ids], deadline_s) for place, level, ids, _ in calls]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
+
+
+def _retry_named(
+    place: QueueShard, level: int, arguments: list[Argument], deadline_s: float, done: int = 0
+) -> Flow[int]:
+    """In rounds: those that one has put back are not failed any more, and the next one passes over them. Where a later
+    round fails, resolve() goes on.
+    """
+    rounds = _in_rounds([(level, place)], "retry_failed", partial(_always, arguments), 2**62, deadline_s, done)
+    try:
+        return (yield from rounds)
+    except PartialOutcome as error:
+        by_now: int = error.result
+        raise OutcomeUnknown(
+            str(error), lambda deadline_s: _retry_named(place, level, arguments, deadline_s, by_now)
+        ) from None
 
 
 def delete_jobs(

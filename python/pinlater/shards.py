@@ -49,6 +49,7 @@ class QueueShard:
         "_keys",
         "h",
         "lanes",
+        "late_claims",
         "left",
         "left_at_s",
         "queue",
@@ -56,6 +57,7 @@ class QueueShard:
         "silent_until_s",
         "stored",
         "unknown_claim",
+        "unknown_sent_s",
         "waiters",
         "waiters",
     )
@@ -71,6 +73,10 @@ class QueueShard:
         #: A claim whose answer was lost: the next claim asks for it first, so that its jobs do not wait for their lease
         #: to end.
         self.unknown_claim: OutcomeUnknown | None = None
+        self.unknown_sent_s = 0.0
+        #: Token -> when its claim was sent (monotonic s), of claims whose answer came by a later one: their lease runs
+        #: since then. Who takes the jobs takes the entry.
+        self.late_claims: dict[bytes, float] = {}
         #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
         self.h = b""

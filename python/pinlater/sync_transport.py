@@ -10,7 +10,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import hiredis
@@ -21,8 +20,9 @@ from redis.exceptions import (
     RedisError,
 )
 
+from pinlater import _core
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
-from pinlater.flows import AwaitRing, Command, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
+from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
 from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
 
@@ -89,7 +89,7 @@ class SyncTransport:
         ]
 
     def _send(self, effect: Send) -> _Link | Failure:
-        server, packed = effect.server, pack_commands(effect.commands)
+        server, packed = effect.server, _core.pack_commands(effect.commands)
         try:
             link = self._take(server) or _Link(self.connect(server))
         except PinLaterError as error:
@@ -201,12 +201,6 @@ class _Link:
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
         self._connection.disconnect()
-
-
-def pack_commands(commands: Sequence[Command]) -> bytes:
-    """Commands as the server reads them."""
-    pack: Any = hiredis.pack_command  # its stub names tuples of one element only
-    return b"".join(map(pack, commands))
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:

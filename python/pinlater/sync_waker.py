@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
-from pinlater.errors import PinLaterError
+from pinlater.errors import PinLaterError, ServerRefused
 from pinlater.servers import Server
 
 #: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim again.
@@ -35,7 +35,7 @@ class SyncWaker:
 
     def listen(self, servers: Sequence[Server]) -> int:
         """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
-        far.
+        far. Raises ServerRefused where this user may not subscribe.
         """
         with self._changed:
             for server in servers:
@@ -71,6 +71,9 @@ class SyncWaker:
         try:
             connection.send_command("SUBSCRIBE", self._channel, check_health=False)
             connection.read_response(disable_decoding=True)
+        except NoPermissionError as error:
+            connection.disconnect()
+            raise refused(server, str(error)) from None
         except (RedisError, OSError):
             connection.disconnect()
             return
@@ -96,6 +99,13 @@ class SyncWaker:
             except (RedisError, OSError, AttributeError):
                 connections[server].disconnect()
                 self._subscriptions.pop(server, None)
+
+
+def refused(server: Server, why: str) -> ServerRefused:
+    """This user may not subscribe: nobody could wake it."""
+    return ServerRefused(
+        f"server {server}: the wake channel can not be subscribed: {why}; docs/acl.md names the rights"
+    )
 
 
 def _poll(connections: dict[Server, Any], seconds: float) -> list[Server]:

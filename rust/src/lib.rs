@@ -7,6 +7,7 @@ mod ack_item;
 mod arguments;
 mod bad_argument;
 mod claim;
+mod command;
 mod descriptor;
 mod descriptor_group;
 mod job;
@@ -31,6 +32,8 @@ mod _core {
     use crate::ack_batch::{AckBatch, group_acks, group_releases};
     #[pymodule_export]
     use crate::claim::{Claim, decode_claim};
+    #[pymodule_export]
+    use crate::command::pack_commands;
     #[pymodule_export]
     use crate::descriptor::{format_descriptor, format_descriptors, parse_descriptor};
     #[pymodule_export]
