@@ -108,34 +108,50 @@ class Queue:
 
 
 class NativeQueue:
-    """Their side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL.
+    """Their side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL. The 1 % that is scheduled
+    waits in a set of its own, and what is due there is moved before a claim; the 1 % that fails goes back in line.
 
     foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real queue
-    could do.
+    could do; then nothing is scheduled and nothing fails.
     """
 
     def __init__(self, native: Native, name: str, foreseen: bool = False) -> None:
         self._native, self._foreseen = native, foreseen
-        self._jobs, self._ready, self._running = (f"native:{{{name}}}:{part}" for part in "jpr")
+        self._jobs, self._ready, self._running, self._scheduled = (f"native:{{{name}}}:{part}" for part in "jprd")
         self._made = self._taken = 1 << 60
+        self._every = 0 if foreseen else 100 // ODD_PERCENT
+        self._acked, self._open = itertools.count(1), 0
 
     def enqueue(self, count: int) -> None:
         """One pipeline."""
         ids = _ids(self._made, count)
         self._made += count
+        self._open += count
         fields = itertools.chain.from_iterable((id_, RECORD) for id_ in ids)
-        line = itertools.chain.from_iterable((b"1795229827228", id_) for id_ in ids)
-        self._native.pipeline(("HSET", self._jobs, *fields), ("ZADD", self._ready, *line))
+        later = ids[self._every - 1 - (self._made - count) % self._every :: self._every] if self._every else []
+        now = [id_ for id_ in ids if id_ not in later] if later else ids
+        commands = [("HSET", self._jobs, *fields), self._put(self._ready, now), self._put(self._scheduled, later)]
+        self._native.pipeline(*filter(None, commands))
+
+    @staticmethod
+    def _put(line: str, ids: list[bytes]) -> tuple[object, ...]:
+        return ("ZADD", line, *itertools.chain.from_iterable((b"1795229827228", id_) for id_ in ids)) if ids else ()
 
     def claim(self, count: int) -> list[bytes]:
-        """ZRANGE, then one pipeline; foreseen: one pipeline."""
+        """What is due and what is ready are looked up, then one pipeline; foreseen: one pipeline in all."""
         look = ("ZRANGE", self._ready, 0, count - 1)
         if self._foreseen:
             ids = _ids(self._taken, count)
             self._native.pipeline(look, *self._take(ids))
         else:
-            ids = self._native.call(*look)
-            self._native.pipeline(*self._take(ids))
+            due, ids = self._native.pipeline(
+                ("ZRANGE", self._scheduled, "-inf", "+inf", "BYSCORE", "LIMIT", 0, count), look
+            )
+            if due:
+                moved = ("ZREMRANGEBYRANK", self._scheduled, 0, len(due) - 1)
+                ids = self._native.pipeline(self._put(self._ready, due), moved, look)[2]
+            if ids:
+                self._native.pipeline(*self._take(ids))
         self._taken += count
         return ids
 
@@ -148,14 +164,21 @@ class NativeQueue:
 
     def ack(self, ids: list[bytes]) -> None:
         """One pipeline."""
-        self._native.pipeline(("HDEL", self._running, *ids), ("HDEL", self._jobs, *ids))
+        failed = [id_ for id_ in ids if self._every and next(self._acked) % self._every == 0]
+        done = [id_ for id_ in ids if id_ not in failed] if failed else ids
+        self._open -= len(done)
+        end = ("HDEL", self._jobs, *done) if done else ()
+        self._native.pipeline(*filter(None, [("HDEL", self._running, *ids), end, self._put(self._ready, failed)]))
 
     def pass_through(self, count: int, batch: int) -> None:
         """As Queue.pass_through."""
         for _ in range(count // batch):
             self.enqueue(batch)
         for ids in [self.claim(batch) for _ in range(count // batch)]:
-            self.ack(ids)
+            if ids:
+                self.ack(ids)
+        while self._open:
+            self.ack(self.claim(min(batch, self._open)))
 
     def cycle(self, count: int, batch: int) -> None:
         """As Queue.cycle."""

@@ -105,14 +105,16 @@ for level = 1, levels do
   if full then n = 0 end
   if any_due then due = move_due(level, n) end
   -- odd: where an odd job stands: position -> member
-  local look, taken, ids, odd, records = n, 0, nil, nil, nil
+  local look, taken, ids, packed, odd, records = n, 0, nil, nil, nil, nil
   while look > 0 and not records do
     ids, odd = call('ZRANGE', ready, '0', look == 1 and '0' or look - 1), nil
-    if #concat(ids) > 8 * #ids then
+    packed = concat(ids)
+    if #packed > 8 * #ids then
       odd = {}
       for i = 1, #ids do
         if #ids[i] > 8 then odd[i], ids[i] = ids[i], sub(ids[i], 1, 8) end
       end
+      packed = concat(ids)
     end
     records, taken = fetch(ids, most)
     if not records then
@@ -161,7 +163,7 @@ for level = 1, levels do
     end
     call('ZREMRANGEBYRANK', ready, '0', taken == 1 and '0' or taken - 1)
     call('HSET', KEYS[r0 + level], unpack(line))
-    local block = pack('>BI2', level, taken) .. concat(ids, '', 1, taken)
+    local block = pack('>BI2', level, taken) .. sub(packed, 1, 8 * taken)
     held[#held + 1] = block
     blocks[#blocks + 1] = block .. pack('>I2', #lefts) .. concat(lefts)
   end

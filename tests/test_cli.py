@@ -93,6 +93,15 @@ def test_a_refused_login_is_3(run: Run, server: Server) -> None:
     assert "wrong@" not in ran.err
 
 
+@pytest.mark.parametrize(("noun", "verb"), [("queue", "create"), ("job", "enqueue")])
+def test_a_noun_alone_is_told_its_verbs(run: Run, noun: str, verb: str) -> None:
+    told = run(noun)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(f"error: pinlater {noun}: expected a verb: ")
+    assert verb in told.err
+    assert told.err.count("\n") == 1
+
+
 def test_an_unknown_outcome_is_4() -> None:
     error = OutcomeUnknown("enqueue of queue 'mail': sent, but no answer came in time", lambda _: None)
     told, code = explain(error)

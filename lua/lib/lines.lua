@@ -13,7 +13,7 @@ end
 -- What new jobs with ids low + 1 ... low + count (as mint gives them, of one ms) are written as: fields of j, a line (score, member, …) a
 -- level of p, and of d (nil: no job is scheduled), and when the first scheduled one is due. Or nil and an error.
 local function lines_of(high, low)
-  local argv, char, format = ARGV, string.char, string.format
+  local argv, char, format, first = ARGV, string.char, string.format, records0 + 1
   local arrival, prefix = format('%d', high * 8192 + floor((low + 1) / 524288)), sub(pack('>I4I4', high, low + 1), 1, 7)
   local fields, ready, scheduled, first_due, done = {}, {}, nil, NEVER, 0
   for at = 1, #spec, RUN_BYTES do
@@ -34,14 +34,16 @@ local function lines_of(high, low)
     local line = lines[level] or {}
     local last = #line
     lines[level] = line
-    for i = done + 1, done + n do
-      local record, final = argv[records0 + i], (low + i) % 256
-      if #record < HEADER_BYTES then return nil, redis.error_reply('BAD_REQUEST record ' .. i - 1 .. ' is cut off') end
-      if final == 0 then prefix = sub(pack('>I4I4', high, low + i), 1, 7) end
+    local field, final = 2 * done, (low + done) % 256
+    for i = first + done, first + done + n - 1 do
+      local record = argv[i]
+      if #record < HEADER_BYTES then return nil, redis.error_reply('BAD_REQUEST record ' .. i - first .. ' is cut off') end
+      final = final + 1
+      if final == 256 then final, prefix = 0, sub(pack('>I4I4', high, low + i - first + 1), 1, 7) end
       local id = prefix .. char(final)
-      fields[2 * i - 1], fields[2 * i] = id, record
-      line[last + 1], line[last + 2] = score, mark and id .. mark or id
-      last = last + 2
+      field, last = field + 2, last + 2
+      fields[field - 1], fields[field] = id, record
+      line[last - 1], line[last] = score, mark and id .. mark or id
     end
     done = done + n
   end

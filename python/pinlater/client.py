@@ -245,7 +245,8 @@ class Client:
         """Ends running jobs; returns those that were refused because this client does not hold them (any more).
 
         An item is a Job, (descriptor, token), or an Ack with a status or a delay. A failed job with attempts left is
-        tried again. source: for items without a token: the source of the client that claimed them.
+        tried again. A job that is named twice ends once; as succeeded, if it is named so. source: for items without a
+        token: the source of the client that claimed them.
         """
         ended = listed("succeeded", succeeded), listed("failed", failed)
         return self._run(lambda end: holding.ack(self._session, *ended, source, False, end))

@@ -225,7 +225,7 @@ def _permissions(patient: _Patient) -> Iterator[Finding]:
     denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
     if denied:
         rules = " ".join(f"+{name.lower()}" for name in denied)
-        advice = f"ACL SETUSER … {rules} ~pl:* &pl:*; until then a script can stop half-way"
+        advice = f"ACL SETUSER … {rules} ~pl:* &pl:wake:*; until then a script can stop half-way"
         yield patient.find(ERROR, "permissions", f"denied on pl:*: {', '.join(denied)}", advice)
     else:
         yield patient.find(OK, "permissions", f"all {len(wanted)} commands of the scripts and clients")

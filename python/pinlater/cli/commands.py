@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import click
 
@@ -125,6 +125,9 @@ def explain(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, Failure):
         return error.message, error.code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        group = cast(click.Group, error.ctx.command)
+        return f"{error.ctx.command_path}: expected a verb: {', '.join(group.commands)}", error.exit_code
     if isinstance(error, click.ClickException):
         help_of = getattr(getattr(error, "ctx", None), "command_path", "")
         more = f" ({help_of} --help)" if isinstance(error, click.UsageError) and help_of else ""
