@@ -43,6 +43,7 @@ LAYERS = [
         "queues",
     },
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"framework"},
     {"cli", "__main__"},
 ]
 

@@ -5,6 +5,8 @@ from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.errors import (
+    BodyUnreadable,
+    ClaimLost,
     ConfigConflict,
     EmbeddedServerError,
     EnqueueRefused,
@@ -30,7 +32,9 @@ from pinlater.worker import Worker, WorkerConfig
 __all__ = [
     "Ack",
     "AsyncClient",
+    "BodyUnreadable",
     "Checkpoint",
+    "ClaimLost",
     "Client",
     "ConfigConflict",
     "CountsByState",
