@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
 from pinlater.config import check_integer
@@ -58,11 +58,20 @@ class Postponed:
 End: TypeAlias = Failed | Postponed | None
 
 
+#: What stands after the colon.
+_NAMED: Final = {"handler": "function", "app": "app"}
+
+
 def load_handler(name: str) -> Handler:
     """The function that `module:function` names, the current directory on the path. Or InvalidArgument."""
+    return check_handler(load_object(name, "handler"))
+
+
+def load_object(name: str, what: str) -> Any:
+    """What `module:name` names. what: handler or app, for the errors."""
     module_name, colon, attributes = name.partition(":")
     if not colon or not module_name or not attributes:
-        raise InvalidArgument(f"handler: expected module:function, got {name!r}")
+        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -70,13 +79,13 @@ def load_handler(name: str) -> Handler:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        raise InvalidArgument(f"handler {name!r}: no module named {error.name!r}") from None
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}") from None
     for attribute in attributes.split("."):
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            raise InvalidArgument(f"handler {name!r}: {module_name} has no {attributes!r}") from None
-    return check_handler(found)
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}") from None
+    return found
 
 
 def check_handler(handler: Any) -> Handler:
@@ -92,7 +101,7 @@ def check_handler(handler: Any) -> Handler:
     return handler  # type: ignore[no-any-return]
 
 
-def is_async(handler: Handler) -> bool:
+def is_async(handler: Callable[..., Any]) -> bool:
     """Whether calling the handler gives a coroutine (an object with an async __call__ included)."""
     call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
