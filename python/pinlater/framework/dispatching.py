@@ -110,6 +110,11 @@ class Dispatcher:
                 await self._in_time(running.timeout_s, task, called, kwargs)
         except Snooze as snooze:
             return Postponed(milliseconds("Snooze: delay", snooze.delay))
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():  # the worker gives it up at a stop
+                raise
+            return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
         return None
