@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from pinlater.client import listed, new_job
-from pinlater.errors import InvalidArgument, QueueNotFound
+from pinlater.client import listed
+from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff, milliseconds
 from pinlater.framework.clients import AppClients
@@ -176,13 +176,16 @@ class Producer(Generic[P]):
             )
         return args[0]
 
-    def _jobs(self, calls: Iterable[Call]) -> list[bytes | NewJob]:
-        jobs: list[bytes | NewJob] = []
+    def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:
+        bodies = []
         for call in listed("calls", calls):
-            if not isinstance(call, tuple):
+            if type(call) is Arguments:
+                bodies.append(self._body(*call))
+            elif isinstance(call, tuple):
+                bodies.append(self._body(call, {}))
+            else:
                 raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {call!r:.60}")
-            args, kwargs = call if isinstance(call, Arguments) else (call, {})
-            jobs.append(new_job(self._body(args, kwargs), **self._options))
+        jobs: list[NewJob] = checked(lambda: [NewJob(body, **self._options) for body in bodies])
         return jobs
 
 
