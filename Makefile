@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
 
 lint: setup
-	$(BIN)/ruff check python tests benches
+	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
 	cargo fmt --check
 	cargo clippy --release --quiet -- -D warnings

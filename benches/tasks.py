@@ -1,9 +1,9 @@
-"""What the framework adds to the core: CPU of `task.enqueue` over `client.enqueue`, and of a no-op task over the bare handler.
+"""What the framework adds to the core, in CPU: `task.enqueue` to `client.enqueue`, a no-op task to the bare handler.
 
     python benches/tasks.py
 
-Promises both sides in one process, by turns, on one server, and medians of the rounds. Risks: CPU of this process alone;
-the server does the same for both.
+Promises both sides in one process, by turns, on one server, and medians of the rounds. Risks: it is the CPU
+of this process alone; the server does the same for both.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ async def _timeout(app: PinLater) -> None:
     assert cancelled == [True]
     assert is_pending(info, 1)
     assert info is not None
-    assert info.status.startswith("TimeoutError: it ran longer than its timeout, 0.05 s\n  attempt 1 of 5 by python:")
+    assert info.status.startswith("TimedOut: it ran longer than its timeout, 0.05 s\n  attempt 1 of 5 by python:")
     assert about_an_hour(due_ms)
 
 
@@ -210,7 +210,7 @@ async def _thread_timeout(app: PinLater) -> None:
     infos = [await handle.ainfo() for handle in handles]
     assert is_pending(infos[0], 1)
     assert infos[0] is not None
-    assert infos[0].status.startswith("TimeoutError: its thread ran longer than its timeout, 0.2 s\n")
+    assert infos[0].status.startswith("TimedOut: its thread ran longer than its timeout, 0.2 s\n")
     assert infos[1] is None
     assert worker.stats.succeeded == 1
 

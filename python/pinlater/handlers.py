@@ -54,6 +54,13 @@ class Postponed:
         check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
 
 
+class TimedOut(TimeoutError):
+    """A job ran longer than it may."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
+
+
 #: How a job ended; None: it succeeded. Whatever else a handler returns counts as None.
 End: TypeAlias = Failed | Postponed | None
 
@@ -173,14 +180,14 @@ class ThreadPool:
     def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
         """Runs handler(job) in a thread; the future has its end. Called on the event loop.
 
-        timeout_s: after so long the future has a TimeoutError, and the thread is left behind: another may be started
+        timeout_s: after so long the future has a TimedOut, and the thread is left behind: another may be started
         for it.
         """
         future: asyncio.Future[End] = self._loop.create_future()
         call = _Call(handler, job, future)
         self._work.put(call)
         if timeout_s is not None:
-            timer = self._loop.call_later(timeout_s, self._give_up, call)
+            timer = self._loop.call_later(timeout_s, self._give_up, call, TimedOut("its thread", timeout_s))
             future.add_done_callback(lambda _: timer.cancel())
         if self._idle:
             self._idle -= 1
@@ -204,10 +211,10 @@ class ThreadPool:
             except RuntimeError:
                 return  # the loop is closed: nobody is left to tell
 
-    def _give_up(self, call: _Call) -> None:
-        if call.settle():
+    def _give_up(self, call: _Call, why: TimedOut) -> None:
+        if call.settle() and not call.future.done():
             self._threads -= 1
-            call.future.set_exception(TimeoutError())
+            call.future.set_exception(why)
 
     def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
         self._idle += 1

@@ -22,7 +22,7 @@ from pinlater.framework.context import BaseContext
 from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
-from pinlater.handlers import End, Failed, Postponed, ThreadPool, describe
+from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, describe
 from pinlater.jobs import Checkpoint, Job
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -126,7 +126,7 @@ class Dispatcher:
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise TimeoutError(f"it ran longer than its timeout, {timeout_s:g} s") from error.__cause__
+            raise TimedOut("it", timeout_s) from error.__cause__
 
     def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
         """By Redis's clock: ids and tokens carry its time."""
@@ -167,9 +167,7 @@ class Dispatcher:
         error: BaseException,
         began_s: float,
     ) -> End:
-        if isinstance(error, TimeoutError) and not error.args and not task.is_async:
-            error = TimeoutError(f"its thread ran longer than its timeout, {task.running.timeout_s:g} s")
-        self.stats.timeouts += isinstance(error, TimeoutError)
+        self.stats.timeouts += isinstance(error, TimedOut)
         final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
         last = final or job.attempts_remaining <= 1
         status = report(error, job, self._worker, time.monotonic() - began_s, last=last)

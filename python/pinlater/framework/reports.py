@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pinlater.framework.ends import Expired, TaskEnd
-from pinlater.handlers import clip, describe
+from pinlater.handlers import TimedOut, clip, describe
 from pinlater.jobs import Job
 
 #: Of an error that is tried again: so that five fit. Of the last one, and of its traceback: they fit together.
@@ -53,7 +53,7 @@ def report(error: BaseException, job: Job, worker: str, lasted_s: float, *, last
 
 def _tail(error: BaseException) -> list[str]:
     """The innermost frames that fit, outermost first; of a timeout, where the task was then."""
-    where = error.__cause__ if isinstance(error, TimeoutError) and error.__cause__ is not None else error
+    where = error.__cause__ if isinstance(error, TimedOut) and error.__cause__ is not None else error
     frames = [frame for frame in traceback.extract_tb(where.__traceback__) if not frame.filename.startswith(_OURS)]
     kept: list[str] = []
     room = TRACEBACK_BYTES
