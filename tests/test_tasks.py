@@ -24,7 +24,8 @@ from pinlater import (
 )
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
-from tests.handlers_for_tests import on_loop
+from tests.conftest import FreshServer
+from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 
 MINUTE_MS = 60_000
@@ -158,7 +159,7 @@ def test_what_using_changes(app: PinLater, server: Server) -> None:
     assert second.run_after_ms is not None
     assert before_ms + 1500 <= second.run_after_ms <= server.time_ms() + 1500
     assert (third.run_after_ms, third.priority, fourth.descriptor[:6]) == (at_ms, 3, "other:")
-    headers = [envelope.read(info.body or b"").headers for info in (first, second, third, fourth)]
+    headers = [envelope.read(info.body or b"")[3] for info in (first, second, third, fourth)]
     assert headers == [{}, {"delay": 1500, "trace": "00-ab"}, {"at": at_ms, "trace": "00-ab"}, {}]
 
 
@@ -326,3 +327,23 @@ def test_bad_calls_are_told_before_anything_is_sent() -> None:
 def test_the_app_without_tasks_has_nothing_to_work_on() -> None:
     with pytest.raises(InvalidArgument, match="the app has no tasks"):
         PinLater().queue_names()
+
+
+@on_loop
+async def test_a_worker_that_starts_before_its_server_works_once_it_is_there(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    server.stop()
+    ran = []
+    async with PinLater(server.url, timeout_s=0.3) as app:
+
+        @app.task
+        async def task(x: int) -> None:
+            ran.append(x)
+
+        async with worker_of(app) as worker:
+            await worker.start()
+            await asyncio.to_thread(server.start)
+            await until(lambda: worker._claimer._sources["default"].not_before_s > 0, "a claim in vain")
+            await task.aenqueue(1)
+            await until(lambda: ran == [1], "its run")
+            await worker.stop()

@@ -107,7 +107,7 @@ async def test_a_thread_past_its_time_is_left_behind_and_its_slot_is_used() -> N
     job = Job("q", "1", 1, 1, b"", b"12345678", 1, 1)
     pool = ThreadPool(1, asyncio.get_running_loop())
     left_behind = pool.run(hang, job, 0.05)
-    with pytest.raises(TimedOut, match="its thread ran longer than its timeout, 0.05 s"):
+    with pytest.raises(TimedOut, match=r"its thread ran longer than its timeout, 0\.05 s"):
         await left_behind
     assert await pool.run(note, job, 30) == Failed("seen")
     gate.set()

@@ -212,9 +212,9 @@ class ThreadPool:
                 return  # the loop is closed: nobody is left to tell
 
     def _give_up(self, call: _Call, why: TimedOut) -> None:
-        if call.settle() and not call.future.done():
+        if call.settle():
             self._threads -= 1
-            call.future.set_exception(why)
+            call.future.set_exception(why)  # a future that is done has no timer any more
 
     def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
         self._idle += 1

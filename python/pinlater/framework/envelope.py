@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgpack
 
@@ -28,13 +28,9 @@ _HEAD_BYTES: Final = 4
 _START: Final = bytes([MARK, VERSION])
 
 
-class Envelope(NamedTuple):
-    """A body that was read. name: UTF-8 bytes. headers: what docs/tasks.md names, and others that are left alone."""
-
-    name: bytes
-    args: list[Any]
-    kwargs: dict[str, Any]
-    headers: dict[str, Any]
+#: A body that was read: name (UTF-8 bytes), arguments, named arguments, headers (what docs/tasks.md names, and others).
+#: A bare tuple, as each job needs one.
+Envelope: TypeAlias = tuple[bytes, list[Any], dict[str, Any], dict[str, Any]]
 
 
 def head(name: str, codec: Codec) -> bytes:
@@ -69,19 +65,25 @@ def read(body: bytes) -> Envelope:
         parts = unpack(body[end:])
     except Exception as error:
         raise BodyUnreadable(f"envelope: its document can not be read: {type(error).__name__}: {error}") from None
-    args, kwargs, headers = _checked(parts)
-    return Envelope(body[_HEAD_BYTES:end], args, kwargs, headers)
+    count = len(parts) if type(parts) is list else 0
+    if not 1 <= count <= 3:
+        raise BodyUnreadable(f"envelope: expected a list of arguments, named arguments and headers, got {parts!r:.60}")
+    args = parts[0]
+    if type(args) is not list:
+        raise BodyUnreadable(f"envelope: expected the arguments as a list, got {args!r:.60}")
+    kwargs = _checked("named arguments", parts[1]) if count > 1 else {}
+    return body[_HEAD_BYTES:end], args, kwargs, _checked("headers", parts[2]) if count > 2 else {}
 
 
 def with_state(body: bytes, state: Any) -> bytes:
     """The same body with a checkpoint's state in it. Raises InvalidArgument for a state that can not be packed."""
-    found = read(body)
+    name, args, kwargs, headers = read(body)
     codec: Codec = "msgpack" if body[2] == CODEC_BYTES["msgpack"] else "json"
     try:
-        packed = packer(codec)(document(found.args, found.kwargs, {**found.headers, "state": state}))
+        packed = packer(codec)(document(args, kwargs, {**headers, "state": state}))
     except Exception as error:
         raise InvalidArgument(f"checkpoint: the state can not be packed as {codec}: {error}") from None
-    return body[: _HEAD_BYTES + len(found.name)] + packed
+    return body[: _HEAD_BYTES + len(name)] + packed
 
 
 def _wrong_start(body: bytes) -> str:
@@ -91,16 +93,10 @@ def _wrong_start(body: bytes) -> str:
     return f"expected an envelope (first byte 0x{MARK:02x}), got {body[:16]!r}"
 
 
-def _checked(parts: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    if type(parts) is not list or not 1 <= len(parts) <= 3:
-        raise BodyUnreadable(f"envelope: expected a list of arguments, named arguments and headers, got {parts!r:.60}")
-    args, kwargs, headers = parts + [{}] * (3 - len(parts))
-    if type(args) is not list:
-        raise BodyUnreadable(f"envelope: expected the arguments as a list, got {args!r:.60}")
-    for what, found in (("named arguments", kwargs), ("headers", headers)):
-        if type(found) is not dict or (found and not all(type(key) is str for key in found)):
-            raise BodyUnreadable(f"envelope: expected the {what} as a map with text keys, got {found!r:.60}")
-    return args, kwargs, headers
+def _checked(what: str, found: Any) -> dict[str, Any]:
+    if type(found) is dict and all(type(key) is str for key in found):
+        return found
+    raise BodyUnreadable(f"envelope: expected the {what} as a map with text keys, got {found!r:.60}")
 
 
 class _Packers(threading.local):
