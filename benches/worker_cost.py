@@ -92,7 +92,7 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
         waiting = queue_key(QUEUE, shard, "w")
         with _processes("stamp", server, QUEUE, workers // processes, processes) as stamping:
             wait_until(lambda: native.call("ZCARD", waiting) == workers, f"{workers} waiting workers")
-            with _process("subscribe", server, CHANNEL, 1) as bell:
+            with _process("subscribe", server, CHANNEL, count) as bell:
                 wait_until(lambda: native.call("PUBSUB", "NUMSUB", CHANNEL)[1] == 1, "a subscriber")
                 _send_all(client, native, count)
                 bells: list[float] = _result(bell)

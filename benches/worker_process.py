@@ -3,7 +3,7 @@ subscriber.
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; all but `drain` end when stdin does. Stamps are CLOCK_MONOTONIC, the same
+Promises one JSON line on stdout at its end; `stamp` and `idle` end when stdin does, `subscribe` after COUNT messages. Stamps are CLOCK_MONOTONIC, the same
 clock in every process of a machine. Risks nothing.
 """
 
@@ -89,23 +89,18 @@ async def stamp(url: str, queue: str, count: int) -> list[tuple[int, float]]:
     return found
 
 
-async def subscribe(url: str, channel: str, _: int) -> list[float]:
-    """A bare connection that reads messages; µs from each one's stamp to its arrival."""
+async def subscribe(url: str, channel: str, count: int) -> list[float]:
+    """A bare connection that reads `count` messages; µs from each one's stamp to its arrival."""
     server, found, parser = urlsplit(url), list[float](), hiredis.Reader()
     reader, writer = await asyncio.open_connection(server.hostname, server.port)
     writer.write(b"SUBSCRIBE %b\r\n" % channel.encode())
 
-    async def listen() -> None:
-        while data := await reader.read(65_536):
-            now_ns = time.monotonic_ns()
-            parser.feed(data)
-            while (message := parser.gets()) is not False:
-                if message[0] == b"message":
-                    found.append((now_ns - STAMP.unpack_from(message[2])[0]) / 1000)
-
-    listening = asyncio.create_task(listen())
-    await _end_of_stdin()
-    listening.cancel()
+    while len(found) < count and (data := await reader.read(65_536)):
+        now_ns = time.monotonic_ns()
+        parser.feed(data)
+        while (message := parser.gets()) is not False:
+            if message[0] == b"message":
+                found.append((now_ns - STAMP.unpack_from(message[2])[0]) / 1000)
     writer.close()
     return found
 

@@ -10,7 +10,7 @@
 -- A worker that holds the timer of the next scheduled job and was not heard of for so long is dead: safety claims come every 10 to 15 s.
 local TIMER_MS = 15000
 
-local NOTHING_LEFT, NO_DUE = string.rep('\0\0\0\0', levels), '\0\0\0\0\0\0'
+local NO_DUE = '\0\0\0\0\0\0'
 
 -- A claim that gave nothing: its lane keeps paused (1 byte), due in (6), left. A function costs 0.2 to 0.5 µs a call to make, and more with
 -- each variable of others that it uses, so those of rare cases are made where the case is.
@@ -19,32 +19,33 @@ local function empty_handed(last, nothing)
 end
 
 if replay then
--- What an earlier claim gave, less what was taken away since (its lease ran out, jobs were deleted).
-local function claimed_before(token)
-  local lease = call('HGET', key_E, token)
-  local none = { sequence, replay_h, '', '', NOTHING_LEFT, NO_DUE, '0' }
-  if not lease then return none end
-  local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
-  while at <= last do
-    local level, n = unp('>BI2', lease, at)
-    local ids, kept, lefts, records = {}, {}, {}, {}
-    for i = 1, n do ids[i] = sub(lease, at + 8 * i - 5, at + 8 * i + 2) end
-    local running, found = call('HMGET', KEYS[r0 + level], unpack(ids)), call('HMGET', key_j, unpack(ids))
-    for i = 1, n do
-      if running[i] and sub(running[i], 1, 8) == token and found[i] then
-        lefts[#kept + 1] = pack('>I2', #kept) .. sub(running[i], 9, 10)
-        kept[#kept + 1], records[#kept + 1] = ids[i], found[i]
+  local nothing_left = string.rep('\0\0\0\0', levels)
+  -- What an earlier claim gave, less what was taken away since (its lease ran out, jobs were deleted).
+  local function claimed_before(token)
+    local lease = call('HGET', key_E, token)
+    local none = { sequence, replay_h, '', '', nothing_left, NO_DUE, '0' }
+    if not lease then return none end
+    local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
+    while at <= last do
+      local level, n = unp('>BI2', lease, at)
+      local ids, kept, lefts, records = {}, {}, {}, {}
+      for i = 1, n do ids[i] = sub(lease, at + 8 * i - 5, at + 8 * i + 2) end
+      local running, found = call('HMGET', KEYS[r0 + level], unpack(ids)), call('HMGET', key_j, unpack(ids))
+      for i = 1, n do
+        if running[i] and sub(running[i], 1, 8) == token and found[i] then
+          lefts[#kept + 1] = pack('>I2', #kept) .. sub(running[i], 9, 10)
+          kept[#kept + 1], records[#kept + 1] = ids[i], found[i]
+        end
       end
+      if kept[1] then
+        blocks[#blocks + 1] = pack('>BI2', level, #kept) .. concat(kept) .. pack('>I2', #lefts) .. concat(lefts)
+        lists[#lists + 1] = records
+      end
+      at = at + 3 + 8 * n
     end
-    if kept[1] then
-      blocks[#blocks + 1] = pack('>BI2', level, #kept) .. concat(kept) .. pack('>I2', #lefts) .. concat(lefts)
-      lists[#lists + 1] = records
-    end
-    at = at + 3 + 8 * n
+    if not lists[1] then return none end
+    return { sequence, replay_h, token, concat(blocks), nothing_left, NO_DUE, '0', unpack(lists) }
   end
-  if not lists[1] then return none end
-  return { sequence, replay_h, token, concat(blocks), NOTHING_LEFT, NO_DUE, '0', unpack(lists) }
-end
 
   return #replay == 8 and claimed_before(replay) or empty_handed(replay_h, replay)
 end
@@ -59,7 +60,7 @@ local fresh = 1
 local token = h
 
 if paused then
-  local payload = '1' .. NO_DUE .. NOTHING_LEFT
+  local payload = '1' .. NO_DUE .. string.rep('\0\0\0\0', levels)
   if channel ~= '' then
     -- HERE ring
     wait_for_ring(channel)
@@ -79,20 +80,20 @@ local plain = string.char(sole)
 
 local move_due
 if any_due then
--- Moves what is due of a level from scheduled to ready, n at most: enough, as no more are taken. Returns how many stay due.
-move_due = function(level, n)
-  local key = KEYS[d0 + level]
-  local due = n > 0 and call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES') or {}
-  if due[1] then
-    for i = 1, #due, 2 do due[i], due[i + 1] = due[i + 1], due[i] .. ODD end
-    send('ZADD', KEYS[p0 + level], due)
-    call('ZREMRANGEBYRANK', key, 0, #due / 2 - 1)
+  -- Moves what is due of a level from scheduled to ready, n at most: enough, as no more are taken. Returns how many stay due.
+  move_due = function(level, n)
+    local key = KEYS[d0 + level]
+    local due = n > 0 and call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES') or {}
+    if due[1] then
+      for i = 1, #due, 2 do due[i], due[i + 1] = due[i + 1], due[i] .. ODD end
+      send('ZADD', KEYS[p0 + level], due)
+      call('ZREMRANGEBYRANK', key, 0, #due / 2 - 1)
+    end
+    local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if not head[1] then return 0 end
+    earliest = math.min(earliest, tonumber(head[2]))
+    return tonumber(head[2]) <= now and call('ZCOUNT', key, '-inf', now) or 0
   end
-  local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  if not head[1] then return 0 end
-  earliest = math.min(earliest, tonumber(head[2]))
-  return tonumber(head[2]) <= now and call('ZCOUNT', key, '-inf', now) or 0
-end
 end
 
 -- HERE fetch
@@ -181,22 +182,23 @@ for level = 1, levels do
 end
 local all_left = concat(left)
 if total == 0 then
--- One of those who wait holds the timer of the next scheduled job. Returns whether the caller does.
-local function hold_timer(due)
-  local timer = call('HGET', key_m, 't')
-  if timer then
-    local due_ms, since = unp('>I6I6', timer)
-    if due_ms == due and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel then return false end
-  end
-  call('HSET', key_m, 't', pack('>I6I6', due, now) .. channel)
-  return true
-end
   local due_in = earliest < NEVER and math.max(earliest - now, 1) or 0
   if channel ~= '' then
     -- HERE ring
     wait_for_ring(channel)
-    -- jobs it may not take now (quotas), or behind ids without a record: a waiter is rung for them, itself perhaps
-    if ring_on then ring() elseif due_in > 0 and not hold_timer(earliest) then due_in = 0 end
+    if ring_on then
+      -- jobs it may not take now (quotas), or behind ids without a record: a waiter is rung for them, itself perhaps
+      ring()
+    elseif due_in > 0 then
+      -- one of those who wait holds the timer of the next scheduled job: the caller, unless another does
+      local timer = call('HGET', key_m, 't')
+      local due_ms, since = unp('>I6I6', timer or '\0\0\0\0\0\0\0\0\0\0\0\0')
+      if timer and due_ms == earliest and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel then
+        due_in = 0
+      else
+        call('HSET', key_m, 't', pack('>I6I6', earliest, now) .. channel)
+      end
+    end
   end
   local payload = '0' .. pack('>I6', due_in) .. all_left
   -- HERE store

@@ -36,10 +36,10 @@ async def cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def forget_connections(client: AsyncClient) -> None:
+def forget_connections(client: AsyncClient) -> None:
     free, client._transport._free = client._transport._free, {}
     for connection in [connection for connections in free.values() for connection in connections]:
-        await connection.close()
+        connection.close()
 
 
 async def check_every_answer(client: AsyncClient, bodies: dict[str, bytes]) -> None:
@@ -67,7 +67,7 @@ def test_a_cancelled_call_gives_no_other_call_its_reply(server: Server, fresh: b
             await client.create_queue("other")
             for turns in TURNS:
                 if fresh:
-                    await forget_connections(client)
+                    forget_connections(client)
                 tasks = [asyncio.create_task(call) for call in calls_to_cancel(client, bodies)]
                 for _ in range(turns):
                     await asyncio.sleep(0)

@@ -20,6 +20,7 @@ LAYERS = [
     {"_core"},
     {"errors", "jobs", "config"},
     {
+        "async_link",
         "async_transport",
         "async_waker",
         "embedded",

@@ -12,10 +12,10 @@ from typing import Any, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
 from pinlater.async_transport import AsyncTransport
-from pinlater.client import ClientSettings, both_given, give_drive, listed, new_job, unseen
+from pinlater.client import ClientSettings, both_given, give_drive, listed, unseen
 from pinlater.coalescer import Coalescer
 from pinlater.config import QueueConfig, check_queue_name
-from pinlater.errors import PartialEnqueue, PinLaterError
+from pinlater.errors import PartialEnqueue, PinLaterError, checked
 from pinlater.flows import Flow, complete
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 
@@ -122,7 +122,8 @@ class AsyncClient:
         """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels
         nothing.
         """
-        job = new_job(
+        job: NewJob = checked(
+            NewJob,
             body,
             priority=priority,
             run_after_ms=run_after_ms,

@@ -1,4 +1,4 @@
-"""The wake channel of an asyncio client: one subscription a server, read by one task each.
+"""The wake channel of an asyncio client: one subscription a server.
 
 Promises that a ring that comes after `listen` returned ends the next `wait` of everybody who waits, and that a lost
 subscription ends it too (the caller then listens and claims again).
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-import hiredis
-from redis.exceptions import RedisError
-
+from pinlater.async_link import Subscription
 from pinlater.errors import PinLaterError
-from pinlater.servers import READ_BYTES, Server
+from pinlater.servers import Server
 from pinlater.sync_waker import LISTEN_AGAIN_S
 
 #: A server that does not confirm a subscription within so long is taken for down.
@@ -29,7 +28,7 @@ class AsyncWaker:
     def __init__(self, channel: bytes, connect: Callable[[Server], Awaitable[Any]]) -> None:
         self._channel = channel
         self._connect = connect
-        self._readers: dict[Server, asyncio.Task[None]] = {}
+        self._subscriptions: dict[Server, Subscription] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self.on_ring: Callable[[bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
@@ -38,16 +37,16 @@ class AsyncWaker:
 
     def listening(self, server: Server) -> bool:
         """Whether the subscription on a server stands."""
-        return server in self._readers
+        return server in self._subscriptions
 
     async def listen(self, servers: Sequence[Server]) -> int:
         """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
         far.
         """
-        missing = [server for server in servers if server not in self._readers]
+        missing = [server for server in servers if server not in self._subscriptions]
         if missing:
             await asyncio.gather(*map(self._subscribe, missing))
-        self._missing = any(server not in self._readers for server in servers)
+        self._missing = any(server not in self._subscriptions for server in servers)
         return self._rings
 
     async def wait(self, seconds: float, since: int) -> None:
@@ -65,10 +64,9 @@ class AsyncWaker:
 
     async def close(self) -> None:
         """Ends every subscription; those who wait return."""
-        tasks, self._readers = list(self._readers.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        subscriptions, self._subscriptions = self._subscriptions, {}
+        for subscription in subscriptions.values():
+            subscription.close()
         self._tell()
 
     async def _subscribe(self, server: Server) -> None:
@@ -76,43 +74,32 @@ class AsyncWaker:
             connection = await self._connect(server)
         except PinLaterError:
             return
+        subscription = Subscription(connection, self._channel, self._on_message)
         try:
             async with asyncio.timeout(CONFIRM_S):
-                await connection.send_command("SUBSCRIBE", self._channel, check_health=False)
-                await connection.read_response(disable_decoding=True)
-        except (RedisError, OSError, TimeoutError):
-            await connection.disconnect(nowait=True)
+                await subscription.confirmed
+        except (OSError, TimeoutError):
+            subscription.close()
             return
         except BaseException:
-            await connection.disconnect(nowait=True)
+            subscription.close()
             raise
-        if server in self._readers:
-            await connection.disconnect(nowait=True)
+        if server in self._subscriptions or subscription.ended:
+            subscription.close()
             return
-        self._readers[server] = asyncio.create_task(self._read(server, connection), name=f"pinlater-waker {server}")
+        self._subscriptions[server] = subscription
+        subscription.on_lost = partial(self._lost, server)
 
-    async def _read(self, server: Server, connection: Any) -> None:
-        reader = hiredis.Reader()
-        try:
-            while data := await connection._reader.read(READ_BYTES):
-                reader.feed(data)
-                while (message := reader.gets()) is not False:
-                    self._on_message(message)
-        except (RedisError, OSError, hiredis.ProtocolError):
-            pass
-        finally:
-            await connection.disconnect(nowait=True)
-        # closed by the server, or lost; close() cancels this task and does not come here
-        self._readers.pop(server, None)
+    def _lost(self, server: Server) -> None:
+        self._subscriptions.pop(server, None)
         self._tell()
         if self.on_lost is not None:
             self.on_lost(server)
 
-    def _on_message(self, message: Any) -> None:
-        if isinstance(message, list) and message[0] == b"message":
-            self._tell()
-            if self.on_ring is not None:
-                self.on_ring(message[2])
+    def _on_message(self, message: bytes) -> None:
+        self._tell()
+        if self.on_ring is not None:
+            self.on_ring(message)
 
     def _tell(self) -> None:
         self._rings += 1

@@ -23,7 +23,7 @@ from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import OutcomeUnknown, PinLaterError
 from pinlater.exchange import write
-from pinlater.queues import known_places
+from pinlater.queues import agreed_places, known_places
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
 
@@ -74,7 +74,7 @@ class Claimer:
         self._room = room
         self._take = take
         self._sources = {queue: _Source(queue) for queue in queues}
-        self._changed = asyncio.Event()
+        self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscribing: set[Server] = set()
@@ -105,11 +105,12 @@ class Claimer:
     def stop(self) -> None:
         """Ends run() once it is known what every claim gave; rings are passed on from now on."""
         self._stopping = True
-        self._changed.set()
+        self.wake()
 
     def wake(self) -> None:
-        """There may be room again."""
-        self._changed.set()
+        """There may be room again, or something else changed."""
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
 
     def look_again(self) -> None:
         """Claims from every queue, though nobody rang."""
@@ -129,7 +130,7 @@ class Claimer:
             if self._room() <= 0 or not wanting:
                 await self._pause()
                 continue
-            for index, source in enumerate(random.sample(wanting, len(wanting))):
+            for index, source in enumerate(_shuffled(wanting)):
                 room = self._room()
                 if room <= 0 or self._stopping:
                     break
@@ -156,12 +157,15 @@ class Claimer:
         """Until something changed, or it is time for the next claim; a full worker still keeps its timers."""
         full = self._room() <= 0
         next_s = min(source.timer_s if full else source.next_s() for source in self._sources.values())
-        self._changed.clear()
+        loop = asyncio.get_running_loop()
+        pausing = self._pausing = loop.create_future()
+        timer = None if next_s == _NEVER_S else loop.call_at(_loop_time(next_s), self.wake)
         try:
-            async with asyncio.timeout_at(_loop_time(next_s)):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+            await pausing
+        finally:
+            self._pausing = None
+            if timer is not None:
+                timer.cancel()
 
     async def _try_claim(self, source: _Source, limit: int) -> None:
         try:
@@ -182,7 +186,9 @@ class Claimer:
 
     async def _places(self, source: _Source) -> list[QueueShard]:
         session = self._client._session
-        return await self._client._run(lambda end: known_places(session, source.queue, end))
+        return agreed_places(session, source.queue) or await self._client._run(
+            lambda end: known_places(session, source.queue, end)
+        )
 
     async def _claim(self, source: _Source, limit: int, places: list[QueueShard], channel: bytes) -> None:
         """channel: where to ring when there is something; b"": nowhere."""
@@ -198,11 +204,13 @@ class Claimer:
                 else self._client._run(lambda end: claim_round(session, places, limit, channel, named, end))
             )
         except OutcomeUnknown as error:
-            source.resolve = (
-                error.resolve
-            )  # it may have given us jobs that nobody else will see before their lease ends
+            # it may have given us jobs that nobody else will see before their lease ends
+            source.resolve = error.resolve
             raise
-        self._answered(source, answer if isinstance(answer, list) else [answer])
+        claims = answer if isinstance(answer, list) else [answer]
+        self._answered(source, claims)
+        if not any(any(claim.left) for claim in claims):
+            await asyncio.sleep(0)  # what it gave starts before the next claim, which will find nothing
 
     def _answered(self, source: _Source, claims: list[Claim]) -> None:
         self.claims += len(claims)
@@ -235,7 +243,7 @@ class Claimer:
         if source is None:
             return
         source.hungry = source.rung = True
-        self._changed.set()
+        self.wake()
         if self._stopping:
             self._pass_on_if_rung(source)
 
@@ -323,7 +331,7 @@ class Claimer:
         for source in self._sources.values():
             # rung: a claim under way may be answered for a moment before the subscription stood
             source.hungry = source.rung = True
-        self._changed.set()
+        self.wake()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -331,8 +339,10 @@ class Claimer:
         task.add_done_callback(self._tasks.discard)
 
 
-def _loop_time(monotonic_s: float) -> float | None:
+def _loop_time(monotonic_s: float) -> float:
     """The same moment by the running loop's clock."""
-    if monotonic_s == _NEVER_S:
-        return None
     return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()
+
+
+def _shuffled(sources: list[_Source]) -> list[_Source]:
+    return random.sample(sources, len(sources)) if len(sources) > 1 else sources

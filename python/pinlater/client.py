@@ -202,7 +202,8 @@ class Client:
         delay_ms: not before so long from now. attempts: how often it may be tried, 1 to 65,535. status: custom status.
         key: jobs of one key go to one shard.
         """
-        job = new_job(
+        job: NewJob = checked(
+            NewJob,
             body,
             priority=priority,
             run_after_ms=run_after_ms,
@@ -382,12 +383,6 @@ class Client:
     def reset_lost(self, queue: str) -> int:
         """Sets the count of lost records, which the doctor reports, back to 0; returns what it was."""
         return self._run(lambda end: maintaining.reset_lost(self._session, queue, end))
-
-
-def new_job(body: bytes, **options: Any) -> NewJob:
-    """A NewJob, or InvalidArgument."""
-    job: NewJob = checked(NewJob, body, **options)
-    return job
 
 
 def unseen(page: list[JobInfo], state: State | str, seen: set[str]) -> list[JobInfo]:

@@ -8,7 +8,7 @@ put in. Risks nothing for a lone caller: its call leaves in the same turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
@@ -34,22 +34,23 @@ class Coalescer(Generic[Item]):
         self._keys: set[Any] = set()
         self._count = self._bytes = 0
 
-    def add(self, item: Item, size: int, keys: Iterable[Any] = ()) -> asyncio.Future[Any]:
+    def add(self, item: Item, size: int, keys: Collection[Any] = ()) -> asyncio.Future[Any]:
         """Joins the next flush; the future gets this item's result, or the error of its batch.
 
         keys: items that have one in common do not leave together, but one after the other.
         """
         loop = asyncio.get_running_loop()
-        if self._count >= MAX_ITEMS or (self._count and self._bytes + size > MAX_BYTES):
+        if self._count and (self._count >= MAX_ITEMS or self._bytes + size > MAX_BYTES):
             self._flush()
         if not self._count:
             loop.call_soon(self._flush)
-        if not self._count or not self._keys.isdisjoint(keys):
+        if not self._count or (keys and not self._keys.isdisjoint(keys)):
             self._waiting.append([])
             self._keys = set()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting[-1].append((item, future))
-        self._keys.update(keys)
+        if keys:
+            self._keys.update(keys)
         self._count += 1
         self._bytes += size
         return future

@@ -157,20 +157,24 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
     return found
 
 
+def agreed_places(session: Session, queue: str) -> list[QueueShard]:
+    """The places of a queue if all of them are known and agree; else none. Asks nobody."""
+    places = session.places(queue)
+    stored = places[0].stored
+    if stored is None or stored.deleted:
+        return []
+    return places if all(place.stored is stored or _agrees(place, stored) for place in places) else []
+
+
 def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:
     """The places of a queue that may be used now: configured alike, on servers that answered when last asked. Raises
     QueueNotFound.
 
     Costs nothing while all places are known and agree.
     """
+    if agreed := agreed_places(session, queue):
+        return agreed
     places = session.places(queue)
-    stored = places[0].stored
-    if (
-        stored is not None
-        and not stored.deleted
-        and all(place.stored is stored or _agrees(place, stored) for place in places)
-    ):
-        return places
     check_queue_name(queue)
     now_s = time.monotonic()
     ask = [place for place in places if place.stored is None and place.silent_until_s <= now_s]

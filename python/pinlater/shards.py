@@ -88,6 +88,18 @@ class QueueShard:
         return known
 
 
+#: How often this process is a fork of one that had loaded this module.
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Session:
     """One client object in one process: its random name, its shards, and what it knows of queues."""
 
@@ -106,13 +118,14 @@ class Session:
     def _begin(self) -> None:
         self.id = secrets.token_bytes(8)
         self.channel = wake_channel(self.id)
-        self.pid = os.getpid()
+        self._forks = _forks
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
+        self._told: dict[str, QueueShard] = {}
 
     def renew_after_fork(self) -> bool:
         """In a forked child: becomes a new session, so that two processes never share a lane. True if it did."""
-        if os.getpid() == self.pid:
+        if self._forks == _forks:
             return False
         self._begin()
         return True
@@ -132,12 +145,13 @@ class Session:
 
     def known_config(self, queue: str) -> QueueConfig | None:
         """A queue's configuration, if one of its shards told it."""
-        if isinstance(queue, str):
-            for shard in self.shards:
-                known = self._queues.get((queue, shard))
-                if known is not None and known.stored is not None and not known.stored.deleted:
-                    return known.stored.config
-        check_queue_name(queue)
+        told = self._told.get(queue) if isinstance(queue, str) else None
+        if told is not None and told.stored is not None and not told.stored.deleted:
+            return told.stored.config
+        for place in self.places(queue):
+            if place.stored is not None and not place.stored.deleted:
+                self._told[queue] = place
+                return place.stored.config
         return None
 
     def _shard(self, name: str) -> Shard:

@@ -19,8 +19,9 @@ from rich.progress import Progress
 from pinlater.cli.commands import DONE, Command, Failure, explain, usage
 from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.client import Client, new_job
-from pinlater.errors import PartialEnqueue, PinLaterError
+from pinlater.client import Client
+from pinlater.errors import PartialEnqueue, PinLaterError, checked
+from pinlater.jobs import NewJob
 
 #: Lines in one call: one script call of the most jobs it takes.
 LINES_A_CALL: Final = 1000
@@ -89,7 +90,7 @@ def _enqueue_bodies(
     client: Client, settings: Settings, queue: str, bodies: list[bytes], options: dict[str, Any]
 ) -> int:
     try:
-        descriptors = client.enqueue_many(queue, [new_job(body, **options) for body in bodies])
+        descriptors = client.enqueue_many(queue, [checked(NewJob, body, **options) for body in bodies])
     except PartialEnqueue as error:
         _show(settings, [result for result in error.results if isinstance(result, str)])
         raise
@@ -112,7 +113,7 @@ def _enqueue_lines(client: Client, settings: Settings, queue: str, source: Binar
         task = progress.add_task(f"enqueueing in {queue}", total=None)
         for numbered in _batches(_numbered(source)):
             try:
-                found = client.enqueue_many(queue, [new_job(body, **options) for _, body in numbered])
+                found = client.enqueue_many(queue, [checked(NewJob, body, **options) for _, body in numbered])
             except PinLaterError as error:
                 raise _stopped(error, done, last_line + 1, numbered[-1][0]) from error
             if settings.as_json:
