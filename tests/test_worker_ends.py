@@ -137,3 +137,19 @@ async def test_a_burst_ends_when_nothing_is_due(server: Server) -> None:
         assert (worker.stats.succeeded, worker.stats.failed, worker.stats.postponed) == (503, 2, 1)
         await asyncio.wait_for(worker.run(burst=True), 30)
         assert worker.stats.claimed == 506
+
+
+@pytest.mark.parametrize("end", [Failed("", delay_ms=0), Postponed(0)])
+@on_loop
+async def test_a_burst_takes_what_its_last_job_put_back(server: Server, end: End) -> None:
+    ends = [None, end, end, end]
+    async with clients(server) as (client, own):
+        await client.enqueue("q", b"", attempts=4)
+
+        async def handler(job: Job) -> End:
+            return ends.pop()
+
+        worker = Worker(own, "q", handler)
+        worker._claimer._on_ring = lambda message: None  # type: ignore[method-assign]  # it may come too late
+        await asyncio.wait_for(worker.run(burst=True), 30)
+    assert ends == []

@@ -116,7 +116,7 @@ class Claimer:
         """Claims from every queue, though nobody rang."""
         for source in self._sources.values():
             source.hungry, source.empty = True, False
-        self._changed.set()
+        self.wake()
 
     @property
     def empty(self) -> bool:

@@ -159,8 +159,9 @@ class Worker:
         finally:
             stopping.cancel()
             await self._close(claiming)
-        if not claiming.cancelled():
-            claiming.result()
+        for task in (claiming, stopping):
+            if task.done() and not task.cancelled():
+                task.result()
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
