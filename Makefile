@@ -52,6 +52,7 @@ test: lint
 bench: setup
 	$(BIN)/python benches/native.py
 	$(BIN)/python benches/core.py
+	$(BIN)/python benches/tasks.py
 
 campaign: setup
 	PINLATER_CAMPAIGN=1 $(BIN)/python -m pytest -m 'campaign or not campaign' --timeout 3600

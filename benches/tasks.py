@@ -20,10 +20,10 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.support import serving
-from pinlater import AsyncClient, Client, Job, PinLater, Worker, WorkerConfig
+from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
 from pinlater.framework.running import worker_of
 
-ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 9, 2_000, 20_000, 128, 50
+ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
 QUEUE = "default"
 
 Side = Callable[[], Awaitable[float]]
@@ -94,34 +94,30 @@ def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool) -> Sid
 
 async def main() -> None:
     """Prints a line a figure."""
-    with serving("valkey") as server, Client(server.url) as client, PinLater(server.url) as app:
+    with serving("valkey") as server, PinLater(server.url) as app:
+        client, own = app.clients.sync(), app.clients.of_loop()  # both sides on the same connections
 
         @app.task(name="bench.nothing")
         async def nothing(x: int, y: str) -> None:
             pass
 
-        @app.task(name="bench.plain")
-        def plain(x: int, y: str) -> None:
-            pass
-
         body = client.lookup([nothing.enqueue(1, "a").descriptor], with_body=True).popitem()[1].body or b""
         many, hundred = [body] * 100, [(1, "a")] * 100
-        async with AsyncClient(server.url) as own:
-            await _by_turns(
-                "enqueue, one by one",
-                _calling(CALLS, lambda: client.enqueue(QUEUE, body)),
-                _calling(CALLS, lambda: nothing.enqueue(1, "a")),
-            )
-            await _by_turns(
-                "enqueue_many of 100, a call",
-                _calling(CALLS // 10, lambda: client.enqueue_many(QUEUE, many)),
-                _calling(CALLS // 10, lambda: nothing.enqueue_many(hundred)),
-            )
-            await _by_turns(
-                f"aenqueue, {TOGETHER} in a closed loop",
-                _gathering(5 * CALLS, lambda: own.enqueue(QUEUE, body)),
-                _gathering(5 * CALLS, lambda: nothing.aenqueue(1, "a")),
-            )
+        await _by_turns(
+            "enqueue, one by one",
+            _calling(CALLS, lambda: client.enqueue(QUEUE, body)),
+            _calling(CALLS, lambda: nothing.enqueue(1, "a")),
+        )
+        await _by_turns(
+            "enqueue_many of 100, a call",
+            _calling(CALLS // 10, lambda: client.enqueue_many(QUEUE, many)),
+            _calling(CALLS // 10, lambda: nothing.enqueue_many(hundred)),
+        )
+        await _by_turns(
+            f"aenqueue, {TOGETHER} in a closed loop",
+            _gathering(5 * CALLS, lambda: own.enqueue(QUEUE, body)),
+            _gathering(5 * CALLS, lambda: nothing.aenqueue(1, "a")),
+        )
         await app.aclose()
         client.purge(QUEUE)
         bodies = [body] * DRAINED
