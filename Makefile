@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
 
 lint: setup
-	$(BIN)/ruff check python tests benches
+	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
 	cargo fmt --check
 	cargo clippy --release --quiet -- -D warnings
@@ -52,6 +52,7 @@ test: lint
 bench: setup
 	$(BIN)/python benches/native.py
 	$(BIN)/python benches/core.py
+	$(BIN)/python benches/tasks.py
 
 campaign: setup
 	PINLATER_CAMPAIGN=1 $(BIN)/python -m pytest -m 'campaign or not campaign' --timeout 3600

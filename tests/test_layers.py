@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import types
 from pathlib import Path
+
+import pytest
 
 import pinlater
 
@@ -44,6 +48,7 @@ LAYERS = [
         "queues",
     },
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"framework"},
     {"cli", "__main__"},
 ]
 
@@ -114,6 +119,8 @@ def test_files_stay_small() -> None:
 
 
 def test_the_public_list_is_what_there_is() -> None:
+    for name in pinlater.__all__:
+        assert getattr(getattr(pinlater, name), "__name__", name) == name  # some come when they are named
     public = {
         name
         for name, value in vars(pinlater).items()
@@ -121,6 +128,16 @@ def test_the_public_list_is_what_there_is() -> None:
     }
     assert public == set(pinlater.__all__) - {"__version__"}
     assert list(pinlater.__all__) == sorted(pinlater.__all__)
+
+
+def test_an_import_brings_only_what_talks_to_queues() -> None:
+    code = "import pinlater, sys; print(*sys.modules); pinlater.PinLater, pinlater.Worker"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"pinlater.framework", "pinlater.worker", "msgpack", "orjson", "uvloop", "click"} & set(
+        ran.stdout.split()
+    )
+    with pytest.raises(AttributeError, match="module 'pinlater' has no attribute 'PinLate'"):
+        pinlater.PinLate  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_public_thing_is_documented() -> None:

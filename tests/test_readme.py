@@ -33,7 +33,7 @@ def test_the_five_lines_run(tmp_path: Path, environment: dict[str, str]) -> None
 def test_the_worker_commands_run(tmp_path: Path, environment: dict[str, str]) -> None:
     handler = next(block for block in _blocks("python") if "thumbs.py" in block)
     (tmp_path / "thumbs.py").write_text(handler)
-    create, enqueue, work = re.findall(r"^    (pinlater .*)$", README, re.MULTILINE)
+    create, enqueue, work = re.findall(r"^    (pinlater .* thumbs.*|pinlater .*:handle.*)$", README, re.MULTILINE)
     output = tmp_path / "output"
     for command in (create, enqueue):
         subprocess.run(command, shell=True, check=True, env=environment, cwd=tmp_path, capture_output=True)  # noqa: S602
@@ -51,6 +51,40 @@ def test_the_worker_commands_run(tmp_path: Path, environment: dict[str, str]) ->
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(timeout=60) == 0
     check_the_commands_in_the_text(environment, tmp_path)
+
+
+def test_the_first_task_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "mail.py").write_text(next(block for block in _blocks("python") if "# mail.py" in block))
+    subprocess.run([sys.executable, "mail.py"], env=environment, cwd=tmp_path, check=True)
+    [command] = re.findall(r"^    (pinlater run mail:app --processes.*)$", README, re.MULTILINE)
+    output = tmp_path / "output"
+    with (
+        output.open("wb") as sink,
+        subprocess.Popen(command.split(), env=environment, cwd=tmp_path, stdout=sink) as run,
+    ):
+        try:
+            wait_until(lambda: output.read_text() == "to ada@example.org: welcome\n", "the mail")
+        finally:
+            run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == 0
+
+
+def test_the_example_prints_what_it_says(environment: dict[str, str]) -> None:
+    folder, *commands = re.findall(
+        r"^    (cd examples|(?:python|pinlater run) mail\S*(?: --burst)?) *(?:#.*)?$", README, re.M
+    )[1:]
+    assert (folder, len(commands)) == ("cd examples", 2)
+    for command in commands:
+        words = [sys.executable if word == "python" else word for word in command.split()]
+        ran = subprocess.run(
+            words,
+            env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=ROOT / "examples",
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == sorted(re.findall(r"^    (to \S+: .*)$", README, re.MULTILINE))
 
 
 def check_the_commands_in_the_text(environment: dict[str, str], folder: Path) -> None:

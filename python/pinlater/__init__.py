@@ -1,10 +1,19 @@
-"""PinLater: a Redis-native job queue. Atomic Lua transitions, a Rust-accelerated core; nothing acknowledged is lost."""
+"""PinLater: a Redis-native job queue. Atomic Lua transitions, a Rust-accelerated core; nothing acknowledged is lost.
+
+Promises that a program which only talks to queues pays for no more: what runs jobs and tasks is imported when it is
+first named.
+"""
+
+import importlib
+import typing
 
 from pinlater._core import __version__
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.errors import (
+    BodyUnreadable,
+    ClaimLost,
     ConfigConflict,
     EmbeddedServerError,
     EnqueueRefused,
@@ -24,38 +33,79 @@ from pinlater.errors import (
     ServerUnavailable,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
-from pinlater.monitor import Monitor
-from pinlater.worker import Worker, WorkerConfig
+
+if typing.TYPE_CHECKING:
+    from pinlater.framework import (
+        Cancel,
+        Constant,
+        Context,
+        Expired,
+        Exponential,
+        Failure,
+        Handle,
+        Linear,
+        PinLater,
+        Retry,
+        Snooze,
+        SyncContext,
+        Task,
+    )
+    from pinlater.monitor import Monitor
+    from pinlater.worker import Worker, WorkerConfig
+else:
+
+    def __getattr__(name: str) -> object:
+        module = {"Monitor": "monitor", "Worker": "worker", "WorkerConfig": "worker"}.get(name, "framework")
+        if name not in __all__:
+            raise AttributeError(f"module 'pinlater' has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(f"pinlater.{module}"), name)
+        return found
+
 
 __all__ = [
     "Ack",
     "AsyncClient",
+    "BodyUnreadable",
+    "Cancel",
     "Checkpoint",
+    "ClaimLost",
     "Client",
     "ConfigConflict",
+    "Constant",
+    "Context",
     "CountsByState",
     "EmbeddedServerError",
     "EnqueueRefused",
+    "Expired",
+    "Exponential",
+    "Failure",
+    "Handle",
     "InvalidArgument",
     "Job",
     "JobInfo",
+    "Linear",
     "Monitor",
     "NewJob",
     "OutcomeUnknown",
     "PartialDelete",
     "PartialEnqueue",
     "PartialOutcome",
+    "PinLater",
     "PinLaterError",
     "QueueConfig",
     "QueueError",
     "QueueNotFound",
+    "Retry",
     "ServerError",
     "ServerFull",
     "ServerRefused",
     "ServerReplyError",
     "ServerTooOld",
     "ServerUnavailable",
+    "Snooze",
     "State",
+    "SyncContext",
+    "Task",
     "Worker",
     "WorkerConfig",
     "__version__",

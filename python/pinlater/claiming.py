@@ -36,13 +36,14 @@ _NEVER_S: Final = float("inf")
 class _Source:
     """A queue to claim from. Times are monotonic seconds.
 
-    hungry: it may have due jobs. rung: somebody must claim, this worker or another. safety_s: claim then
-    though nobody rang. timer_s: a scheduled job is due then, and nobody else looks. not_before_s: a claim
-    failed, no other one until then. resolve: asks what became of a claim whose answer was lost, sent at
-    sent_s.
+    empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim, this
+    worker or another. safety_s: claim then though nobody rang. timer_s: a scheduled job is due then, and nobody else
+    looks. not_before_s: a claim failed, no other one until then. resolve: asks what became of a claim whose answer was
+    lost, sent at sent_s.
     """
 
     queue: str
+    empty: bool = False
     hungry: bool = True
     rung: bool = False
     safety_s: float = 0.0
@@ -58,7 +59,9 @@ class _Source:
 
 
 class Claimer:
-    """room: how many jobs may be claimed now. take: gets a queue, claims with jobs, when they were sent."""
+    """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
+    the same), when they were sent.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Claimer:
         """Rings are heard from now on; what came before is found by a claim."""
         self._stopping = False
         for source in self._sources.values():
-            source.hungry = True
+            source.hungry, source.empty = True, False
         waker = self._client._transport.waker
         waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
 
@@ -108,6 +111,17 @@ class Claimer:
         """There may be room again, or something else changed."""
         if self._pausing is not None and not self._pausing.done():
             self._pausing.set_result(None)
+
+    def look_again(self) -> None:
+        """Claims from every queue, though nobody rang."""
+        for source in self._sources.values():
+            source.hungry, source.empty = True, False
+        self.wake()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was due in any queue when it was last asked, and nobody rang since."""
+        return all(source.empty and not source.hungry for source in self._sources.values())
 
     async def run(self) -> None:
         """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
@@ -201,6 +215,7 @@ class Claimer:
     def _answered(self, source: _Source, claims: list[Claim]) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
+        source.empty = not full
         if full:
             self._take(source.queue, full, source.sent_s)
             source.hungry = True
@@ -213,6 +228,7 @@ class Claimer:
             source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
         source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
         source.hungry = source.rung or any(any(claim.left) for claim in claims)
+        self._take(source.queue, [], source.sent_s)
 
     def _put_off(self, source: _Source, error: PinLaterError) -> None:
         """A claim failed: try again later, and say so once."""

@@ -1,4 +1,4 @@
-"""Ends the jobs of a worker on their shards: acks in batches, releases, and reports of stale claims.
+"""Ends the jobs of a worker on their shards: acks and postponements in batches, releases, and reports of stale claims.
 
 Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
 that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
@@ -18,7 +18,8 @@ from pinlater.async_client import AsyncClient
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.flows import Flow
-from pinlater.jobs import Ack, Job
+from pinlater.handlers import End, Failed, Postponed
+from pinlater.jobs import Ack, Checkpoint, Job
 from pinlater.renewal import Lease, Renewal
 from pinlater.shards import QueueShard
 
@@ -33,14 +34,15 @@ LAST_RETRY_S: Final = 2.0
 class WorkerStats:
     """Counts since the start.
 
-    claims: answered claim calls. stale: jobs whose claim was lost before they ended. released: jobs handed
-    back at a stop.
+    claims: answered claim calls. failed: attempts that failed. postponed: jobs put back in line by their handler.
+    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop.
     """
 
     claims: int = 0
     claimed: int = 0
     succeeded: int = 0
     failed: int = 0
+    postponed: int = 0
     stale: int = 0
     released: int = 0
 
@@ -55,8 +57,7 @@ class Held:
         self.lease = lease
 
 
-#: A job and how it ended: None: it succeeded; text: it failed, and why.
-_Ended: TypeAlias = tuple[Held, str | None]
+_Ended: TypeAlias = tuple[Held, End]
 _Item = TypeVar("_Item")
 
 
@@ -81,10 +82,10 @@ class Ending:
         #: Jobs that wait for their ack.
         self.count = 0
 
-    def end(self, held: Held, failure: str | None) -> None:
-        """The job's handler returned (failure: None), or failed."""
+    def end(self, held: Held, end: End) -> None:
+        """The job's handler ended so."""
         place = held.lease.place
-        self._ended.setdefault(place, []).append((held, failure))
+        self._ended.setdefault(place, []).append((held, end))
         self.count += 1
         if place not in self._flushing:
             self._flushing[place] = asyncio.get_running_loop().create_task(self._flush(place))
@@ -140,35 +141,59 @@ class Ending:
             await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
             while ended := self._ended.pop(place, None):
                 for batch in _batches(ended):
-                    await self._ack(batch)
+                    await self._settle(batch)
                     self.count -= len(batch)
                     self._changed()
         finally:
             del self._flushing[place]
 
-    async def _ack(self, batch: list[_Ended]) -> None:
+    async def _settle(self, batch: list[_Ended]) -> None:
+        """Checkpoints what an ack has no word for, then acks; each is one script call."""
         live = [one for one in batch if not one[0].lease.lost]
         for held, _ in batch:
             if held.lease.lost:
                 self.stale(held)
-        if not live:
-            return
-        good = [held.job for held, failure in live if failure is None]
-        bad = [Ack(held.job, failure, self._retry_delay_ms) for held, failure in live if failure is not None]
+        refused = await self._checkpoint(live)
+        refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
+        for held, end in live:
+            self._count(held, end, id(held.job) in refused)
+
+    async def _checkpoint(self, live: list[_Ended]) -> set[int]:
+        """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
+
+        Returns the jobs refused. If the process dies before the ack, the last attempt ends with the lease.
+        """
+        marks = [mark for held, end in live if end is not None and (mark := _mark(held.job, end)) is not None]
+        if not marks:
+            return set()
+        session = self._client._session
+        items = await self._persist(lambda end: holding.checkpoint(session, marks, "", end), marks)
+        return {id(mark.job) for mark in items}
+
+    async def _ack(self, live: list[_Ended]) -> set[int]:
+        """Returns the jobs refused."""
+        good = [held.job for held, end in live if end is None]
+        bad = [
+            Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
+            for held, end in live
+            if isinstance(end, Failed)
+        ]
+        if not good and not bad:
+            return set()
         session = self._client._session
         items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
-        refused = {id(item.job if isinstance(item, Ack) else item) for item in items}
-        for held, failure in live:
-            self._settle(held, failure is None, id(held.job) in refused)
+        return {id(item.job if isinstance(item, Ack) else item) for item in items}
 
-    def _settle(self, held: Held, succeeded: bool, refused: bool) -> None:
+    def _count(self, held: Held, end: End, refused: bool) -> None:
         self._renewal.done(held.lease)
         if refused:
             self.stale(held)
-        elif succeeded:
+        elif end is None:
             self._stats.succeeded += 1
-        else:
+        elif isinstance(end, Failed):
             self._stats.failed += 1
+        else:
+            self._stats.postponed += 1
 
     async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
         """Carries out an ack or a release however long the server is away; returns the refused items."""
@@ -188,6 +213,12 @@ class Ending:
             log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+
+def _mark(job: Job, end: Failed | Postponed) -> Checkpoint | None:
+    if isinstance(end, Postponed):
+        return Checkpoint(job=job, move_to_pending=True, delay_ms=end.delay_ms)
+    return Checkpoint(job=job, attempts=1) if end.final and job.attempts_remaining > 1 else None
 
 
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:

@@ -16,7 +16,9 @@ PinLaterError
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
 ├── PartialOutcome                      done for some jobs, certainly not for others
 ├── PartialEnqueue                      some parts of a large enqueue were refused
-└── PartialDelete                       a queue is still there on some shards
+├── PartialDelete                       a queue is still there on some shards
+├── BodyUnreadable                      a job's body is not what its task's codec wrote
+└── ClaimLost                           a running job belongs to somebody else by now
 """
 
 from __future__ import annotations
@@ -170,6 +172,14 @@ class PartialDelete(PinLaterError):
         self.errors = errors
         told = "; ".join(f"shard {shard}: {error}" for shard, error in errors.items())
         super().__init__(f"delete_queue {queue!r}: not deleted everywhere, call it again: {told}")
+
+
+class BodyUnreadable(PinLaterError):
+    """A job's body can not be read; the message says at which part."""
+
+
+class ClaimLost(PinLaterError):
+    """A running job was given to another worker, or removed: what this one does is not kept."""
 
 
 #: First word of an error reply of our scripts -> the error it becomes.

@@ -1,8 +1,8 @@
-"""Handlers: the functions that do a job's work, on the event loop or in threads.
+"""Handlers: the functions that do a job's work, on the event loop or in threads, and how they say that it ended.
 
 Promises that a plain function runs in a thread of its own pool, that such a thread never keeps a process from
 ending, and that nothing a handler raises ends the worker. Risks what the handler does: a thread can not be
-stopped from outside.
+stopped from outside; one that is past its time is left behind, and another takes its slot.
 """
 
 from __future__ import annotations
@@ -14,19 +14,71 @@ import queue
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
 
+from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
+from pinlater.config import check_integer
 from pinlater.errors import InvalidArgument
 from pinlater.jobs import Job
 
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a handler returns of an attempt that failed.
+
+    status: appended to the custom status. delay_ms: until the next attempt; None: as long as the worker lets failed
+    jobs wait. final: there is no next attempt, though some may be left.
+    """
+
+    status: str
+    delay_ms: int | None = None
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", clip(self.status, MAX_STATUS_BYTES))
+        if self.delay_ms is not None:
+            check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """What a handler returns to put its job back in line for so long; no attempt is used up."""
+
+    delay_ms: int
+
+    def __post_init__(self) -> None:
+        check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+
+
+class TimedOut(TimeoutError):
+    """A job ran longer than it may."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
+
+
+#: How a job ended; None: it succeeded. Whatever else a handler returns counts as None.
+End: TypeAlias = Failed | Postponed | None
+
+
+#: What stands after the colon.
+_NAMED: Final = {"handler": "function", "app": "app"}
+
+
 def load_handler(name: str) -> Handler:
     """The function that `module:function` names, the current directory on the path. Or InvalidArgument."""
+    return check_handler(load_object(name, "handler"))
+
+
+def load_object(name: str, what: str) -> Any:
+    """What `module:name` names. what: handler or app, for the errors."""
     module_name, colon, attributes = name.partition(":")
     if not colon or not module_name or not attributes:
-        raise InvalidArgument(f"handler: expected module:function, got {name!r}")
+        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -34,13 +86,13 @@ def load_handler(name: str) -> Handler:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        raise InvalidArgument(f"handler {name!r}: no module named {error.name!r}") from None
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}") from None
     for attribute in attributes.split("."):
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            raise InvalidArgument(f"handler {name!r}: {module_name} has no {attributes!r}") from None
-    return check_handler(found)
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}") from None
+    return found
 
 
 def check_handler(handler: Any) -> Handler:
@@ -56,22 +108,37 @@ def check_handler(handler: Any) -> Handler:
     return handler  # type: ignore[no-any-return]
 
 
-def is_async(handler: Handler) -> bool:
+def is_async(handler: Callable[..., Any]) -> bool:
     """Whether calling the handler gives a coroutine (an object with an async __call__ included)."""
     call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
-async def call_async(handler: Handler, job: Job) -> None:
+def describe(error: BaseException, limit_bytes: int) -> str:
+    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # an error that can not be printed must not keep its job
+        text = f"{type(error).__name__}: (its text can not be had)"
+    return clip(text, limit_bytes)
+
+
+def clip(text: str, limit_bytes: int) -> str:
+    """The text as a custom status takes it: so many bytes of UTF-8 at most, no zero bytes."""
+    return text.replace("\0", "").encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
+
+
+async def call_async(handler: Handler, job: Job) -> End:
     """Awaits an async handler. What would end the loop (SystemExit …) is an error of the job."""
     try:
-        await handler(job)
+        end = await handler(job)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"the handler raised {error!r}") from error
+    return end if isinstance(end, Failed | Postponed) else None
 
 
-def call_plain(handler: Handler, job: Job) -> Exception | None:
-    """Calls a plain handler; returns what went wrong."""
+def call_plain(handler: Handler, job: Job) -> Exception | End:
+    """Calls a plain handler; returns how it ended, or what went wrong."""
     try:
         result = handler(job)
     except (StopIteration, StopAsyncIteration) as error:
@@ -85,7 +152,19 @@ def call_plain(handler: Handler, job: Job) -> Exception | None:
         return TypeError(
             "the handler returned a coroutine that nobody awaits; expected a plain function or `async def`"
         )
-    return None
+    return result if isinstance(result, Failed | Postponed) else None
+
+
+class _Call:
+    """One call in the pool. settle() is true once: for the thread that ended it, or for the clock that gave it up."""
+
+    __slots__ = ("future", "handler", "job", "settle")
+
+    def __init__(self, handler: Handler, job: Job, future: asyncio.Future[End]) -> None:
+        self.handler = handler
+        self.job = job
+        self.future = future
+        self.settle: Callable[[], bool] = partial(threading.Lock().acquire, blocking=False)
 
 
 class ThreadPool:
@@ -96,12 +175,20 @@ class ThreadPool:
         self._loop = loop
         self._idle = 0
         self._threads = 0
-        self._work: queue.SimpleQueue[tuple[Handler, Job, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    def run(self, handler: Handler, job: Job) -> asyncio.Future[None]:
-        """Runs handler(job) in a thread; the future has its result. Called on the event loop."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._work.put((handler, job, future))
+    def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
+        """Runs handler(job) in a thread; the future has its end. Called on the event loop.
+
+        timeout_s: after so long the future has a TimedOut, and the thread is left behind: another may be started
+        for it.
+        """
+        future: asyncio.Future[End] = self._loop.create_future()
+        call = _Call(handler, job, future)
+        self._work.put(call)
+        if timeout_s is not None:
+            timer = self._loop.call_later(timeout_s, self._give_up, call, TimedOut("its thread", timeout_s))
+            future.add_done_callback(lambda _: timer.cancel())
         if self._idle:
             self._idle -= 1
         elif self._threads < self._size:
@@ -115,19 +202,25 @@ class ThreadPool:
             self._work.put(None)
 
     def _serve(self) -> None:
-        while (item := self._work.get()) is not None:
-            handler, job, future = item
-            error = call_plain(handler, job)
+        while (call := self._work.get()) is not None:
+            end = call_plain(call.handler, call.job)
+            if not call.settle():
+                return  # given up: another thread has this one's place
             try:
-                self._loop.call_soon_threadsafe(self._finish, future, error)
+                self._loop.call_soon_threadsafe(self._finish, call.future, end)
             except RuntimeError:
                 return  # the loop is closed: nobody is left to tell
 
-    def _finish(self, future: asyncio.Future[None], error: Exception | None) -> None:
+    def _give_up(self, call: _Call, why: TimedOut) -> None:
+        if call.settle():
+            self._threads -= 1
+            call.future.set_exception(why)  # a future that is done has no timer any more
+
+    def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
         self._idle += 1
         if future.done():
             return
-        if error is None:
-            future.set_result(None)
+        if isinstance(end, Exception):
+            future.set_exception(end)
         else:
-            future.set_exception(error)
+            future.set_result(end)

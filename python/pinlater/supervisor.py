@@ -44,6 +44,7 @@ OVERTIME_S: Final = 12.0
 #: A signal that the kernel gave to a thread other than the main one is seen by it when the GIL changes hands, and no
 #: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
 GIL_PERIOD_S: Final = 1.0
+_NEVER_S: Final = float("inf")
 _PR_SET_PDEATHSIG: Final = 1
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -67,7 +68,7 @@ def run_worker(
             await worker.run()
             log.info("stopped: %s", worker.stats)
 
-    with _StopSignals(config.stop_timeout_s) as signals:
+    with StopSignals(config.stop_timeout_s) as signals:
         uvloop.run(work())
     return 0
 
@@ -81,12 +82,12 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
             signals.connect(monitor.request_stop)
             await monitor.run()
 
-    with _StopSignals(0.0) as signals:
+    with StopSignals(0.0) as signals:
         uvloop.run(watch())
     return 0
 
 
-class _StopSignals:
+class StopSignals:
     """Stop signals of a role: each calls request_stop on its loop; where that is to no avail the process ends.
 
     Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
@@ -144,7 +145,8 @@ class Supervisor:
     """Keeps `processes` copies of a command running until a stop signal.
 
     command: the argument list. env: variables added to this process's own. kill_after_s: a child that has not
-    ended so long after a stop signal is killed.
+    ended so long after a stop signal is killed. burst: a child that ends well is not started again, and when all
+    have, it is over.
     """
 
     def __init__(
@@ -154,11 +156,13 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         kill_after_s: float = 60.0,
+        burst: bool = False,
     ) -> None:
         self._command = list(command)
         self._children = [_Child() for _ in range(processes)]
         self._env = {**os.environ, **(env or {})}
         self._kill_after_s = kill_after_s
+        self._burst = burst
         self._signals = self._passed = 0
         self._kill_s = float("inf")
 
@@ -202,7 +206,7 @@ class Supervisor:
                 if not self._signals and child.process is None and child.next_start_s <= now_s:
                     self._start(child)
             self._pass_signals_on()
-            if self._signals and not self.pids:
+            if not self.pids and (self._signals or all(child.next_start_s == _NEVER_S for child in self._children)):
                 return worst
             _wait_readable(wake, self._pause_s())
 
@@ -241,6 +245,9 @@ class Supervisor:
         if child.process is None or (code := child.process.poll()) is None:
             return None
         pid, child.process = child.process.pid, None
+        if self._burst and code == 0:
+            child.next_start_s = _NEVER_S
+            return code
         if now_s - child.started_s >= HEALTHY_S:
             child.restart_s = FIRST_RESTART_S
         child.next_start_s = now_s + child.restart_s
@@ -293,4 +300,10 @@ def run_workers(
     load_handler(handler)  # a mistyped name ends here, not in a loop of restarts
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
-    return Supervisor(command, processes, kill_after_s=config.stop_timeout_s + 2 * OVERTIME_S).run()
+    return supervise(command, processes, config)
+
+
+def supervise(command: Sequence[str], processes: int, config: WorkerConfig, *, burst: bool = False) -> int:
+    """Worker processes of this configuration under a Supervisor; returns the exit code."""
+    kill_after_s = config.stop_timeout_s + 2 * OVERTIME_S
+    return Supervisor(command, processes, kill_after_s=kill_after_s, burst=burst).run()

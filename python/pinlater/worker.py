@@ -22,7 +22,7 @@ from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
 from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
-from pinlater.handlers import Handler, ThreadPool, call_async, check_handler, is_async
+from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
 from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
 from pinlater.renewal import Lease, Renewal
@@ -39,6 +39,8 @@ PREFETCH_S: Final = 0.1
 LOST_CHECK_S: Final = 1.0
 #: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
 GRACE_S: Final = 2.0
+#: Of an error, in the custom status: so that a few attempts fit.
+ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Worker:
 
     client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close
     it. handler: `async def` or a plain function (run in threads) of one argument, the Job; if it returns, the
-    job succeeded, if it raises, it failed and the error is its custom status.
+    job succeeded, if it raises, it failed and the error is its custom status. What else it can return: handlers.End.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Worker:
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
-        self._running: dict[asyncio.Future[None], Held] = {}
+        self._running: dict[asyncio.Future[End], Held] = {}
         self._confirming: asyncio.Task[None] | None = None
         self._bytes = 0
         self._rate, self._rate_since_s, self._ended_since = 0.0, 0.0, 0
@@ -145,11 +147,11 @@ class Worker:
         self._claimer.stop()
         self._progress.set()
 
-    async def run(self) -> None:
-        """Works until request_stop() or stop()."""
+    async def run(self, *, burst: bool = False) -> None:
+        """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended."""
         self._open()
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self._until_empty() if burst else self._until_stop())
         try:
             if self._monitor is not None:
                 await self._monitor.start()
@@ -157,8 +159,9 @@ class Worker:
         finally:
             stopping.cancel()
             await self._close(claiming)
-        if not claiming.cancelled():
-            claiming.result()
+        for task in (claiming, stopping):
+            if task.done() and not task.cancelled():
+                task.result()
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
@@ -173,6 +176,22 @@ class Worker:
             return self._stats.claimed - before
         finally:
             await self._close(None)
+
+    async def _until_stop(self) -> None:
+        await self._stopping.wait()
+
+    async def _until_empty(self) -> None:
+        """The last look comes after the last end: that may have put its job back in line."""
+        looked_after = 0
+        while not self._stopping.is_set():
+            ended = self._stats.claimed - len(self._running) - len(self._waiting) - self._ending.count
+            if ended < self._stats.claimed or not self._claimer.empty:
+                await self._wait_progress(None)
+            elif looked_after < ended:
+                looked_after = ended
+                self._claimer.look_again()
+            else:
+                return
 
     # holding
 
@@ -219,6 +238,7 @@ class Worker:
         if len(claims) > 1:  # of several shards
             self._waiting = deque(sorted(self._waiting, key=lambda held: held.job.priority))
         self._start_waiting()
+        self._progress.set()
 
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
@@ -245,7 +265,7 @@ class Worker:
                 self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
-        future: asyncio.Future[None]
+        future: asyncio.Future[End]
         if self._is_async:
             future = self._loop.create_task(call_async(self._handler, held.job))
         else:
@@ -291,7 +311,7 @@ class Worker:
             lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
         return True
 
-    def _finished(self, future: asyncio.Future[None]) -> None:
+    def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
         self._bytes -= len(held.job.body)
         self._ended_since += 1
@@ -299,12 +319,12 @@ class Worker:
             self._waiting.append(held)  # given up at the stop: handed back with the rest
             self._bytes += len(held.job.body)
         elif future.cancelled():
-            self._ending.end(held, "CancelledError: the handler was cancelled\n")
+            self._ending.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
             log.warning("job %s failed in attempt %d", held.job.descriptor, held.job.attempt, exc_info=error)
-            self._ending.end(held, _describe(error))
+            self._ending.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
         else:
-            self._ending.end(held, None)
+            self._ending.end(held, future.result())
         if self._waiting:
             self._start_waiting()
         self._progressed()
@@ -389,12 +409,3 @@ class Worker:
         except asyncio.CancelledError:
             log.error("%d jobs not handed back in time; they run again when their leases run out", len(held))
             raise
-
-
-def _describe(error: BaseException) -> str:
-    """An error as a custom status: type and text, cut to a third of the limit, so that a few attempts fit."""
-    try:
-        text = f"{type(error).__name__}: {error}".replace("\0", "")
-    except Exception:  # an error that can not be printed must not keep its job
-        text = f"{type(error).__name__}: (its text can not be had)"
-    return text.encode("utf-8", "replace")[: MAX_STATUS_BYTES // 3].decode("utf-8", "ignore") + "\n"

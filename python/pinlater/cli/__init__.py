@@ -15,7 +15,7 @@ from pinlater.cli.doctor import doctor
 from pinlater.cli.enqueue import enqueue
 from pinlater.cli.job import job
 from pinlater.cli.queue import queue
-from pinlater.cli.roles import demo, monitor, worker
+from pinlater.cli.roles import demo, monitor, run_, worker
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.version import version
 
@@ -54,7 +54,7 @@ def cli(context: click.Context) -> int:
 
 
 job.add_command(enqueue)
-for command in (queue, job, worker, monitor, demo, doctor, version):
+for command in (queue, job, run_, worker, monitor, demo, doctor, version):
     cli.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""`pinlater worker`, `pinlater monitor` and `pinlater demo`: the roles, each started from its own module.
+"""`pinlater run`, `worker`, `monitor` and `demo`: the roles, each started from its own module.
 
 Promises nothing of its own but the options. Risks: --processes starts this command anew; the servers are handed on in
 PINLATER_URL, where other users of the machine can not read a password.
@@ -84,6 +84,51 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
             arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else "--no-monitor"]
     return [*arguments, *(part for queue in queues for part in ("--queue", queue))]
+
+
+@click.command("run", cls=Command)
+@click.argument("app", metavar="MODULE:APP")
+@click.option("--queues", metavar="A,B", help="Only these queues. [default: those of the app's tasks]")
+@click.option("--concurrency", type=int, default=10, help="Tasks that run at once, in each process. [default: 10]")
+@click.option(
+    "--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]"
+)
+@click.option("--burst", is_flag=True, help="Stop when nothing is due.")
+@click.option(
+    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]"
+)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def run_(
+    settings: Settings,
+    /,
+    app: str,
+    queues: str | None,
+    concurrency: int,
+    processes: int,
+    burst: bool,
+    stop_timeout: float,
+) -> int:
+    """Run the tasks of MODULE:APP, a PinLater.
+
+    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. The servers are the
+    app's own; where it names none, those of --url.
+    """
+    from pinlater.framework.running import load_app, run_app
+    from pinlater.worker import WorkerConfig
+
+    config = WorkerConfig(concurrency=concurrency, stop_timeout_s=stop_timeout)
+    names = None if queues is None else queues.split(",")
+    if settings.url or settings.shards:  # for the app, and for the processes
+        if load_app(app).clients.named:
+            raise click.UsageError(f"{app} names its servers itself: --url and --shard are for apps that do not")
+        os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in _shards(settings).items())
+    _log_at_least_info(settings)
+    command = [sys.executable, "-m", "pinlater", "run", app, "--processes", "1", "--concurrency", str(concurrency)]
+    command += ["--stop-timeout", str(stop_timeout), *(["--queues", queues] if queues else []), *["--burst"] * burst]
+    code = run_app(app, names, config=config, processes=processes, burst=burst, command=command)
+    return _ended(settings, "run", code)
 
 
 @click.command("monitor", cls=Command)

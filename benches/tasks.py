@@ -1,0 +1,132 @@
+"""What the framework adds to the core, in CPU: `task.enqueue` to `client.enqueue`, a no-op task to the bare handler.
+
+    python benches/tasks.py
+
+Promises both sides in one process, by turns, on one server, and medians of the rounds. Risks: it is the CPU
+of this process alone; the server does the same for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benches.support import serving
+from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
+from pinlater.framework.running import worker_of
+
+ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
+QUEUE = "default"
+
+Side = Callable[[], Awaitable[float]]
+
+
+def _cpu_us() -> float:
+    return time.process_time() * 1e6
+
+
+async def _by_turns(name: str, bare: Side, ours: Side) -> None:
+    found: dict[Side, list[float]] = {bare: [], ours: []}
+    for number in range(ROUNDS + 1):
+        for side in (bare, ours) if number % 2 else (ours, bare):
+            used_us = await side()
+            if number:  # the first round is cold
+                found[side].append(used_us)
+    below, above = statistics.median(found[bare]), statistics.median(found[ours])
+    print(f"{name:<34} bare {below:7.2f} us   task {above:7.2f} us   {above / below:.2f} x   (+{above - below:.2f} us)")
+
+
+def _calling(count: int, call: Callable[[], object]) -> Side:
+    async def side() -> float:
+        began_us = _cpu_us()
+        for _ in range(count):
+            call()
+        return (_cpu_us() - began_us) / count
+
+    return side
+
+
+def _gathering(count: int, call: Callable[[], Awaitable[object]]) -> Side:
+    """TOGETHER loops that await one call after the other."""
+
+    async def loop() -> None:
+        for _ in range(count // TOGETHER):
+            await call()
+
+    async def side() -> float:
+        began_us = _cpu_us()
+        await asyncio.gather(*(loop() for _ in range(TOGETHER)))
+        return (_cpu_us() - began_us) / count
+
+    return side
+
+
+def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool) -> Side:
+    async def nothing(job: Job) -> None:
+        pass
+
+    config = WorkerConfig(concurrency=CONCURRENCY)
+
+    async def drained(worker: Worker) -> float:
+        began_us = _cpu_us()
+        await worker.run(burst=True)
+        assert worker.stats.succeeded == len(bodies), worker.stats
+        return (_cpu_us() - began_us) / len(bodies)
+
+    async def side() -> float:
+        async with AsyncClient(url) as client:
+            await client.enqueue_many(QUEUE, bodies)
+            if not of_app:
+                return await drained(Worker(client, QUEUE, nothing, config))
+        async with worker_of(app, config=config) as worker:
+            return await drained(worker)
+
+    return side
+
+
+async def main() -> None:
+    """Prints a line a figure."""
+    with serving("valkey") as server, PinLater(server.url) as app:
+        client, own = app.clients.sync(), app.clients.of_loop()  # both sides on the same connections
+
+        @app.task(name="bench.nothing")
+        async def nothing(x: int, y: str) -> None:
+            pass
+
+        body = client.lookup([nothing.enqueue(1, "a").descriptor], with_body=True).popitem()[1].body or b""
+        many, hundred = [body] * 100, [(1, "a")] * 100
+        await _by_turns(
+            "enqueue, one by one",
+            _calling(CALLS, lambda: client.enqueue(QUEUE, body)),
+            _calling(CALLS, lambda: nothing.enqueue(1, "a")),
+        )
+        await _by_turns(
+            "enqueue_many of 100, a call",
+            _calling(CALLS // 10, lambda: client.enqueue_many(QUEUE, many)),
+            _calling(CALLS // 10, lambda: nothing.enqueue_many(hundred)),
+        )
+        await _by_turns(
+            f"aenqueue, {TOGETHER} in a closed loop",
+            _gathering(5 * CALLS, lambda: own.enqueue(QUEUE, body)),
+            _gathering(5 * CALLS, lambda: nothing.aenqueue(1, "a")),
+        )
+        await app.aclose()
+        client.purge(QUEUE)
+        bodies = [body] * DRAINED
+        await _by_turns(
+            "a no-op async task",
+            _draining(server.url, app, bodies, False),
+            _draining(server.url, app, bodies, True),
+        )
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,216 @@
+"""The app: the tasks of a program and the servers they are queued on.
+
+Promises one task a name, and no raw task beside another in a queue. Risks: a task that is defined in a module no worker
+imports is unknown to all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
+
+from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
+from pinlater.config import QueueConfig, check_integer, check_queue_name
+from pinlater.errors import InvalidArgument
+from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
+from pinlater.framework.clients import AppClients
+from pinlater.framework.context import Context, SyncContext
+from pinlater.framework.envelope import CODEC_BYTES, Codec
+from pinlater.framework.handles import Handle
+from pinlater.framework.reports import Failure
+from pinlater.framework.tasks import Producer, Running, Sending, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_QUEUE: Final = "default"
+#: With the default backoff they take a quarter of a minute: enough for a restart of what a task calls.
+DEFAULT_ATTEMPTS: Final = 5
+
+
+class _Decorator(Protocol):
+    """`@app.task(…)` with options."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class PinLater:
+    """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
+    timeout_s: for a call of a producer or a handle.
+
+    Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, shards: Mapping[str, str] | None = None, timeout_s: float = 10.0
+    ) -> None:
+        #: By name.
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.clients = AppClients(url, shards, timeout_s, self.queue_config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Closes what sync code used. Twice is fine; the next use connects again."""
+        self.clients.close()
+
+    async def aclose(self) -> None:
+        """Closes what the running loop's code used. Twice is fine; the next use connects again."""
+        await self.clients.aclose()
+
+    # tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 1,
+        attempts: int = DEFAULT_ATTEMPTS,
+        backoff: Backoff | float = ...,
+        give_up_on: tuple[type[BaseException], ...] = (),
+        timeout: float | None = None,
+        lease: float | None = None,
+        expires: float | None = None,
+        codec: Codec = "msgpack",
+        on_failure: Callable[[Failure], Any] | None = None,
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 1,
+        attempts: int = DEFAULT_ATTEMPTS,
+        backoff: Backoff | float = Exponential(),  # noqa: B008  (it is frozen)
+        give_up_on: tuple[type[BaseException], ...] = (),
+        timeout: float | None = None,
+        lease: float | None = None,
+        expires: float | None = None,
+        codec: Codec = "msgpack",
+        on_failure: Callable[[Failure], Any] | None = None,
+    ) -> Any:
+        """Makes a function a task; bare or with options. Times are seconds.
+
+        name: in the envelope; by default module.function. attempts: how often it may be tried. backoff: how long a
+        failed job waits: seconds, or a function of the attempt and the error (Constant, Linear, Exponential).
+        give_up_on: errors that no further attempt will mend. timeout: an async task is cancelled after it, one in a
+        thread is reported and left behind. lease: of its queue, if that is not there yet. expires: not run so long
+        after it was due. codec: msgpack, json, or raw. on_failure: called with a Failure when a job stays failed: async
+        on the loop, a plain function in a thread.
+        """
+        running = Running(
+            backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
+            give_up_on=give_up_on,
+            timeout_s=None if timeout is None else milliseconds("timeout", timeout, least=0.001) / 1000,
+            expires_ms=None if expires is None else milliseconds("expires", expires),
+            lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
+            on_failure=on_failure,
+        )
+        options = {
+            "priority": check_integer("priority", priority, 1, MAX_PRIORITY),
+            "attempts": check_integer("attempts", attempts, 1, MAX_ATTEMPTS),
+        }
+        if codec not in (*CODEC_BYTES, "raw"):
+            raise InvalidArgument(f"codec: expected one of {', '.join(CODEC_BYTES)}, raw, got {codec!r}")
+        check_queue_name(queue)
+
+        def add(function: Callable[..., Any]) -> Task[..., Any]:
+            told = _name_of(function) if name is None else name
+            sending = Sending(name=told, queue=queue, codec=codec, options=options, headers={})
+            return self._add(Task(function, self.clients, sending, running))
+
+        return add if function is None else add(function)
+
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+        if task.name in self.tasks:
+            raise InvalidArgument(f"task {task.name!r}: there is one of that name; name= gives this one another")
+        for other in self.tasks.values():
+            if other.queue == task.queue and "raw" in (task.codec, other.codec):
+                raise InvalidArgument(
+                    f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
+                )
+        self.tasks[task.name] = task
+        return task
+
+    # by name
+
+    def by_name(self, name: str) -> Producer[...]:
+        """Puts calls of a task in line whose function is in another program; of a task that is here, that task."""
+        known = self.tasks.get(name)
+        if known is not None:
+            return known
+        options = {"priority": 1, "attempts": DEFAULT_ATTEMPTS}
+        sending = Sending(name=name, queue=DEFAULT_QUEUE, codec="msgpack", options=options, headers={})
+        return Producer(self.clients, sending)
+
+    def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
+        """Puts one call of the task of that name in line; `app.by_name(name).using(queue=…)` says where else."""
+        return self.by_name(name).enqueue(*args, **kwargs)
+
+    async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
+        """See send."""
+        return await self.by_name(name).aenqueue(*args, **kwargs)
+
+    # queues
+
+    def queue_config(self, queue: str) -> QueueConfig:
+        """How a queue is made: the longest lease and the lowest priority that its tasks ask for, where they do."""
+        tasks = [task for task in self.tasks.values() if task.queue == queue]
+        usual = QueueConfig()
+        leases_ms = [task.running.lease_ms for task in tasks if task.running.lease_ms is not None]
+        return QueueConfig(
+            lease_ms=max(leases_ms, default=usual.lease_ms),
+            levels=max([usual.levels, *(task.priority for task in tasks)]),
+        )
+
+    def queue_names(self, chosen: Iterable[str] | None = None) -> list[str]:
+        """The queues of its tasks, or the chosen ones: those that `using(queue=)` names included."""
+        known = list(dict.fromkeys(task.queue for task in self.tasks.values()))
+        if not known:
+            raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
+        if chosen is None:
+            return known
+        return [check_queue_name(name) for name in dict.fromkeys(chosen)]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """module.function; of a program that is run, by its file's name, as a worker will import it."""
+    module = getattr(function, "__module__", None) or ""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        raise InvalidArgument(f"task: expected a function, or name=, got {function!r:.60}")
+    return f"{module}.{name}"

@@ -1,0 +1,37 @@
+"""What a task raises to say how its job ends; anything else it raises is a failed attempt. docs/tasks.md has the table.
+
+Promises nothing by itself: the dispatcher reads them. Risks: a task that catches Exception catches these too.
+"""
+
+from __future__ import annotations
+
+
+class TaskEnd(Exception):
+    """Base of Retry, Snooze and Cancel: not errors of PinLater, but words of a task."""
+
+
+class Retry(TaskEnd):
+    """`raise Retry(delay=5)`: this attempt failed, try again.
+
+    reason: kept in the custom status. delay: seconds until the next attempt; None: as the task's backoff says.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class Snooze(TaskEnd):
+    """`raise Snooze(60)`: not now; the same attempt again after so many seconds."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(delay)
+        self.delay = delay
+
+
+class Cancel(TaskEnd):
+    """`raise Cancel("why")`: the job stays failed, whatever attempts it has left."""
+
+
+class Expired(Exception):
+    """The job came too late for its task's `expires`: it was not run, and stays failed."""

@@ -1,0 +1,135 @@
+"""The envelope: the bytes of a task's body. docs/tasks.md has the format, for producers in any language.
+
+Promises that what is read is a name, a list, and two maps with text keys, or BodyUnreadable; nothing in a body is ever
+run. Risks: a codec changes what it has no word for: tuples come back as lists, and JSON gives dates back as text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgpack
+
+from pinlater.errors import BodyUnreadable, InvalidArgument
+
+Codec: TypeAlias = Literal["msgpack", "json", "raw"]
+
+#: The first byte: it stands in no UTF-8 text, so a text that went to a task's queue is told from an envelope.
+MARK: Final = 0xFE
+VERSION: Final = 1
+#: Codec byte of an envelope. A raw body has no envelope.
+CODEC_BYTES: Final[dict[str, int]] = {"msgpack": 1, "json": 2}
+#: Its length is one byte.
+MAX_NAME_BYTES: Final = 255
+
+_HEAD_BYTES: Final = 4
+_START: Final = bytes([MARK, VERSION])
+
+
+#: A body that was read: name (UTF-8 bytes), arguments, named arguments, headers (what docs/tasks.md names, and others).
+#: A bare tuple, as each job needs one.
+Envelope: TypeAlias = tuple[bytes, list[Any], dict[str, Any], dict[str, Any]]
+
+
+def head(name: str, codec: Codec) -> bytes:
+    """What stands before the document: mark, version, codec, length of the name, name. Once a task."""
+    told = name.encode()
+    if not 1 <= len(told) <= MAX_NAME_BYTES:
+        raise InvalidArgument(f"task name: expected 1 to {MAX_NAME_BYTES} bytes, got {len(told)} ({name!r:.40})")
+    return bytes([MARK, VERSION, CODEC_BYTES[codec], len(told)]) + told
+
+
+def packer(codec: Codec) -> Callable[[Any], bytes]:
+    """The function that packs a document; raises what its codec raises."""
+    return _pack_msgpack if codec == "msgpack" else _pack_json
+
+
+def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The list that is packed; what is empty at its end is left out."""
+    if headers:
+        return (args, kwargs, headers)
+    return (args, kwargs) if kwargs else (args,)
+
+
+def read(body: bytes) -> Envelope:
+    """A body's parts, or BodyUnreadable."""
+    if body[:2] != _START:
+        raise BodyUnreadable(_wrong_start(body))
+    end = _HEAD_BYTES + body[3] if len(body) > _HEAD_BYTES else 0
+    unpack = _UNPACK.get(body[2]) if end > _HEAD_BYTES else None
+    if unpack is None:
+        raise BodyUnreadable(f"envelope: expected a codec of {sorted(_UNPACK)} and a name, got {body[:8]!r}")
+    try:
+        parts = unpack(body[end:])
+    except Exception as error:
+        raise BodyUnreadable(f"envelope: its document can not be read: {type(error).__name__}: {error}") from None
+    count = len(parts) if type(parts) is list else 0
+    if not 1 <= count <= 3:
+        raise BodyUnreadable(f"envelope: expected a list of arguments, named arguments and headers, got {parts!r:.60}")
+    args = parts[0]
+    if type(args) is not list:
+        raise BodyUnreadable(f"envelope: expected the arguments as a list, got {args!r:.60}")
+    kwargs = _checked("named arguments", parts[1]) if count > 1 else {}
+    return body[_HEAD_BYTES:end], args, kwargs, _checked("headers", parts[2]) if count > 2 else {}
+
+
+def with_state(body: bytes, state: Any) -> bytes:
+    """The same body with a checkpoint's state in it. Raises InvalidArgument for a state that can not be packed."""
+    name, args, kwargs, headers = read(body)
+    codec: Codec = "msgpack" if body[2] == CODEC_BYTES["msgpack"] else "json"
+    try:
+        packed = packer(codec)(document(args, kwargs, {**headers, "state": state}))
+    except Exception as error:
+        raise InvalidArgument(f"checkpoint: the state can not be packed as {codec}: {error}") from None
+    return body[: _HEAD_BYTES + len(name)] + packed
+
+
+def _wrong_start(body: bytes) -> str:
+    if body[:1] == _START[:1]:
+        version = body[1] if len(body) > 1 else "none"
+        return f"envelope: expected version {VERSION}, got {version}"
+    return f"expected an envelope (first byte 0x{MARK:02x}), got {body[:16]!r}"
+
+
+def _checked(what: str, found: Any) -> dict[str, Any]:
+    if type(found) is dict and all(type(key) is str for key in found):
+        return found
+    raise BodyUnreadable(f"envelope: expected the {what} as a map with text keys, got {found!r:.60}")
+
+
+class _Packers(threading.local):
+    """A packer a thread: it keeps its buffer from call to call, and is not safe to share."""
+
+    def __init__(self) -> None:
+        self.pack: Callable[[Any], bytes] = msgpack.Packer(datetime=True).pack
+
+
+_packers: Final = _Packers()
+
+
+def _pack_msgpack(value: Any) -> bytes:
+    return _packers.pack(value)
+
+
+def _unpack_msgpack(packed: bytes) -> Any:
+    return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
+
+
+def _pack_json(value: Any) -> bytes:
+    import orjson  # not every app has a use for it
+
+    return orjson.dumps(value)
+
+
+def _unpack_json(packed: bytes) -> Any:
+    import orjson
+
+    return orjson.loads(packed)
+
+
+_UNPACK: Final[dict[int, Callable[[bytes], Any]]] = {
+    CODEC_BYTES["msgpack"]: _unpack_msgpack,
+    CODEC_BYTES["json"]: _unpack_json,
+}

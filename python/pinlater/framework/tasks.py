@@ -1,0 +1,264 @@
+"""Tasks: functions whose calls can be put in line, from sync and async code, with their types kept.
+
+Promises that a call is packed and checked before anything is sent, and that a queue that is not there is made. Risks: a
+call is checked against the function's signature by the type checker alone; a wrong one fails when it runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+from pinlater.client import listed
+from pinlater.errors import InvalidArgument, QueueNotFound, checked
+from pinlater.framework import envelope
+from pinlater.framework.backoff import Backoff, milliseconds
+from pinlater.framework.clients import AppClients
+from pinlater.framework.context import BaseContext, Context, SyncContext
+from pinlater.framework.envelope import Codec
+from pinlater.framework.handles import Handle
+from pinlater.framework.reports import Failure
+from pinlater.handlers import is_async
+from pinlater.jobs import Job, NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: The shard's name in the descriptor of a call that no queue saw.
+INLINE: Final = "inline"
+
+
+class Arguments(NamedTuple):
+    """One call of enqueue_many, as `task.args(…)` makes it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+#: A call of enqueue_many: task.args(…), or a plain tuple of positional arguments.
+Call: TypeAlias = Arguments | tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope."""
+
+    name: str
+    queue: str
+    codec: Codec
+    options: dict[str, Any]
+    headers: dict[str, Any]
+
+
+class Producer(Generic[P]):
+    """Puts calls of one task in line: the task itself, `task.using(…)`, or `app.by_name(…)`.
+
+    Every method raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack. Those
+    with an `a` are for async code; `aenqueue`s that wait in the same turn of the loop leave as one call.
+    """
+
+    def __init__(self, clients: AppClients, sending: Sending) -> None:
+        self._clients, self._sending = clients, sending
+        self._queue, self._options = sending.queue, sending.options
+        self._headers = sending.headers
+        self._raw = sending.codec == "raw"
+        self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
+        self._pack = envelope.packer(sending.codec)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """Puts one call in line."""
+        body, client = self._body(args, kwargs), self._clients.sync()
+        try:
+            descriptor = client.enqueue(self._queue, body, **self._options)
+        except QueueNotFound:
+            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            descriptor = client.enqueue(self._queue, body, **self._options)
+        return Handle(self._clients, descriptor)
+
+    #: The name it has elsewhere.
+    delay = enqueue
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """See enqueue."""
+        body, client = self._body(args, kwargs), self._clients.of_loop()
+        try:
+            descriptor = await client.enqueue(self._queue, body, **self._options)
+        except QueueNotFound:
+            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            descriptor = await client.enqueue(self._queue, body, **self._options)
+        return Handle(self._clients, descriptor)
+
+    def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
+        """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
+        jobs, client = self._jobs(calls), self._clients.sync()
+        try:
+            descriptors = client.enqueue_many(self._queue, jobs)
+        except QueueNotFound:
+            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            descriptors = client.enqueue_many(self._queue, jobs)
+        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+
+    async def aenqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
+        """See enqueue_many."""
+        jobs, client = self._jobs(calls), self._clients.of_loop()
+        try:
+            descriptors = await client.enqueue_many(self._queue, jobs)
+        except QueueNotFound:
+            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            descriptors = await client.enqueue_many(self._queue, jobs)
+        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+
+    def args(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
+        """One call, for enqueue_many."""
+        return Arguments(args, kwargs)
+
+    def using(
+        self,
+        *,
+        delay: float | None = None,
+        at: datetime.datetime | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        key: str | bytes | None = None,
+        trace: str | None = None,
+    ) -> Producer[P]:
+        """The same task, sent otherwise.
+
+        delay: seconds from now. at: not before this time (with its time zone), instead of a delay. priority: 1 (first)
+        to the queue's levels. queue: another queue. key: calls of one key go to one shard. trace: a trace context for
+        the task. What is not given stays as it is.
+        """
+        if delay is not None and at is not None:
+            raise InvalidArgument("using: expected a delay or a time (at), got both")
+        options, headers = dict(self._options), dict(self._headers)
+        if delay is not None or at is not None:
+            for name in ("delay", "at"):
+                headers.pop(name, None)
+            options["delay_ms"] = None if delay is None else milliseconds("delay", delay)
+            options["run_after_ms"] = None if at is None else _milliseconds_at(at)
+            headers |= {"delay": options["delay_ms"]} if at is None else {"at": options["run_after_ms"]}
+        options |= {name: value for name, value in (("priority", priority), ("key", key)) if value is not None}
+        headers |= {} if trace is None else {"trace": trace}
+        sending = self._sending
+        if self._raw and (trace is not None or queue not in (None, sending.queue)):
+            raise InvalidArgument(
+                f"task {sending.name!r}: a raw task has no trace, and is found by its own queue alone"
+            )
+        return Producer(
+            self._clients,
+            Sending(
+                name=sending.name,
+                queue=sending.queue if queue is None else queue,
+                codec=sending.codec,
+                options=options,
+                headers={} if self._raw else headers,
+            ),
+        )
+
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        if self._raw:
+            return self._raw_body(args, kwargs)
+        try:
+            return self._head + self._pack(envelope.document(args, kwargs, self._headers))
+        except Exception as error:
+            sending = self._sending
+            raise InvalidArgument(
+                f"task {sending.name!r}: its arguments can not be packed as {sending.codec}: {error}"
+            ) from None
+
+    def _raw_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        if len(args) != 1 or kwargs or not isinstance(args[0], bytes):
+            raise InvalidArgument(
+                f"task {self._sending.name!r}: a raw task takes one argument, bytes, got {args!r:.60}"
+            )
+        return args[0]
+
+    def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:
+        bodies = []
+        for call in listed("calls", calls):
+            if type(call) is Arguments:
+                bodies.append(self._body(*call))
+            elif isinstance(call, tuple):
+                bodies.append(self._body(call, {}))
+            else:
+                raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {call!r:.60}")
+        jobs: list[NewJob] = checked(lambda: [NewJob(body, **self._options) for body in bodies])
+        return jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """How a task is run; see PinLater.task. Times are in the units of the engine."""
+
+    backoff: Backoff
+    give_up_on: tuple[type[BaseException], ...]
+    timeout_s: float | None
+    expires_ms: int | None
+    lease_ms: int | None
+    on_failure: Callable[[Failure], Any] | None
+
+
+class Task(Producer[P], Generic[P, R]):
+    """A function with `@app.task`. A plain call runs it here and now, with a context of its own if it takes one."""
+
+    def __init__(self, function: Callable[..., R], clients: AppClients, sending: Sending, running: Running) -> None:
+        super().__init__(clients, sending)
+        functools.update_wrapper(self, function)
+        self.name, self.queue = sending.name, sending.queue
+        self.codec, self.priority = sending.codec, sending.options["priority"]
+        self.function, self.running = function, running
+        self.is_async = is_async(function)
+        self.hook_is_async = running.on_failure is not None and is_async(running.on_failure)
+        self.context = _context_of(sending.name, function, self.is_async)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r} of queue {self.queue!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.context is None:
+            return self.function(*args, **kwargs)
+        job = Job(self.queue, INLINE, self.priority, 1, b"", bytes(8), 1, 1)
+        return self.function(self.context(job, self.name, _keep_nothing), *args, **kwargs)
+
+
+async def _keep_nothing(job: Job, state: Any) -> None:
+    """An inline call's checkpoint."""
+
+
+def _context_of(name: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
+    """The context that the function's first parameter is annotated with."""
+    call = function if hasattr(function, "__code__") else function.__call__  # type: ignore[operator]
+    annotations = {key: value for key, value in getattr(call, "__annotations__", {}).items() if key != "return"}
+    for parameter, annotation in annotations.items():
+        kind = _evaluated(annotation, getattr(call, "__globals__", {}))
+        if not isinstance(kind, type) or not issubclass(kind, BaseContext):
+            continue
+        wanted = Context if is_async else SyncContext
+        if parameter != _first_parameter(call) or kind is not wanted:
+            raise InvalidArgument(
+                f"task {name!r}: expected its first parameter as a {wanted.__name__}, got {parameter}: {kind.__name__}"
+            )
+        return kind
+    return None
+
+
+def _first_parameter(function: Callable[..., Any]) -> str | None:
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return next((name for name in names if name != "self"), None)
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    """What an annotation means that is text: a name, or a name of a module."""
+    if not isinstance(annotation, str):
+        return annotation
+    first, *rest = annotation.split(".")
+    return functools.reduce(lambda found, name: getattr(found, name, None), rest, names.get(first))
+
+
+def _milliseconds_at(at: datetime.datetime) -> int:
+    if not isinstance(at, datetime.datetime) or at.tzinfo is None:
+        raise InvalidArgument(f"at: expected a datetime with a time zone, got {at!r:.60}")
+    return milliseconds("at", at.timestamp())

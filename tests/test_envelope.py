@@ -1,0 +1,105 @@
+"""The envelope, byte by byte as docs/tasks.md shows it, and what is said of bodies that are none.
+
+Promises: the worked examples of the page are read from the page. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import orjson
+import pytest
+
+from pinlater import BodyUnreadable, InvalidArgument
+from pinlater.framework import envelope
+from pinlater.framework.envelope import Codec
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text("utf-8")
+
+
+def packed(name: str, codec: Codec, args: Any, kwargs: Any, headers: Any = None) -> bytes:
+    parts = envelope.document(args, kwargs, headers or {})
+    return envelope.head(name, codec) + envelope.packer(codec)(parts)
+
+
+def of_the_page(codec: str) -> bytes:
+    """The bytes of a worked example: the hexadecimal column of its table."""
+    [table] = re.findall(rf"<!-- bytes: {codec} -->\n(.*?)\n\n", PAGE, re.DOTALL)
+    return bytes.fromhex("".join(re.findall(r"^\| `([0-9a-f ]+)` \|", table, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_the_worked_example_byte_by_byte(codec: Codec) -> None:
+    body = packed("mail.send", codec, ("a@b.c",), {"n": 2}, {"trace": "00-ab-cd-01"})
+    assert body.hex(" ") == of_the_page(codec).hex(" ")
+    assert envelope.read(body) == (b"mail.send", ["a@b.c"], {"n": 2}, {"trace": "00-ab-cd-01"})
+
+
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+@pytest.mark.parametrize(
+    ("args", "kwargs", "headers"), [((), {}, {}), ((1,), {}, {}), ((), {"a": None}, {}), ((), {}, {"state": [1]})]
+)
+def test_what_is_empty_at_the_end_is_left_out_and_read_as_empty(
+    codec: Codec, args: Any, kwargs: Any, headers: Any
+) -> None:
+    body = packed("t", codec, args, kwargs, headers)
+    assert envelope.read(body) == (b"t", list(args), kwargs, headers)
+    wanted = 3 if headers else 2 if kwargs else 1
+    loads = {"msgpack": msgpack.unpackb, "json": orjson.loads}[codec]
+    assert len(loads(body[5:])) == wanted
+
+
+def test_msgpack_keeps_bytes_integer_keys_and_aware_dates() -> None:
+    when = datetime.datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=datetime.UTC)
+    args = [b"\0\xff", {1: "one"}, when, 2**64 - 1, -1, 0.5, None, True]
+    assert envelope.read(packed("t", "msgpack", args, {}))[1] == args
+
+
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_a_state_is_put_in_and_replaced_and_nothing_else_changes(codec: Codec) -> None:
+    body = packed("t", codec, [1], {"a": 2}, {"trace": "x"})
+    once = envelope.with_state(body, {"row": 7})
+    assert envelope.read(once) == (b"t", [1], {"a": 2}, {"trace": "x", "state": {"row": 7}})
+    assert envelope.read(envelope.with_state(once, 8))[3] == {"trace": "x", "state": 8}
+    assert once[2] == body[2]
+    with pytest.raises(InvalidArgument, match=f"checkpoint: the state can not be packed as {codec}"):
+        envelope.with_state(body, object())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", r"expected an envelope \(first byte 0xfe\), got b''"),
+        (b"hello", r"expected an envelope \(first byte 0xfe\), got b'hello'"),
+        (b"\xfe", "expected version 1, got none"),
+        (b"\xfe\x02\x01\x01t\x91\x90", "expected version 1, got 2"),
+        (b"\xfe\x01", r"expected a codec of \[1, 2\] and a name"),
+        (b"\xfe\x01\x01\x00\x91\x90", r"expected a codec of \[1, 2\] and a name"),
+        (b"\xfe\x01\x03\x01t\x91\x90", r"expected a codec of \[1, 2\] and a name"),
+        (b"\xfe\x01\x01\x01t", "its document can not be read"),
+        (b"\xfe\x01\x01\x09t\x91\x90", "its document can not be read"),
+        (b"\xfe\x01\x01\x01t\x91\x90\x00", "its document can not be read: ExtraData"),
+        (b"\xfe\x01\x01\x01t" + b"\x91" * 5000, "its document can not be read"),
+        (b"\xfe\x01\x02\x01t[[]", "its document can not be read: JSONDecodeError"),
+        (b"\xfe\x01\x01\x01t\x90", "expected a list of arguments, named arguments and headers"),
+        (b"\xfe\x01\x01\x01t\x94\x90\x80\x80\x80", "expected a list of arguments, named arguments and headers"),
+        (b"\xfe\x01\x01\x01t\x91\x80", "expected the arguments as a list"),
+        (b"\xfe\x01\x01\x01t\x92\x90\x90", "expected the named arguments as a map with text keys"),
+        (b"\xfe\x01\x01\x01t\x92\x90\x81\x01\x02", "expected the named arguments as a map with text keys"),
+        (b"\xfe\x01\x01\x01t\x93\x90\x80\xc0", "expected the headers as a map with text keys"),
+    ],
+)
+def test_a_body_that_is_none_is_said_to_be_none(body: bytes, said: str) -> None:
+    with pytest.raises(BodyUnreadable, match=said):
+        envelope.read(body)
+
+
+def test_names_have_1_to_255_bytes() -> None:
+    assert len(envelope.head("ä" * 127, "json")) == 4 + 254
+    for name in ("", "ä" * 128):
+        with pytest.raises(InvalidArgument, match="task name: expected 1 to 255 bytes"):
+            envelope.head(name, "msgpack")

@@ -1,0 +1,159 @@
+"""`pinlater run`: processes of an app, its options, and a worker that dies.
+
+Promises: shown on real processes. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pinlater import Client, CountsByState, PinLater, State
+from pinlater.cli.commands import DONE, USAGE
+from tests.cli_runs import Run, run
+from tests.servers import Server, wait_until
+
+__all__ = ["run"]  # a fixture
+
+APP = """
+import os, signal, sys
+from pathlib import Path
+from pinlater import PinLater, SyncContext
+
+app = PinLater()
+
+@app.task(name="note")
+async def note(path: str, text: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(text + "\\n")
+
+@app.task(name="second", queue="second")
+def second(path: str) -> None:
+    note.enqueue(path, f"by {os.getpid()}")
+
+@app.task(name="die", queue="deadly", lease=0.5, attempts=2)
+def die(context: SyncContext, path: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{context.attempt} {context.state}\\n")
+    if context.attempt == 1:
+        context.checkpoint("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(server: Server, tmp_path: Path) -> Iterator[Start]:
+    """`start(*options)`: pinlater run tasks:app in a folder that has it."""
+    (tmp_path / "tasks.py").write_text(APP)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "pinlater", "run", "tasks:app", "--json", *options]
+        environment = {**os.environ, "PINLATER_URL": server.url}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[PinLater]:
+    with PinLater(server.url) as app:
+        yield app
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_burst_runs_what_is_due_and_ends(
+    start: Start, app: PinLater, server: Server, tmp_path: Path, processes: int
+) -> None:
+    out = tmp_path / "out"
+    with Client(server.url) as client:
+        app.by_name("note").enqueue_many([(str(out), str(number)) for number in range(300)])
+        app.by_name("second").using(queue="second").enqueue(str(out))
+        process = start("--burst", "--processes", str(processes), "--concurrency", "20")
+        told, log = process.communicate(timeout=60)
+        assert (process.returncode, json.loads(told.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
+        # another process may see its queue empty before the last task puts one in line there
+        left = client.count("default").pending
+        assert {str(number) for number in range(300)} <= set(lines(out))
+        assert len(lines(out)) + left == 301
+        assert processes == 2 or not left
+        assert log.count("working on default, second, deadly: 3 tasks") == processes
+        assert "starting another" not in log
+
+
+def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    there, elsewhere = app.send("note", str(out), "x"), app.by_name("second").using(queue="second").enqueue(str(out))
+    process = start("--burst", "--queues", "third,default")
+    assert process.communicate(timeout=60)
+    assert (there.status(), elsewhere.status()) == (None, State.PENDING)
+    assert lines(out) == ["x"]
+
+
+def test_a_signal_stops_it_when_what_runs_has_ended(start: Start, app: PinLater, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start()
+    for number in range(50):
+        app.send("note", str(out), str(number))
+    wait_until(lambda: len(lines(out)) == 50, "50 lines")
+    process.terminate()
+    told, log = process.communicate(timeout=30)
+    assert (process.returncode, json.loads(told.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
+    assert "succeeded=50, failed=0, postponed=0, stale=0" in log
+
+
+def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
+    start: Start, app: PinLater, server: Server, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    start("--processes", "2", "--queues", "deadly")
+    with Client(server.url) as client:
+        wait_until(lambda: "deadly" in client.queue_names(), "the queue")
+        assert client.queue_config("deadly").lease_ms == 500
+        app.by_name("die").using(queue="deadly").enqueue(str(out))
+        wait_until(lambda: len(lines(out)) == 2, "two attempts", 30)
+        assert lines(out) == ["1 None", "2 half"]
+        wait_until(lambda: client.count("deadly") == CountsByState(), "its end")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tasks"], "app: expected module:app, got 'tasks'"),
+        (["nowhere:app"], "app 'nowhere:app': no module named 'nowhere'"),
+        (["tests.test_run:APP"], "app 'tests.test_run:APP': expected a PinLater, got"),
+        (["examples.mail:app", "--concurrency", "0"], "concurrency: expected an integer"),
+        (["examples.mail:app", "--queues", "a-b"], "queue name: expected"),
+    ],
+)
+def test_bad_arguments(run: Run, arguments: list[str], said: str) -> None:
+    ran = run("run", *arguments)
+    assert ran.code == USAGE
+    assert said in ran.err
+
+
+def test_an_app_that_names_its_servers_takes_no_others(run: Run, server: Server) -> None:
+    module = sys.modules[__name__]
+    module.named = PinLater(server.url)  # type: ignore[attr-defined]
+    ran = run("run", f"{__name__}:named", "--url", "redis://elsewhere:1")
+    assert ran.code == USAGE
+    assert f"{__name__}:named names its servers itself" in ran.err

@@ -1,0 +1,453 @@
+"""The table of ends in docs/tasks.md, line by line on real servers, and what is kept of a failure.
+
+Promises: a line of the page without a test fails, and so does a test without a line. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlater import (
+    Cancel,
+    Constant,
+    Context,
+    Expired,
+    Exponential,
+    Failure,
+    JobInfo,
+    Linear,
+    PinLater,
+    Retry,
+    Snooze,
+    State,
+    Task,
+)
+from pinlater.framework.backoff import Backoff
+from pinlater.framework.running import worker_of
+from pinlater.monitor import Monitor
+from pinlater.worker import Worker, WorkerConfig
+from tests.handlers_for_tests import on_loop, until
+from tests.servers import Server
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text("utf-8")
+HOUR_MS = 3_600_000
+LINES: dict[str, Callable[[PinLater], Awaitable[None]]] = {}
+
+
+def line(name: str) -> Callable[[Callable[[PinLater], Awaitable[None]]], None]:
+    """The test of a line of the table."""
+
+    def add(test: Callable[[PinLater], Awaitable[None]]) -> None:
+        assert name not in LINES
+        LINES[name] = test
+
+    return add
+
+
+def test_every_line_of_the_table_has_its_test() -> None:
+    table = PAGE.partition("## How a task ends")[2].partition("Each line is shown")[0]
+    assert re.findall(r"^\| (?!end \|)([^|-][^|]*) \|", table, re.MULTILINE) == list(LINES)
+
+
+async def run(app: PinLater, **config: Any) -> Worker:
+    """Runs once what is due, to its end."""
+    async with worker_of(app, config=WorkerConfig(**config)) as worker:
+        await asyncio.wait_for(worker.run_once(), 30)
+        return worker
+
+
+async def one(app: PinLater, task: Task[[], Any]) -> tuple[JobInfo | None, int]:
+    """What becomes of one job, and how many ms from its enqueue it is due, an hour's delays told to a second."""
+    handle = await task.aenqueue()
+    await run(app)
+    info = await handle.ainfo()
+    due_ms = 0 if info is None or info.run_after_ms is None else info.run_after_ms - info.created_ms
+    return info, due_ms
+
+
+def is_pending(info: JobInfo | None, used: int) -> bool:
+    assert info is not None
+    return (info.state, info.attempts_allowed - info.attempts_remaining) == (State.PENDING, used)
+
+
+def is_failed(info: JobInfo | None, text: str) -> bool:
+    assert info is not None
+    return (info.state, info.attempts_remaining, info.status.partition("\n")[0]) == (State.FAILED, 0, text)
+
+
+def about_an_hour(ms: int) -> bool:
+    return HOUR_MS <= ms <= HOUR_MS + 30_000
+
+
+@line("it returns")
+async def _returns(app: PinLater) -> None:
+    @app.task
+    async def task() -> str:
+        return "fine"
+
+    assert (await one(app, task))[0] is None
+    client = app.clients.of_loop()
+    await client.configure_queue("default", keep_succeeded=10)
+    info, _ = await one(app, task)
+    assert info is not None
+    assert info.state is State.SUCCEEDED
+
+
+@line("it raises an error")
+async def _raises(app: PinLater) -> None:
+    @app.task(backoff=3600)
+    async def task() -> None:
+        raise ValueError("no")
+
+    @app.task(attempts=1)
+    def last() -> None:
+        raise SystemExit("no")
+
+    @app.task(backoff=lambda attempt, error: 3600 * attempt if isinstance(error, asyncio.CancelledError) else 0)
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    for each in (task, cancels_itself):
+        info, due_ms = await one(app, each)
+        assert is_pending(info, 1)
+        assert about_an_hour(due_ms)
+    assert is_failed((await one(app, last))[0], "RuntimeError: the handler raised SystemExit('no')")
+
+
+@line("it raises an error of `give_up_on`")
+async def _gives_up(app: PinLater) -> None:
+    @app.task(give_up_on=(LookupError,))
+    async def task() -> None:
+        raise KeyError("no")
+
+    assert is_failed((await one(app, task))[0], "KeyError: 'no'")
+
+
+@line('`raise Retry("why", delay=5)`')
+async def _retry(app: PinLater) -> None:
+    @app.task(backoff=0)
+    async def after() -> None:
+        raise Retry("why", delay=3600)
+
+    @app.task(backoff=3600)
+    def without() -> None:
+        raise Retry
+
+    @app.task(attempts=1)
+    async def last() -> None:
+        raise Retry("why", delay=3600)
+
+    for task in (after, without):
+        info, due_ms = await one(app, task)
+        assert is_pending(info, 1)
+        assert about_an_hour(due_ms)
+    assert is_failed((await one(app, last))[0], "Retry: why")
+
+
+@line("`raise Snooze(60)`")
+async def _snooze(app: PinLater) -> None:
+    @app.task(attempts=1)
+    async def task(context: Context) -> None:
+        await context.checkpoint("kept")
+        raise Snooze(3600)
+
+    info, due_ms = await one(app, task)
+    assert is_pending(info, 0)
+    assert about_an_hour(due_ms)
+
+
+@line('`raise Cancel("why")`')
+async def _cancel(app: PinLater) -> None:
+    @app.task
+    def task() -> None:
+        raise Cancel("why")
+
+    assert is_failed((await one(app, task))[0], "Cancel: why")
+
+
+@line("an async task is past its timeout")
+async def _timeout(app: PinLater) -> None:
+    cancelled = []
+
+    @app.task(timeout=0.05, backoff=3600)
+    async def task() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    info, due_ms = await one(app, task)
+    assert cancelled == [True]
+    assert is_pending(info, 1)
+    assert info is not None
+    assert info.status.startswith("TimedOut: it ran longer than its timeout, 0.05 s\n  attempt 1 of 5 by python:")
+    assert about_an_hour(due_ms)
+
+
+@line("a plain function is past its timeout")
+async def _thread_timeout(app: PinLater) -> None:
+    gate = threading.Event()
+
+    @app.task(timeout=0.2, backoff=3600)
+    def hangs() -> None:
+        gate.wait(30)
+
+    @app.task(queue="second", timeout=20)
+    def fine() -> None: ...
+
+    handles = [await hangs.aenqueue(), await fine.aenqueue()]
+    worker = await run(app, concurrency=1)
+    gate.set()
+    infos = [await handle.ainfo() for handle in handles]
+    assert is_pending(infos[0], 1)
+    assert infos[0] is not None
+    assert infos[0].status.startswith("TimedOut: its thread ran longer than its timeout, 0.2 s\n")
+    assert infos[1] is None
+    assert worker.stats.succeeded == 1
+
+
+@line("it comes later than it expires")
+async def _expires(app: PinLater) -> None:
+    ran = []
+
+    @app.task(expires=0.05)
+    async def task(x: str) -> None:
+        ran.append(x)
+
+    handles = [await task.aenqueue("late"), await task.using(delay=0.1).aenqueue("delayed")]
+    await asyncio.sleep(0.12)
+    await run(app)
+    info = await handles[0].ainfo()
+    assert info is not None
+    assert info.state is State.FAILED
+    assert re.match(r"Expired: not run: it came \d+ ms after it was due, and expires after 50\n", info.status)
+    assert "late" not in ran  # the delayed one was due 20 ms ago
+
+
+async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], object], timeout_s: float) -> JobInfo | None:
+    handle = await task.aenqueue()
+    async with worker_of(app, config=WorkerConfig(stop_timeout_s=timeout_s)) as worker:
+        await worker.start()
+        await until(begun, "its begin")
+        worker.request_stop()
+        await worker.stop()
+    return await handle.ainfo()
+
+
+@line("it ends in time after a stop signal")
+async def _ends_at_a_stop(app: PinLater) -> None:
+    begun = []
+
+    @app.task(attempts=1)
+    async def task() -> None:
+        begun.append(True)
+        await asyncio.sleep(0.2)
+        raise ValueError("its end")
+
+    assert is_failed(await _stopped(app, task, lambda: begun, 30), "ValueError: its end")
+
+
+@line("an async task does not end in time at a stop")
+async def _cut_off_at_a_stop(app: PinLater) -> None:
+    begun = []
+
+    @app.task(attempts=2)
+    async def task() -> None:
+        begun.append(True)
+        await asyncio.sleep(30)
+
+    info = await _stopped(app, task, lambda: begun, 0.1)
+    assert is_pending(info, 0)
+    assert info is not None
+    assert info.run_after_ms == info.created_ms
+
+
+@line("a plain function does not end in time at a stop")
+async def _thread_left_at_a_stop(app: PinLater) -> None:
+    begun, gate = [], threading.Event()
+
+    @app.task(attempts=2)
+    def task() -> None:
+        begun.append(True)
+        gate.wait(30)
+
+    info = await _stopped(app, task, lambda: begun, 0.1)
+    gate.set()
+    assert is_pending(info, 0)
+    assert info is not None
+    assert info.run_after_ms == info.created_ms
+
+
+@line("its worker dies")
+async def _dies(app: PinLater) -> None:
+    @app.task(lease=0.3, attempts=2)
+    async def task() -> None: ...
+
+    handle = await task.aenqueue()
+    for crashes in (1, 2):
+        async with app.clients.new() as dying:
+            assert len(await dying.dequeue("default", wait=5)) == 1
+        async with app.clients.new() as client:
+            monitor = Monitor(client, ["default"], tick_s=0.1)
+            await monitor.start()
+            await _until_crashes(handle.ainfo, crashes)
+            await monitor.stop()
+        info = await handle.ainfo()
+        assert info is not None
+        assert info.state is (State.PENDING if crashes == 1 else State.FAILED)
+        assert info.attempts_remaining == 2 - crashes
+
+
+async def _until_crashes(look: Callable[[], Awaitable[JobInfo | None]], crashes: int) -> None:
+    end_s = time.monotonic() + 10
+    while (info := await look()) is None or info.crashes < crashes:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.02)
+
+
+@line("no worker's app has a task of its name")
+async def _unknown(app: PinLater) -> None:
+    @app.task
+    async def known() -> None: ...
+
+    handles = [await app.asend("not.here", 1) for _ in range(3)]
+    worker = await run(app)
+    for handle in handles:
+        info = await handle.ainfo()
+        assert is_pending(info, 0)
+        assert info is not None
+        assert info.run_after_ms is not None
+        assert 5_000 <= info.run_after_ms - info.created_ms <= 30_000
+    assert worker.stats.postponed == 3
+
+
+@line("its body can not be read")
+async def _unreadable(app: PinLater) -> None:
+    @app.task
+    async def task() -> None: ...
+
+    client = app.clients.of_loop()
+    await task.aenqueue()
+    job = await client.enqueue("default", b"hello", attempts=9)
+    worker = await run(app)
+    info = (await client.lookup([job]))[job]
+    assert is_failed(info, "BodyUnreadable: expected an envelope (first byte 0xfe), got b'hello'")
+    assert (worker.stats.succeeded, worker.stats.failed) == (1, 1)
+
+
+@pytest.mark.parametrize("end", LINES)
+@on_loop
+async def test_the_line(server: Server, end: str) -> None:
+    async with PinLater(server.url) as app:
+        await LINES[end](app)
+
+
+@on_loop
+async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.framework.dispatching.UNKNOWN_PAUSE_MS", 0)
+    async with PinLater(server.url) as old, PinLater(server.url) as new:
+        old.task(name="old")(lambda: None)
+        ran = []
+
+        @new.task(name="new", attempts=1)
+        async def task(x: int) -> None:
+            ran.append(x)
+
+        await task.aenqueue_many([(x,) for x in range(10)])
+        async with worker_of(old) as worker:
+            await worker.run_once()
+            assert worker._handler.stats.unknown == {"new": 10}  # type: ignore[union-attr]
+        assert len([each for each in caplog.records if "no task 'new' here" in each.message]) == 1
+        await run(new)
+    assert sorted(ran) == list(range(10))
+
+
+@on_loop
+async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Server) -> None:
+    failures = list[Failure]()
+
+    async def told(failure: Failure) -> None:
+        failures.append(failure)
+
+    def told_in_a_thread(failure: Failure) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        failures.append(failure)
+        raise ValueError("a hook that fails changes nothing")
+
+    async with PinLater(server.url) as app:
+
+        @app.task(attempts=2, backoff=0, on_failure=told_in_a_thread)
+        async def task(x: int, *, y: int) -> None:
+            raise ValueError("e" * 2000)
+
+        @app.task(on_failure=told, expires=0)
+        def late() -> None: ...
+
+        handle, other = await task.aenqueue(1, y=2), await late.aenqueue()
+        await asyncio.sleep(0.01)
+        async with worker_of(app) as worker:
+            await worker.run(burst=True)
+        info, expired = await handle.ainfo(), await other.ainfo()
+    assert info is not None
+    first, second = info.status.split("ValueError: ")[1:]
+    assert re.match(r"e+\n  attempt 1 of 2 by python:\S+:\d+, \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, \d+\.\d{3} s\n$", first)
+    assert re.match(r"e{900,}\n  attempt 2 of 2 by python:\S+:\d+, \d{4}-\S+Z, \d+\.\d{3} s\n  File \"\S+", second)
+    assert f'{Path(__file__).name}", line' in second
+    assert second.endswith('raise ValueError("e" * 2000)\n')
+    assert "dispatching.py" not in second
+    assert expired is not None
+    assert expired.state is State.FAILED
+    by_task = {failure.task: failure for failure in failures}
+    assert len(failures) == 2
+    assert isinstance(by_task[late.name].error, Expired)
+    failure = by_task[task.name]
+    assert (failure.args, failure.kwargs, failure.job.descriptor) == ([1], {"y": 2}, handle.descriptor)
+    assert failure.status == f"ValueError: {second}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (Constant(3), [3, 3, 3, 3]),
+        (Linear(2, cap=5), [2, 4, 5, 5]),
+        (Exponential(1, 3, cap=20, jitter=0), [1, 3, 9, 20]),
+    ],
+)
+def test_policies(policy: Backoff, seconds: list[float]) -> None:
+    assert [policy(attempt, ValueError()) for attempt in (1, 2, 3, 4)] == seconds
+
+
+def test_jitter_takes_a_part_off_and_no_attempt_is_too_late_for_a_float() -> None:
+    policy = Exponential(10, jitter=0.5)
+    values = [policy(1, ValueError()) for _ in range(100)]
+    assert all(5 <= value <= 10 for value in values)
+    assert len(set(values)) > 50
+    assert Exponential(jitter=0)(65_535, ValueError()) == 3600
+
+
+@on_loop
+async def test_a_backoff_that_gives_no_seconds_is_an_error_of_the_job(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(backoff=lambda attempt, error: float("nan"))
+        async def task() -> None:
+            raise ValueError
+
+        handle = await task.aenqueue()
+        worker = await run(app)
+        info = await handle.ainfo()
+    assert is_pending(info, 1)
+    assert info is not None
+    assert info.status.startswith("InvalidArgument: backoff: expected seconds, 0 or more, got nan")
+    assert worker.stats.failed == 1
