@@ -122,7 +122,11 @@ def _enqueue_at(
     sent: list[Any] = []
 
     def arguments(config: QueueConfig) -> list[Argument]:
-        sent[:] = packed[1] if packed is not None and packed[0] == config else pack_jobs(jobs, config)
+        sent[:] = (
+            packed[1]
+            if packed is not None and (packed[0] is config or packed[0] == config)
+            else pack_jobs(jobs, config)
+        )
         spec, statuses, records = sent
         return [spec, statuses, *records]
 

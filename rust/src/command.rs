@@ -6,10 +6,7 @@ use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
 /// Packs commands for one server, one after the other, as RESP arrays of bulk strings.
 #[pyfunction]
-pub fn pack_commands<'py>(
-    py: Python<'py>,
-    commands: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub fn pack_commands<'py>(py: Python<'py>, commands: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let mut packed = Vec::with_capacity(1024);
     for command in commands.try_iter()? {
         let command = command?.cast_into::<PyTuple>()?;
