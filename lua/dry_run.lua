@@ -1,4 +1,4 @@
--- dry_run: what a claim would give, without taking it.
+-- dry_run: what a claim would give, without taking it. Ids without a record, which a claim would pass over, are left out of the first n.
 -- KIND   read
 -- NEEDS  base read clock order fetch
 -- KEYS   m j x p* d*

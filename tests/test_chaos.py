@@ -6,7 +6,6 @@ record that a SIGKILL cut off before it was written makes a run look shorter, ne
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -27,7 +26,6 @@ CONFIG: dict[str, Any] = {"concurrency": 20, "tick_s": 0.5, "retry_delay_ms": 50
 DEADLINE_S = 110.0
 STEP_BYTES = 150_000  # of the record, between two kills: about 800 jobs
 DO = body("fail", chance=0.1, seconds=0.16)
-needs_campaign = pytest.mark.skipif("PINLATER_CAMPAIGN" not in os.environ, reason="make campaign")
 
 
 class Chaos:
@@ -115,12 +113,6 @@ def chaos(fresh_server: FreshServer, tmp_path: Path, seconds: float) -> None:
     assert {line.attempt for line in lines} <= set(range(1, 7))
 
 
-def test_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
-    chaos(fresh_server, tmp_path, 0.0)
-
-
-@needs_campaign
-@pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_a_minute_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
     chaos(fresh_server, tmp_path, 60.0)
