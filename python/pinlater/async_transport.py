@@ -83,7 +83,7 @@ class AsyncTransport:
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server
         try:
-            link = await self._take(server)
+            link = await self._take(server, effect.wait_s(sum(self._timeouts)))
         except PinLaterError as error:
             return [Failure(False, error)] * len(effect.commands)
         try:
@@ -104,17 +104,17 @@ class AsyncTransport:
             link.close()
         return answers
 
-    async def _take(self, server: Server) -> Link:
+    async def _take(self, server: Server, within_s: float) -> Link:
         free = self._free.get(server)
         while free:
             link = free.pop()
             if link.is_open():
                 return link
             link.close()
-        return Link(await self.connect(server))
+        return Link(await self.connect(server, within_s))
 
-    async def connect(self, server: Server) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+    async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
+        """A connected redis-py connection to a server of a known good version, within so long. Raises ServerError."""
         url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
         # an exchange has one timeout as a whole; a second one a read would cost as much as the read
         arguments["socket_timeout"] = None
@@ -124,7 +124,7 @@ class AsyncTransport:
             self._pools[server] = known
         connection = known[1].connection_class(**known[1].connection_kwargs)
         try:
-            async with asyncio.timeout(sum(self._timeouts)):
+            async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 if server.version is None:
                     await connection.send_command("INFO", "server", check_health=False)

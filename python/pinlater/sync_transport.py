@@ -100,7 +100,7 @@ class SyncTransport:
     def _send(self, effect: Send) -> _Link | Failure:
         server, packed = effect.server, _core.pack_commands(effect.commands)
         try:
-            link = self._take(server) or _Link(self.connect(server))
+            link = self._take(server) or _Link(self.connect(server, effect.wait_s(sum(self._timeouts))))
         except PinLaterError as error:
             return Failure(False, error)
         try:
@@ -145,15 +145,22 @@ class SyncTransport:
         else:
             link.close()
 
-    def connect(self, server: Server) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+    def connect(self, server: Server, within_s: float = float("inf")) -> Any:
+        """A connected redis-py connection to a server of a known good version. Raises ServerError.
+
+        within_s: for the connect, and for each answer on the way.
+        """
         url, arguments = server.connection_arguments(*self._timeouts)
         with self._lock:
             known = self._pools.get(server)
             if known is None or known[0] != url:
                 known = (url, redis.ConnectionPool.from_url(url, **arguments))
                 self._pools[server] = known
-        connection = known[1].connection_class(**known[1].connection_kwargs)
+        limits = {
+            "socket_connect_timeout": min(self._timeouts[0], within_s),
+            "socket_timeout": min(self._timeouts[1], within_s),
+        }
+        connection = known[1].connection_class(**{**known[1].connection_kwargs, **limits})
         try:
             connection.connect()
             if server.version is None:
