@@ -43,9 +43,8 @@ def pack(said: Said, *rest: Any) -> bytes:
 async def read(reader: asyncio.StreamReader) -> list[Any]:
     """The next message, or EOFError."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-    message: list[Any] = msgpack.unpackb(
-        await reader.readexactly(length), strict_map_key=False, timestamp=3, max_buffer_size=0
-    )
+    packed = await reader.readexactly(length)
+    message: list[Any] = msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
     return message
 
 

@@ -73,6 +73,13 @@ class _Child:
             self.kill()
             raise ProcessDied(f"its process {_how(await self.exited)}") from None
 
+    def is_alive(self) -> bool:
+        """Asks the kernel: the loop may not have heard of its end yet."""
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -122,9 +129,10 @@ class ProcessPool:
         """The idle process that was used last; some may have died meanwhile."""
         while self._idle:
             child = self._idle.pop()
-            if not child.exited.done():
+            if child.is_alive():
                 return child
-            log.warning("task process %d, idle, %s", child.process.pid, _how(child.exited.result()))
+            log.warning("task process %d ended while it was idle", child.process.pid)
+            self._kill(child)
         return None
 
     async def _start(self) -> _Child:
