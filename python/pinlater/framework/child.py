@@ -81,6 +81,7 @@ class Link:
             while True:
                 said, *rest = await pipes.read(reader)
                 if said == Said.JOB:
+                    self._writer.write(pipes.pack(Said.BEGUN))
                     self.jobs.put(rest)
                 elif self._kept is not None:
                     self._kept.set_result(rest)

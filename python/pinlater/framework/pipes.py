@@ -21,7 +21,7 @@ class Said(IntEnum):
     """What a message is about; what follows it in the list.
 
     From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or None). From
-    the process: READY; KEEP (the job's new body); RETURNED (value); ENDED (a word of framework.ends, its reason, its
+    the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (value); ENDED (a word of framework.ends, its reason, its
     delay); FAILED (error, its traceback, status, delay_ms, final).
     """
 
@@ -32,6 +32,7 @@ class Said(IntEnum):
     RETURNED = 5
     ENDED = 6
     FAILED = 7
+    BEGUN = 8
 
 
 def pack(said: Said, *rest: Any) -> bytes:

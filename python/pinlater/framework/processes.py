@@ -48,7 +48,7 @@ def cores() -> int:
 
 
 class _Child:
-    """One process. exited: with its exit code, negative if a signal ended it."""
+    """One process. exited: with its exit code, negative if a signal ended it. begun: whether it has its last job."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class _Child:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.process, self._reader, self._writer = process, reader, writer
+        self.begun = False
         self.exited = asyncio.get_running_loop().create_task(process.wait())
         # what it started may have the socket too, and so there may be no end of it
         self.exited.add_done_callback(lambda _: writer.transport.abort())
@@ -72,13 +73,6 @@ class _Child:
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
             self.kill()
             raise ProcessDied(f"its process {_how(await self.exited)}") from None
-
-    def is_alive(self) -> bool:
-        """Asks the kernel: the loop may not have heard of its end yet."""
-        try:
-            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -111,12 +105,17 @@ class ProcessPool:
         arguments from the job's body. The timeout begins when it has the job.
         """
         async with self._free:
-            child = self._take() or await self._start()
-            try:
-                answer = await self._in_time(child, task, job)
-            except BaseException:
-                self._kill(child)
-                raise
+            answer = None
+            while answer is None:
+                idle = self._take()
+                child = idle or await self._start()
+                try:
+                    answer = await self._in_time(child, task, job)
+                except BaseException as error:
+                    self._kill(child)
+                    if idle is None or child.begun or not isinstance(error, ProcessDied):
+                        raise
+                    log.warning("task process %d was idle, and %s", child.process.pid, error)
             self._idle.append(child)
         return _value_of(answer)
 
@@ -129,10 +128,8 @@ class ProcessPool:
         """The idle process that was used last; some may have died meanwhile."""
         while self._idle:
             child = self._idle.pop()
-            if child.is_alive():
+            if not child.exited.done():
                 return child
-            log.warning("task process %d ended while it was idle", child.process.pid)
-            self._kill(child)
         return None
 
     async def _start(self) -> _Child:
@@ -183,12 +180,16 @@ class ProcessPool:
 
     async def _ask(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
         """Hands the job to the process; its last message about it."""
+        child.begun = False
         child.say(Said.JOB, task.name, *pipes.parts_of(job))
         while True:
             said, *rest = await child.hear()
-            if said != Said.KEEP:
+            if said == Said.BEGUN:
+                child.begun = True
+            elif said == Said.KEEP:
+                child.say(Said.KEPT, *await self._keep(job, rest[0]))
+            else:
                 return [said, *rest]
-            child.say(Said.KEPT, *await self._keep(job, rest[0]))
 
     async def _keep(self, job: Job, body: bytes) -> tuple[str, str] | tuple[()]:
         """A checkpoint, and what it raised."""
