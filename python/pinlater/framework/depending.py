@@ -99,9 +99,7 @@ class Needs:
         signature = inspect.signature(function).parameters if self.parameters else {}
         for name in self.parameters:
             if signature[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise InvalidArgument(
-                    f"{what}: expected its parameter {name!r} behind a *, as it is given by the worker"
-                )
+                raise InvalidArgument(f"{what}: expected {name} behind a *, as the worker gives it, got it before")
         steps: dict[_Need, _Step | None] = {}
         for need in self.parameters.values():
             _plan(need, steps)

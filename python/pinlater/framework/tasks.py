@@ -253,9 +253,8 @@ class Task(Producer[P], Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if missing := self.needs.parameters.keys() - kwargs.keys():
-            raise InvalidArgument(
-                f"task {self.name!r}: a plain call is given {', '.join(sorted(missing))} by its caller"
-            )
+            told = ", ".join(sorted(missing))
+            raise InvalidArgument(f"task {self.name!r}: expected {told} from the caller of a plain call, got none")
         if self.context is None and self.running.batch is None:
             return self.function(*args, **kwargs)
         job = Job(self.queue, INLINE, self.priority, 1, b"", bytes(8), 1, 1)
