@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
+from pinlater.framework.middleware import EnqueueHook
 
 
 class AppClients:
@@ -29,6 +30,8 @@ class AppClients:
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
+        #: Of the app's middleware; every producer has this list.
+        self.enqueue_hooks: list[EnqueueHook] = []
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
