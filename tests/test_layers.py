@@ -23,6 +23,7 @@ LAYERS = [
         "async_link",
         "async_transport",
         "async_waker",
+        "async_watcher",
         "embedded",
         "embedded_keeper",
         "exchange",
@@ -34,6 +35,7 @@ LAYERS = [
         "shards",
         "sync_transport",
         "sync_waker",
+        "sync_watcher",
     },
     {
         "async_client",
@@ -46,8 +48,9 @@ LAYERS = [
         "inspecting",
         "maintaining",
         "queues",
+        "results",
     },
-    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "removals", "renewal", "supervisor", "worker"},
     {"framework"},
     {"cli", "__main__"},
 ]

@@ -25,12 +25,15 @@ from pinlater.errors import (
     PinLaterError,
     QueueError,
     QueueNotFound,
+    ResultGone,
+    ResultTimeout,
     ServerError,
     ServerFull,
     ServerRefused,
     ServerReplyError,
     ServerTooOld,
     ServerUnavailable,
+    TaskFailed,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 
@@ -45,10 +48,12 @@ if typing.TYPE_CHECKING:
         Handle,
         Linear,
         PinLater,
+        Progress,
         Retry,
         Snooze,
         SyncContext,
         Task,
+        TaskInfo,
     )
     from pinlater.monitor import Monitor
     from pinlater.worker import Worker, WorkerConfig
@@ -92,9 +97,12 @@ __all__ = [
     "PartialOutcome",
     "PinLater",
     "PinLaterError",
+    "Progress",
     "QueueConfig",
     "QueueError",
     "QueueNotFound",
+    "ResultGone",
+    "ResultTimeout",
     "Retry",
     "ServerError",
     "ServerFull",
@@ -106,6 +114,8 @@ __all__ = [
     "State",
     "SyncContext",
     "Task",
+    "TaskFailed",
+    "TaskInfo",
     "Worker",
     "WorkerConfig",
     "__version__",

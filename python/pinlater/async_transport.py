@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 from pinlater import _core
 from pinlater.async_link import Link
 from pinlater.async_waker import AsyncWaker
+from pinlater.async_watcher import AsyncWatcher
 from pinlater.errors import PinLaterError, ServerUnavailable
-from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T
+from pinlater.flows import AwaitMessage, AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T, Watch
 from pinlater.servers import Server
 from pinlater.sync_transport import MAX_FREE, connect_error
 
@@ -27,7 +28,7 @@ class AsyncTransport:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self._free: dict[Server, list[Link]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.waker = AsyncWaker(channel, self.connect)
+        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
         self._inherited: tuple[Any, ...] = ()
 
     async def drive(self, flow: Flow[T]) -> T:
@@ -45,13 +46,14 @@ class AsyncTransport:
         """In a forked child: leaves the parent's connections alone. They are kept, for their end in the child would
         take them off the poll of the parent's loop too: the two processes share it.
         """
-        self._inherited = self._inherited, self._free, self._pools, self.waker
+        self._inherited = self._inherited, self._free, self._pools, self.waker, self._watcher
         self._free, self._pools = {}, {}
-        self.waker = AsyncWaker(channel, self.connect)
+        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
 
     async def close(self) -> None:
         """Closes every connection; twice is fine."""
         await self.waker.close()
+        self._watcher.close()
         free, self._free = self._free, {}
         for links in free.values():
             for link in links:
@@ -69,6 +71,10 @@ class AsyncTransport:
                 return await self.waker.listen(servers)
             case AwaitRing(seconds, since):
                 await self.waker.wait(seconds, since)
+            case Watch(server, channel):
+                return await self._watcher.watch(server, channel)
+            case AwaitMessage(watch, seconds):
+                await watch.wait(seconds)
         return None
 
     async def _exchange(self, effect: Send) -> list[Any]:

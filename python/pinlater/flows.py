@@ -67,7 +67,25 @@ class AwaitRing:
     since: int
 
 
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Effect: subscribes to a channel of a server. Result: the watch, whose `lost` says that nothing is heard any more
+    and whose close() ends it, or None if the server does not answer.
+    """
+
+    server: Server
+    channel: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMessage:
+    """Effect: wait until the watch heard something, it is lost, or seconds have passed. Result: None."""
+
+    watch: Any
+    seconds: float
+
+
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing | Watch | AwaitMessage
 T = TypeVar("T")
 R = TypeVar("R")
 Flow: TypeAlias = Generator[Effect, Any, T]

@@ -7,7 +7,7 @@ from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import Constant, Exponential, Linear
 from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
-from pinlater.framework.handles import Handle
+from pinlater.framework.handles import Handle, Progress, TaskInfo
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import Task
 
@@ -21,8 +21,10 @@ __all__ = [
     "Handle",
     "Linear",
     "PinLater",
+    "Progress",
     "Retry",
     "Snooze",
     "SyncContext",
     "Task",
+    "TaskInfo",
 ]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 
-from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
+from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.config import QueueConfig, check_integer, check_queue_name
-from pinlater.errors import InvalidArgument
+from pinlater.errors import InvalidArgument, checked
 from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
 from pinlater.framework.clients import AppClients
 from pinlater.framework.context import Context, SyncContext
@@ -97,6 +97,7 @@ class PinLater:
         give_up_on: tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
+        result_ttl: float | None = None,
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
@@ -115,6 +116,7 @@ class PinLater:
         give_up_on: tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
+        result_ttl: float | None = None,
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
@@ -124,9 +126,10 @@ class PinLater:
         name: in the envelope; by default module.function. attempts: how often it may be tried. backoff: how long a
         failed job waits: seconds, or a function of the attempt and the error (Constant, Linear, Exponential).
         give_up_on: errors that no further attempt will mend. timeout: an async task is cancelled after it, one in a
-        thread is reported and left behind. lease: of its queue, if that is not there yet. expires: not run so long
-        after it was due. codec: msgpack, json, or raw. on_failure: called with a Failure when a job stays failed: async
-        on the loop, a plain function in a thread.
+        thread is reported and left behind. lease: of its queue, if that is not there yet. result_ttl: what it returns
+        is kept so long for `handle.result()`; without it nothing is. expires: not run so long after it was due. codec:
+        msgpack, json, or raw. on_failure: called with a Failure when a job stays failed: async on the loop, a plain
+        function in a thread.
         """
         running = Running(
             backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
@@ -134,6 +137,7 @@ class PinLater:
             timeout_s=None if timeout is None else milliseconds("timeout", timeout, least=0.001) / 1000,
             expires_ms=None if expires is None else milliseconds("expires", expires),
             lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
+            result_ttl_ms=None if result_ttl is None else milliseconds("result_ttl", result_ttl, least=0.001),
             on_failure=on_failure,
         )
         options = {
@@ -146,7 +150,9 @@ class PinLater:
 
         def add(function: Callable[..., Any]) -> Task[..., Any]:
             told = _name_of(function) if name is None else name
-            sending = Sending(name=told, queue=queue, codec=codec, options=options, headers={})
+            sending = Sending(
+                name=told, queue=queue, codec=codec, options=options, headers={}, results=result_ttl is not None
+            )
             return self._add(Task(function, self.clients, sending, running))
 
         return add if function is None else add(function)
@@ -180,6 +186,11 @@ class PinLater:
     async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
         """See send."""
         return await self.by_name(name).aenqueue(*args, **kwargs)
+
+    def handle(self, descriptor: str) -> Handle:
+        """The handle of a job that was enqueued elsewhere, or earlier."""
+        checked(parse_descriptor, descriptor)
+        return Handle(self.clients, descriptor)
 
     # queues
 

@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.backoff import milliseconds
-from pinlater.framework.context import BaseContext
+from pinlater.framework.context import BaseContext, SyncContext
 from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
-from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, describe
+from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, describe
 from pinlater.jobs import Checkpoint, Job
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -55,6 +56,8 @@ class Dispatcher:
         self._worker = client._settings.source
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(threads, self._loop)
+        #: By descriptor, of tasks in threads: gone with its task.
+        self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()
         self.stats = TaskStats()
 
     def close(self) -> None:
@@ -98,18 +101,25 @@ class Dispatcher:
     ) -> End:
         began_s = time.monotonic()
         running = task.running
+        called = args
         try:
             if running.expires_ms is not None:
                 self._check_expiry(job, running.expires_ms, headers)
             called = args if task.context is None else [self._context(task, job, headers), *args]
             if not task.is_async:
-                await self._threads.run(lambda _: task.function(*called, **kwargs), job, running.timeout_s)
-            elif running.timeout_s is None:
-                await task.function(*called, **kwargs)
+                return await self._threads.run(
+                    lambda _: self._returned(task, job, task.function(*called, **kwargs)), job, running.timeout_s
+                )
+            if running.timeout_s is None:
+                value = await task.function(*called, **kwargs)
             else:
-                await self._in_time(running.timeout_s, task, called, kwargs)
+                value = await self._in_time(running.timeout_s, task, called, kwargs)
+            return self._returned(task, job, value)
         except Snooze as snooze:
-            return Postponed(milliseconds("Snooze: delay", snooze.delay))
+            try:
+                return self._snoozed(job, snooze, called)
+            except InvalidArgument as error:
+                return await self._failed(task, job, args, kwargs, error, began_s)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():  # the worker gives it up at a stop
@@ -117,12 +127,36 @@ class Dispatcher:
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
-        return None
 
-    async def _in_time(self, timeout_s: float, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+    def _returned(self, task: Task[..., Any], job: Job, value: Any) -> End:
+        """The end of a task that returned; its result, where one is kept."""
+        if task.running.result_ttl_ms is None:
+            return None
+        packed = envelope.pack_result(task.codec, value)
+        self._check_size("result", job, packed)
+        return Succeeded(packed, task.running.result_ttl_ms)
+
+    def _snoozed(self, job: Job, snooze: Snooze, called: list[Any]) -> End:
+        """Back in line, with a state if one was given, and the progress told last."""
+        delay_ms = milliseconds("Snooze: delay", snooze.delay)
+        if snooze.state is ...:
+            return Postponed(delay_ms)
+        context = called[0] if called and isinstance(called[0], BaseContext) else None
+        body = self._with_headers(job, context.headers(snooze.state) if context else {"state": snooze.state})
+        self._check_size("Snooze: the body with its state", job, body)
+        return Postponed(delay_ms, body)
+
+    def _check_size(self, what: str, job: Job, packed: bytes) -> None:
+        known = self._client._session.known_config(job.queue)
+        if known is not None and len(packed) > known.body_limit:
+            raise InvalidArgument(
+                f"{what}: expected at most {known.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
+            )
+
+    async def _in_time(self, timeout_s: float, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         try:
             async with asyncio.timeout(timeout_s) as clock:
-                await task.function(*args, **kwargs)
+                return await task.function(*args, **kwargs)
         except TimeoutError as error:
             if not clock.expired():
                 raise
@@ -140,20 +174,39 @@ class Dispatcher:
     def _context(self, task: Task[..., Any], job: Job, headers: dict[str, Any]) -> BaseContext:
         assert task.context is not None
         timeout_s = task.running.timeout_s
-        return task.context(
+        context = task.context(
             job,
             task.name,
-            self._keep_state,
+            self._keep_headers,
             state=headers.get("state"),
             trace=headers.get("trace"),
             deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
             loop=self._loop,
         )
+        if isinstance(context, SyncContext):
+            self._contexts[job.descriptor] = context
+        return context
 
-    async def _keep_state(self, job: Job, state: Any) -> None:
+    def cancel(self, job: Job) -> bool:
+        """A running job was removed. True if its task is told here; else the worker cancels what it awaits."""
+        try:
+            task = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
+        except BodyUnreadable:
+            return False
+        if task is None or task.is_async:
+            return False
+        context = self._contexts.get(job.descriptor)
+        if context is not None:
+            context.cancelled = True
+        return True
+
+    def _with_headers(self, job: Job, headers: Mapping[str, Any]) -> bytes:
         if job.queue in self._raw:
             raise InvalidArgument("checkpoint: a raw body has no place for a state")
-        if await self._client.checkpoint(Checkpoint(job=job, body=envelope.with_state(job.body, state))):
+        return envelope.with_headers(job.body, headers)
+
+    async def _keep_headers(self, job: Job, headers: Mapping[str, Any]) -> None:
+        if await self._client.checkpoint(Checkpoint(job=job, body=self._with_headers(job, headers))):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
     # failing
@@ -186,7 +239,7 @@ class Dispatcher:
             return Failed(status, _delay_ms(task, job, error))
         if task.running.on_failure is not None:
             await self._tell(task, Failure(job, task.name, args, kwargs, error, status))
-        return Failed(status, 0, final)
+        return Failed(status, 0, final, awaited=task.running.result_ttl_ms is not None)
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
         """Calls the hook; what it raises is told, and changes nothing."""

@@ -5,6 +5,8 @@ Promises nothing by itself: the dispatcher reads them. Risks: a task that catche
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TaskEnd(Exception):
     """Base of Retry, Snooze and Cancel: not errors of PinLater, but words of a task."""
@@ -22,11 +24,15 @@ class Retry(TaskEnd):
 
 
 class Snooze(TaskEnd):
-    """`raise Snooze(60)`: not now; the same attempt again after so many seconds."""
+    """`raise Snooze(60)`: not now; the same attempt again after so many seconds.
 
-    def __init__(self, delay: float) -> None:
+    state: what the context's `state` is then, as of a checkpoint; without one it stays as it is.
+    """
+
+    def __init__(self, delay: float, *, state: Any = ...) -> None:
         super().__init__(delay)
         self.delay = delay
+        self.state = state
 
 
 class Cancel(TaskEnd):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -44,13 +44,17 @@ Call: TypeAlias = Arguments | tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope."""
+    """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope.
+
+    results: whether the task is known to keep none (False) or may (True).
+    """
 
     name: str
     queue: str
     codec: Codec
     options: dict[str, Any]
     headers: dict[str, Any]
+    results: bool = True
 
 
 class Producer(Generic[P]):
@@ -64,6 +68,7 @@ class Producer(Generic[P]):
         self._clients, self._sending = clients, sending
         self._queue, self._options = sending.queue, sending.options
         self._headers = sending.headers
+        self._results = sending.results
         self._raw = sending.codec == "raw"
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
         self._pack = envelope.packer(sending.codec)
@@ -76,7 +81,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptor = client.enqueue(self._queue, body, **self._options)
-        return Handle(self._clients, descriptor)
+        return Handle(self._clients, descriptor, self._results)
 
     #: The name it has elsewhere.
     delay = enqueue
@@ -89,7 +94,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             await client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptor = await client.enqueue(self._queue, body, **self._options)
-        return Handle(self._clients, descriptor)
+        return Handle(self._clients, descriptor, self._results)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
         """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
@@ -99,7 +104,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptors = client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
         """See enqueue_many."""
@@ -109,7 +114,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             await client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptors = await client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
     def args(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
         """One call, for enqueue_many."""
@@ -155,6 +160,7 @@ class Producer(Generic[P]):
                 codec=sending.codec,
                 options=options,
                 headers={} if self._raw else headers,
+                results=sending.results,
             ),
         )
 
@@ -198,6 +204,7 @@ class Running:
     timeout_s: float | None
     expires_ms: int | None
     lease_ms: int | None
+    result_ttl_ms: int | None
     on_failure: Callable[[Failure], Any] | None
 
 
@@ -224,7 +231,7 @@ class Task(Producer[P], Generic[P, R]):
         return self.function(self.context(job, self.name, _keep_nothing), *args, **kwargs)
 
 
-async def _keep_nothing(job: Job, state: Any) -> None:
+async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
     """An inline call's checkpoint."""
 
 
