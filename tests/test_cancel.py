@@ -259,7 +259,7 @@ def test_what_is_pending_or_finished_is_told_to_nobody(server: Server) -> None:
         pending, running = wire.enqueue_bodies(b"a"), wire.enqueue_bodies(b"b")
         (held, other) = ends(wire.claim())
         assert wire.release(next(end for end in (held, other) if end.id == pending[0])) == []
-        listener = client.pubsub()  # type: ignore[no-untyped-call]
+        listener: Any = client.pubsub()
         listener.subscribe(b"gone")
         assert listener.get_message(timeout=5)
         assert wire.delete_jobs(b"", ids=pending, channel=b"gone") == (1, 0)

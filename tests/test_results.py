@@ -7,8 +7,13 @@ test_cancel.py, the scripts also in test_scripts.py.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,10 +39,12 @@ from pinlater.keys import queue_key
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
-from tests.wire import Timed, Wire, connect, fail_all, is_clean, jump, snapshot
+from tests.wire import Timed, Wire, connect, fail_all, is_clean, jump, refused, snapshot
 from tests.wire_format import End, Job, ends, settings
 
+ROOT = Path(__file__).parent.parent
 HOUR_S = 3600.0
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -97,8 +104,11 @@ async def test_many_waits_share_a_connection_and_each_is_told_of_its_own(app: Pi
         return x
 
     handles = await same.aenqueue_many([(x,) for x in range(200)])
-    waits = [asyncio.ensure_future(handle.aresult(30)) for handle in handles + handles[:10]]
-    await heard(server, 200)
+    with server.client() as client:
+        before = client.info("stats")["total_connections_received"]
+        waits = [asyncio.ensure_future(handle.aresult(30)) for handle in handles + handles[:10]]
+        await until(lambda: len(client.pubsub_channels("pl:wake:{*}:*")) == 200, "200 waits")
+        assert client.info("stats")["total_connections_received"] - before < 20
     with server.client() as client:
         assert len([one for one in client.client_list() if one["sub"] != "0"]) == 1
     await work(app)
@@ -379,7 +389,10 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     assert wire.outcome(first) == (1, b"\1again")
     assert wire.ack(one, two) == []
     assert [wire.outcome(first), wire.outcome(second)] == [(1, b"\1again"), (0, b"")]
-    assert wire.outcome(first, level=9) == (0, b"")
+    assert wire.outcome(first, level=9) == (1, b"\1again")
+    assert wire.outcomes([first] * 3, budget=1) == [b"\1\1again"]
+    with refused("BAD_REQUEST"):
+        wire.read("outcome", 1, b"\1\1", first)
     assert wire.store_results((one, b"\1late")) == [0]
 
 
@@ -417,9 +430,6 @@ def test_a_result_whose_time_is_over_is_not_given_and_goes(fresh_server: FreshSe
         assert is_clean(snapshot(timed.wire))
 
 
-HOUR_MS = 3_600_000
-
-
 @on_loop
 async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server) -> None:
     async with AsyncClient(server.url) as client:
@@ -432,3 +442,24 @@ async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server)
         gone = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
         await client.ack(succeeded=jobs[:1])
         assert await client._run(lambda end: core.store(client._session, gone, end)) == jobs[:1]
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_the_example_waits_for_its_results(server: Server) -> None:
+    environment = {**os.environ, "PINLATER_URL": server.url}
+    options: dict[str, Any] = {"cwd": ROOT / "examples", "env": environment, "stdout": subprocess.PIPE, "text": True}
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "pinlater", "run", "export:app"], stderr=subprocess.DEVNULL, **options
+    )
+    try:
+        ran = subprocess.run([sys.executable, "export.py"], check=True, timeout=60, **options)
+        assert ran.stdout == "6 words\norders.csv\n"
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text("utf-8")
+    (shown,) = re.findall(r"`examples/export\.py`:\n\n```python\n.*?(@app\.task.*?)```", page, re.DOTALL)
+    assert shown in (ROOT / "examples" / "export.py").read_text("utf-8")

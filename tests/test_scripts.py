@@ -181,7 +181,7 @@ def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Re
         "scan": (PENDING, 1, 0, b"", 5, 1, 1 << 20),
         "lookup": ("1", 1 << 20, b"\1", scene.failed[0]),
         "audit": (1, scene.failed[0], scene.claimed.token),
-        "outcome": (1, scene.failed[0]),
+        "outcome": (1 << 20, b"\1", scene.failed[0]),
     }
     words = arguments.get(verb, ())
     assert scene.wire.read(verb, *words)
@@ -303,6 +303,7 @@ SIZED: dict[str, Callable[[Wire, int], Any]] = {
     "dry_run": lambda w, n: w.dry_run(n),
     "scan": lambda w, n: w.scan(SUCCEEDED, limit=n),
     "lookup": lambda w, n: w.lookup(many(n)),
+    "outcome": lambda w, n: w.outcomes(many(n)),
     "audit": lambda w, n: w.audit(many(n)),
 }
 AT_LEAST_ONE = {"enqueue", "prepare", "claim", "dry_run", "scan"}

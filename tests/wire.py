@@ -260,8 +260,11 @@ class Wire:
 
     def outcome(self, id_: bytes, level: int = 1) -> tuple[int, bytes]:
         """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
-        what, told = self.read("outcome", level, id_)
-        return what[0], told
+        (told,) = self.outcomes([id_], level)
+        return told[0], told[1:]
+
+    def outcomes(self, ids: Sequence[bytes], level: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
+        return self.read("outcome", budget, bytes([level]) * len(ids), *ids)
 
     def counts(self) -> list[tuple[int, ...]]:
         """A level: pending now, pending later, in progress, succeeded, failed."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from pinlater import _core
 from pinlater.errors import ResultGone, ResultTimeout, TaskFailed, checked
 from pinlater.exchange import read, write
-from pinlater.flows import Argument, AwaitMessage, Flow, Send, Sleep, Watch, all_of, complete
+from pinlater.flows import Argument, AwaitMessage, Flow, Joined, Send, Sleep, Watch, all_of, complete
 from pinlater.inspecting import REPLY_BYTES
 from pinlater.jobs import Job
 from pinlater.keys import result_channel
@@ -91,11 +92,11 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
     watch: Any = None
     try:
         while True:
-            reply = yield from read(place, "outcome", [level, id_], deadline_s)
-            if reply[2] == _ANSWER:
-                result: bytes = reply[3]
-                return result
-            _raise_end(descriptor, reply)
+            patient = deadline_s >= end_s
+            told: bytes = yield Joined((place, patient), (level, id_, deadline_s), partial(_look, place))
+            if told[:1] == _ANSWER:
+                return told[1:]
+            _raise_end(descriptor, told)
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
@@ -111,10 +112,21 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
             watch.close()
 
 
-def _raise_end(descriptor: str, reply: list[Any]) -> None:
-    if reply[2] == _FAILED:
-        raise TaskFailed(descriptor, reply[3].decode("utf-8", "replace"))
-    if reply[2] != _ON_ITS_WAY:
+def _look(place: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
+    """What became of jobs of one queue and shard, 1,000 at most. asked: level, id, until when to ask."""
+    levels, ids = bytes(level for level, _, _ in asked), [id_ for _, id_, _ in asked]
+    deadline_s = max(deadline_s for _, _, deadline_s in asked)
+    found: list[bytes] = []
+    while (done := len(found)) < len(ids):
+        reply = yield from read(place, "outcome", [REPLY_BYTES, levels[done:], *ids[done:]], deadline_s)
+        found += reply[2:]
+    return found
+
+
+def _raise_end(descriptor: str, told: bytes) -> None:
+    if told[:1] == _FAILED:
+        raise TaskFailed(descriptor, told[1:].decode("utf-8", "replace"))
+    if told != _ON_ITS_WAY:
         raise ResultGone(
             f"job {descriptor}: there is no result: the job was removed, its result's time is over, or it kept none"
         )

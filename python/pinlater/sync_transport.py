@@ -22,7 +22,20 @@ from redis.exceptions import (
 
 from pinlater import _core
 from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
-from pinlater.flows import AwaitMessage, AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T, Watch
+from pinlater.flows import (
+    AwaitMessage,
+    AwaitRing,
+    Effect,
+    Failure,
+    Flow,
+    Joined,
+    Listen,
+    ReplyError,
+    Send,
+    Sleep,
+    T,
+    Watch,
+)
 from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
 from pinlater.sync_watcher import SyncWatcher
@@ -84,6 +97,8 @@ class SyncTransport:
                 return self._watcher.watch(server, channel)
             case AwaitMessage(watch, seconds):
                 watch.wait(seconds)
+            case Joined(_, item, make):
+                return self.drive(make([item]))[0]
         return None
 
     def _exchange(self, sends: list[Send]) -> list[list[Any]]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -107,14 +107,12 @@ class Dispatcher:
                 self._check_expiry(job, running.expires_ms, headers)
             called = args if task.context is None else [self._context(task, job, headers), *args]
             if not task.is_async:
-                return await self._threads.run(
-                    lambda _: self._returned(task, job, task.function(*called, **kwargs)), job, running.timeout_s
-                )
+                return await self._threads.run(self._plain(task, called, kwargs), job, running.timeout_s)
             if running.timeout_s is None:
                 value = await task.function(*called, **kwargs)
             else:
                 value = await self._in_time(running.timeout_s, task, called, kwargs)
-            return self._returned(task, job, value)
+            return None if running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
             try:
                 return self._snoozed(job, snooze, called)
@@ -128,10 +126,15 @@ class Dispatcher:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
 
-    def _returned(self, task: Task[..., Any], job: Job, value: Any) -> End:
-        """The end of a task that returned; its result, where one is kept."""
+    def _plain(self, task: Task[..., Any], called: list[Any], kwargs: dict[str, Any]) -> Callable[[Job], Any]:
+        """What a thread is to do."""
         if task.running.result_ttl_ms is None:
-            return None
+            return lambda _: task.function(*called, **kwargs)
+        return lambda job: self._result(task, job, task.function(*called, **kwargs))
+
+    def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
+        """The end of a task whose result is kept."""
+        assert task.running.result_ttl_ms is not None
         packed = envelope.pack_result(task.codec, value)
         self._check_size("result", job, packed)
         return Succeeded(packed, task.running.result_ttl_ms)
