@@ -1,11 +1,11 @@
 -- audit: in which places of a level each id stands, and how many jobs each lease has, for the conservation audit.
 -- KIND   read
 -- NEEDS  base read ready created lease
--- KEYS   m j x e E p* d* r* f* s*
+-- KEYS   m j x e E v V p* d* r* f* s*
 -- ARGV   nonce version level ids tokens
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
 --        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere, 2048 it stands
---        in p as a bare id and is an odd one), a u8 a
+--        in p as a bare id and is an odd one, 4096 a result, 8192 its expiry), a u8 a
 --        token (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
 
 local at = tonumber(level)
@@ -35,6 +35,7 @@ local function lease_bits(lease, id)
 end
 
 local earliest = tonumber(call('HGET', key_m, 'd') or '1e15')
+local results = call('EXISTS', key_v, key_V) > 0
 local places, seen = {}, {}
 for i = 1, #ids / 8 do
   local id, bits = sub(ids, 8 * i - 7, 8 * i), 0
@@ -51,6 +52,8 @@ for i = 1, #ids / 8 do
   if call('HEXISTS', key_x, id) == 1 then bits = bits + 64 end
   if record and byte(record, 4) ~= at then bits = bits + 256 end
   if scheduled and tonumber(scheduled) < earliest then bits = bits + 512 end
+  if results and call('HEXISTS', key_V, id) == 1 then bits = bits + 4096 end
+  if results and call('ZSCORE', key_v, id) then bits = bits + 8192 end
   places[i] = pack('>I2', bits)
 end
 

@@ -1,7 +1,7 @@
--- collect: removes finished jobs past their time or over their cap, and lanes, tickets and waiters nobody uses any more.
+-- collect: removes finished jobs past their time or over their cap, results past theirs, and lanes, tickets and waiters nobody uses any more.
 -- KIND   write
--- NEEDS  base send lane head clock mint
--- KEYS   m w j x R f* s*
+-- NEEDS  base send lane head clock mint results
+-- KEYS   m w j x R v V f* s*
 -- ARGV   lane sequence version cursor
 -- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 tickets, u32 waiters, u8 more, next cursor
 -- cursor: where to go on among the lanes and tickets, '0' at first and when all were seen; the reply's last bytes.
@@ -43,7 +43,7 @@ for level = 1, levels do
   local over = math.min(call('ZCARD', KEYS[s0 + level]) - keep, budget)
   if over > 0 then succeeded = succeeded + remove(KEYS[s0 + level], call('ZRANGE', KEYS[s0 + level], 0, over - 1)) end
 end
-if budget == 0 then more = 1 end
+if drop_results(1000) == 1000 or budget == 0 then more = 1 end
 
 -- The time of a lane is in the h of its last reply; the time of a ticket is its second number.
 local function lane_ms(field, value)

@@ -2,8 +2,9 @@
 -- KIND   write
 -- NEEDS  base send lane head clock ready mint lease leave
 -- KEYS   m j x e E p* d* r* f* s*
--- ARGV   lane sequence version state level limit ids…
+-- ARGV   lane sequence version state level limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
+-- channel: where workers hear the ids of running jobs that were removed, joined; '': nowhere.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
 
 if replay then return { sequence, replay_h, replay } end
@@ -44,7 +45,7 @@ for i = ids0 + 1, #ARGV do
   end
   seen[ARGV[i]] = true
 end
-local more = 0
+local more, ran = 0, 0
 if state == '1' or state == '' then
   local key = KEYS[r0 + at]
   if named == 0 and most > 0 then
@@ -55,6 +56,7 @@ if state == '1' or state == '' then
   end
   pick_running(ids)
   if gone[1] then send('HDEL', key, gone) end
+  ran = #gone
   if state == '1' and call('HLEN', key) > 0 then more = 1 end
 end
 for _, family in ipairs(SETS[state] or {}) do
@@ -69,4 +71,6 @@ if gone[1] then
   send('HDEL', key_x, gone)
 end
 settle_leases()
-return finish(pack('>I4B', #gone, more))
+local reply = finish(pack('>I4B', #gone, more))
+if ran > 0 and channel ~= '' then call('PUBLISH', channel, concat(gone, '', 1, ran)) end
+return reply

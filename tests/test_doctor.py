@@ -19,7 +19,8 @@ from tests.servers import Server, free_port, wait_until
 
 #: What a client may do, and nothing else: enough for every script.
 CLIENT_RULES = (
-    "+@read +@write -@dangerous +info +evalsha +script|load +time +publish +subscribe +client|setname ~pl:* &pl:wake:*"
+    "+@read +@write -@dangerous +info +evalsha +script|load +time +publish +subscribe +unsubscribe +client|setname "
+    "~pl:* &pl:wake:*"
 )
 
 

@@ -62,12 +62,13 @@ def test_msgpack_keeps_bytes_integer_keys_and_aware_dates() -> None:
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 def test_a_state_is_put_in_and_replaced_and_nothing_else_changes(codec: Codec) -> None:
     body = packed("t", codec, [1], {"a": 2}, {"trace": "x"})
-    once = envelope.with_state(body, {"row": 7})
+    once = envelope.with_headers(body, {"state": {"row": 7}})
     assert envelope.read(once) == (b"t", [1], {"a": 2}, {"trace": "x", "state": {"row": 7}})
-    assert envelope.read(envelope.with_state(once, 8))[3] == {"trace": "x", "state": 8}
+    assert envelope.read(envelope.with_headers(once, {"state": 8}))[3] == {"trace": "x", "state": 8}
+    assert envelope.read(envelope.with_headers(once, {"state": None}))[3] == {"trace": "x"}
     assert once[2] == body[2]
     with pytest.raises(InvalidArgument, match=f"checkpoint: the state can not be packed as {codec}"):
-        envelope.with_state(body, object())
+        envelope.with_headers(body, {"state": object()})
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ BOUNDED = {
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
     "lists": "chunks of records: 5 a level, 100 levels",
-    "KEYS": "9 keys and 5 a level, 100 levels",
+    "KEYS": "10 keys and 5 a level, 100 levels",
 }
 
 
@@ -143,6 +143,16 @@ def test_every_part_is_needed_by_a_script() -> None:
     asked = re.compile(r"^ *-- (?:NEEDS|HERE) +(.*)$", re.MULTILINE)
     needed = {part for path in FILES for parts in asked.findall(path.read_text("utf-8")) for part in parts.split()}
     assert needed == {path.stem for path in (LUA_DIRECTORY / "lib").glob("*.lua")}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
+def test_what_a_part_defines_is_there_where_it_is_called(script: Script) -> None:
+    parts = "".join(path.read_text("utf-8") for path in (LUA_DIRECTORY / "lib").glob("*.lua"))
+    source = script.source.decode()
+    for name in set(re.findall(r"local function (\w+)\(", parts)):
+        called = re.search(rf"(?<!function )(?<![\w.]){name}\(", source)
+        defined = re.search(rf"local function {name}\(", source)
+        assert called is None or (defined is not None and defined.start() < called.start()), name
 
 
 # Scripts that decide everything before their first write. The others do so a level or a lease at a time.

@@ -91,6 +91,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
     "reset_lost": lambda s: s.wire.write("reset_lost"),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
+    "store_results": lambda s: s.wire.store_results((s.end(0), b"\1one"), (s.end(1), b"\1two")),
     "wake": lambda s: s.wire.write("wake", b""),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
@@ -171,7 +172,7 @@ def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.R
     assert is_clean(before)
 
 
-@pytest.mark.parametrize("verb", ["count", "peek", "dry_run", "scan", "lookup", "audit"])
+@pytest.mark.parametrize("verb", ["count", "peek", "dry_run", "scan", "lookup", "audit", "outcome"])
 def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     before = snapshot(scene.wire)
@@ -180,6 +181,7 @@ def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Re
         "scan": (PENDING, 1, 0, b"", 5, 1, 1 << 20),
         "lookup": ("1", 1 << 20, b"\1", scene.failed[0]),
         "audit": (1, scene.failed[0], scene.claimed.token),
+        "outcome": (1 << 20, b"\1", scene.failed[0]),
     }
     words = arguments.get(verb, ())
     assert scene.wire.read(verb, *words)
@@ -202,6 +204,7 @@ def test_a_holder_with_the_wrong_token_is_refused_and_only_the_lane_moves(client
     assert scene.wire.release(*ends) == [0, 1, 2]
     assert scene.wire.checkpoint(ends[0], body=b"stolen", move=(0, 0)) == [0]
     assert scene.wire.renew(stranger, own=ends[:1]) == [0, 1]
+    assert scene.wire.store_results(*((end, b"\1stolen") for end in ends)) == [0, 1, 2]
     assert snapshot(scene.wire, lane=False) == before
 
 
@@ -238,6 +241,9 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "checkpoint, 0 attempts": lambda s: s.wire.checkpoint(s.end(), attempts=0),
     "renew cut off": lambda s: s.wire.renew(s.claimed.token[:-1]),
     "renew, level 0": lambda s: s.wire.renew(own=[s.end()._replace(level=0)]),
+    "results, level 0": lambda s: s.wire.store_results((s.end()._replace(level=0), b"\1x")),
+    "results cut off": lambda s: s.wire.write("store_results", b"", bytes(22), b"\1x"),
+    "results, more values": lambda s: s.wire.write("store_results", b"", b"", b"\1x"),
     "retry, level 4": lambda s: s.wire.retry_failed(level=4),
     "retry, 0 attempts": lambda s: s.wire.retry_failed(attempts=0),
     "delete, level 0": lambda s: s.wire.delete_jobs(PENDING, level=0, limit=1),
@@ -288,6 +294,7 @@ SIZED: dict[str, Callable[[Wire, int], Any]] = {
     "release": lambda w, n: w.release(*acks(n)),
     "renew": lambda w, n: w.renew(*many(n)),
     "renew own": lambda w, n: w.renew(own=acks(n)),
+    "store_results": lambda w, n: w.store_results(*((end, b"") for end in acks(n))),
     "checkpoint": lambda w, n: w.write("checkpoint", b"", b"".join(map(pack_checkpoint, acks(n))), b""),
     "retry_failed, limit": lambda w, n: w.retry_failed(limit=n),
     "retry_failed, ids": lambda w, n: w.retry_failed(limit=0, ids=many(n)),
@@ -296,6 +303,7 @@ SIZED: dict[str, Callable[[Wire, int], Any]] = {
     "dry_run": lambda w, n: w.dry_run(n),
     "scan": lambda w, n: w.scan(SUCCEEDED, limit=n),
     "lookup": lambda w, n: w.lookup(many(n)),
+    "outcome": lambda w, n: w.outcomes(many(n)),
     "audit": lambda w, n: w.audit(many(n)),
 }
 AT_LEAST_ONE = {"enqueue", "prepare", "claim", "dry_run", "scan"}

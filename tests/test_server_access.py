@@ -38,6 +38,7 @@ CLIENT_COMMANDS = {
     "script|load",
     "evalsha",
     "subscribe",
+    "unsubscribe",
     "sadd",
     "smembers",
     "srem",

@@ -397,6 +397,26 @@ async def _collected_at_a_stop(app: PinLater) -> None:
     assert info.run_after_ms == info.created_ms
 
 
+@line("it is cancelled by `handle.cancel()`, or removed")
+async def _cancelled(app: PinLater) -> None:
+    began = asyncio.Event()
+
+    @app.task
+    async def task() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with worker_of(app) as worker:
+        await worker.start()
+        handle = await task.aenqueue()
+        await asyncio.wait_for(began.wait(), 30)
+        assert await handle.acancel()
+        await until(lambda: worker.stats.cancelled == 1, "its end")
+        await worker.stop()
+    assert await handle.ainfo() is None
+    assert worker.stats.claimed == 1
+
+
 @line("its worker dies")
 async def _dies(app: PinLater) -> None:
     @app.task(lease=0.3, attempts=2)

@@ -202,27 +202,6 @@ async def test_a_handle_tells_and_cancels(app: PinLater) -> None:
     await asyncio.to_thread(in_sync_code)
 
 
-@on_loop
-async def test_a_running_job_that_is_cancelled_learns_it_at_its_checkpoint(app: PinLater, server: Server) -> None:
-    said = list[str]()
-
-    @app.task(attempts=9)
-    async def task(context: Context) -> None:
-        async with AsyncClient(server.url) as client:
-            await client.delete_jobs(descriptors=[context.job.descriptor])
-        try:
-            await context.checkpoint("half")
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-            raise
-
-    handle = await task.aenqueue()
-    stats = await work(app)
-    assert said == [f"ClaimLost: checkpoint: job {handle.descriptor} is not this worker's any more"]
-    assert (stats.stale, await handle.astatus()) == (1, None)
-    await app.aclose()
-
-
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 @on_loop
 async def test_codecs_carry_arguments_state_and_trace(app: PinLater, codec: envelope.Codec) -> None:

@@ -32,7 +32,7 @@ def by_body(ends: dict[bytes, End], plain: bool) -> Callable[[Job], Any]:
 @pytest.mark.parametrize("plain", [False, True])
 @on_loop
 async def test_every_end_in_one_batch(server: Server, plain: bool) -> None:
-    ends = {
+    ends: dict[bytes, End] = {
         b"fine": None,
         b"failed": Failed("not yet\n"),
         b"later": Failed("in an hour\n", delay_ms=HOUR_MS),

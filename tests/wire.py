@@ -246,10 +246,25 @@ class Wire:
     ) -> int:
         return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0][:4])
 
-    def delete_jobs(self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = ()) -> tuple[int, int]:
+    def delete_jobs(
+        self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
+    ) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""
-        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, level, limit, *ids)[0])
+        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, level, limit, channel, *ids)[0])
         return deleted, more
+
+    def store_results(self, *kept: tuple[End, bytes], ms: int = 60_000, channel: bytes = b"told:") -> list[int]:
+        """Keeps results of running jobs; returns refused positions."""
+        items = b"".join(bytes([e.level]) + e.id + e.token + ms.to_bytes(6, "big") for e, _ in kept)
+        return unpack_positions(self.write("store_results", channel, items, *(value for _, value in kept))[0])
+
+    def outcome(self, id_: bytes, level: int = 1) -> tuple[int, bytes]:
+        """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
+        (told,) = self.outcomes([id_], level)
+        return told[0], told[1:]
+
+    def outcomes(self, ids: Sequence[bytes], level: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
+        return self.read("outcome", budget, bytes([level]) * len(ids), *ids)
 
     def counts(self) -> list[tuple[int, ...]]:
         """A level: pending now, pending later, in progress, succeeded, failed."""

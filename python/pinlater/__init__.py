@@ -26,12 +26,15 @@ from pinlater.errors import (
     PinLaterError,
     QueueError,
     QueueNotFound,
+    ResultGone,
+    ResultTimeout,
     ServerError,
     ServerFull,
     ServerRefused,
     ServerReplyError,
     ServerTooOld,
     ServerUnavailable,
+    TaskFailed,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 
@@ -51,12 +54,14 @@ if typing.TYPE_CHECKING:
         Middleware,
         PinLater,
         ProcessDied,
+        Progress,
         RaisedInProcess,
         Retry,
         Shared,
         Snooze,
         SyncContext,
         Task,
+        TaskInfo,
     )
     from pinlater.monitor import Monitor
     from pinlater.worker import Worker, WorkerConfig
@@ -106,10 +111,13 @@ __all__ = [
     "PinLater",
     "PinLaterError",
     "ProcessDied",
+    "Progress",
     "QueueConfig",
     "QueueError",
     "QueueNotFound",
     "RaisedInProcess",
+    "ResultGone",
+    "ResultTimeout",
     "Retry",
     "ServerError",
     "ServerFull",
@@ -122,6 +130,8 @@ __all__ = [
     "State",
     "SyncContext",
     "Task",
+    "TaskFailed",
+    "TaskInfo",
     "Worker",
     "WorkerConfig",
     "__version__",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -101,20 +102,38 @@ class Link(asyncio.Protocol):
 
 
 class Subscription(asyncio.Protocol):
-    """A subscription to one channel. on_message gets each message; on_lost, if set, is called when it ends, unless
-    close() ended it. `confirmed` ends with the server's word, PermissionError (its refusal) or ConnectionResetError.
+    """A subscription to channels. on_message gets the channel and each message; on_lost, if set, is called when it
+    ends, unless close() ended it or nothing was confirmed yet.
     """
 
-    def __init__(self, connection: Any, channel: bytes, on_message: Callable[[bytes], None]) -> None:
+    def __init__(self, connection: Any, on_message: Callable[[bytes, bytes], None]) -> None:
         self._writer = _take_socket(connection)
         self._transport = self._writer.transport
         self._reader = hiredis.Reader()
         self._on_message = on_message
         self.on_lost: Callable[[], None] | None = None
         self.ended = False
-        self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stands = False
+        #: One a channel, in the order in which the server confirms them; of an add of several the last has the future.
+        self._confirming: deque[asyncio.Future[None] | None] = deque()
         self._transport.set_protocol(self)
-        self._transport.write(_core.pack_commands([("SUBSCRIBE", channel)]))
+
+    def add(self, *channels: bytes) -> asyncio.Future[None]:
+        """Also these. The future ends with the server's word: PermissionError is its refusal, ConnectionResetError the
+        end before it.
+        """
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.ended:
+            confirmed.set_exception(ConnectionResetError("the subscription was lost"))
+        else:
+            self._confirming += [None] * (len(channels) - 1) + [confirmed]
+            self._transport.write(_core.pack_commands([("SUBSCRIBE", *channels)]))
+        return confirmed
+
+    def remove(self, channel: bytes) -> None:
+        """This one no more."""
+        if not self.ended:
+            self._transport.write(_core.pack_commands([("UNSUBSCRIBE", channel)]))
 
     def close(self) -> None:
         """Nothing is heard from now on."""
@@ -132,19 +151,26 @@ class Subscription(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ended by the server, or by what lies between."""
-        if not self.confirmed.done():
-            self.confirmed.set_exception(ConnectionResetError(f"the subscription was lost: {exc}"))
-        elif not self.ended:
-            self.ended = True
-            if self.on_lost is not None:
-                self.on_lost()
+        self._refuse(ConnectionResetError(f"the subscription was lost: {exc}"))
+        ended, self.ended = self.ended, True
+        if self._stands and not ended and self.on_lost is not None:
+            self.on_lost()
 
     def _tell(self, message: Any) -> None:
         if not isinstance(message, list):
-            if not self.confirmed.done():
-                self.confirmed.set_exception(PermissionError(str(message)))
+            self._refuse(PermissionError(str(message)))
             self._transport.abort()
         elif message[0] == b"message":
-            self._on_message(message[2])
-        elif not self.confirmed.done():
-            self.confirmed.set_result(None)
+            self._on_message(message[1], message[2])
+        elif message[0] == b"subscribe":
+            self._stands = True
+            confirmed = self._confirming.popleft() if self._confirming else None
+            if confirmed is not None and not confirmed.done():
+                confirmed.set_result(None)
+
+    def _refuse(self, why: OSError) -> None:
+        confirming, self._confirming = self._confirming, deque()
+        for confirmed in confirming:
+            if confirmed is not None and not confirmed.done():
+                confirmed.set_exception(why)
+                confirmed.exception()  # who was to await it may have gone

@@ -6,6 +6,7 @@ Promises that an exchange once begun is read to its end or its connection is dro
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from typing import Any
 
 import redis.asyncio
@@ -14,8 +15,10 @@ from redis.exceptions import RedisError
 from pinlater import _core
 from pinlater.async_link import Link
 from pinlater.async_waker import AsyncWaker
+from pinlater.async_watcher import AsyncWatcher
+from pinlater.coalescer import Coalescer
 from pinlater.errors import ClientClosed, PinLaterError, ServerUnavailable
-from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T
+from pinlater.flows import AwaitMessage, AwaitRing, Effect, Failure, Flow, Joined, Listen, Send, Sleep, T, Watch
 from pinlater.servers import Server
 from pinlater.sync_transport import MAX_FREE, connect_error
 
@@ -27,7 +30,9 @@ class AsyncTransport:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self._free: dict[Server, list[Link]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.waker = AsyncWaker(channel, self.connect)
+        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
+        self._joined: dict[Hashable, Coalescer[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._inherited: tuple[Any, ...] = ()
         self._closed = False
 
@@ -47,14 +52,17 @@ class AsyncTransport:
         """In a forked child: leaves the parent's connections alone. They are kept, for their end in the child would
         take them off the poll of the parent's loop too: the two processes share it.
         """
-        self._inherited = self._inherited, self._free, self._pools, self.waker
-        self._free, self._pools = {}, {}
-        self.waker = AsyncWaker(channel, self.connect)
+        self._inherited = self._inherited, self._free, self._pools, self.waker, self._watcher
+        self._free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
+        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
 
     async def close(self) -> None:
         """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
         self._closed = True
+        for task in self._tasks:
+            task.cancel()
         await self.waker.close()
+        self._watcher.close()
         free, self._free = self._free, {}
         for links in free.values():
             for link in links:
@@ -78,7 +86,22 @@ class AsyncTransport:
             case AwaitRing(seconds, since):
                 await self.waker.wait(seconds, since)
                 self._check_open()
+            case Watch(server, channel):
+                self._check_open()
+                return await self._watcher.watch(server, channel)
+            case AwaitMessage(watch, seconds):
+                await watch.wait(seconds)
+                self._check_open()
+            case Joined():
+                return await self._join(effect)
         return None
+
+    def _join(self, effect: Joined) -> asyncio.Future[Any]:
+        joined = self._joined.get(effect.key)
+        if joined is None:
+            make = effect.make
+            joined = self._joined[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
+        return joined.add(effect.item, 0)
 
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from pinlater.async_link import Subscription
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
-from pinlater.sync_waker import LISTEN_AGAIN_S, refused
-
-#: A server that does not confirm a subscription within so long is taken for down.
-CONFIRM_S: Final = 5.0
+from pinlater.sync_waker import CONFIRM_S, LISTEN_AGAIN_S, refused
 
 
 class AsyncWaker:
     """Subscriptions of one channel. `on_ring`, if set, is called with each message (the key m of the queue and shard
-    that rang).
+    that rang). `also`, if set, names further channels of a server, whose messages go to `on_other`, with the channel.
     """
 
     def __init__(self, channel: bytes, connect: Callable[[Server], Awaitable[Any]]) -> None:
@@ -32,6 +29,8 @@ class AsyncWaker:
         self._waiters: set[asyncio.Future[None]] = set()
         self.on_ring: Callable[[bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
+        self.also: Callable[[Server], Sequence[bytes]] = _nothing
+        self.on_other: Callable[[bytes, bytes], None] | None = None
         self._rings = 0
         self._missing = False
 
@@ -74,10 +73,10 @@ class AsyncWaker:
             connection = await self._connect(server)
         except PinLaterError:
             return
-        subscription = Subscription(connection, self._channel, self._on_message)
+        subscription = Subscription(connection, self._on_message)
         try:
             async with asyncio.timeout(CONFIRM_S):
-                await subscription.confirmed
+                await subscription.add(self._channel, *self.also(server))
         except PermissionError as error:
             subscription.close()
             raise refused(server, str(error)) from None
@@ -99,7 +98,11 @@ class AsyncWaker:
         if self.on_lost is not None:
             self.on_lost(server)
 
-    def _on_message(self, message: bytes) -> None:
+    def _on_message(self, channel: bytes, message: bytes) -> None:
+        if channel != self._channel:
+            if self.on_other is not None:
+                self.on_other(channel, message)
+            return
         self._tell()
         if self.on_ring is not None:
             self.on_ring(message)
@@ -110,3 +113,7 @@ class AsyncWaker:
             if not future.done():
                 future.set_result(None)
         self._waiters.clear()
+
+
+def _nothing(_: Server) -> Sequence[bytes]:
+    return ()

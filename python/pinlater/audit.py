@@ -1,5 +1,5 @@
 """The conservation audit: every job of a queue in exactly one state, every record with a place, every lease with its
-jobs.
+jobs, every result with its expiry.
 
 Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is only on
 its way: a script judges each id in one moment, and what looks wrong is judged again. Risks: reads every job; what it
@@ -41,6 +41,7 @@ _ODD: Final = b"\1"  # after the id of a job of p that is not as its id says
 # Bits of lua/audit.lua.
 _PLACES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
 _RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED, _NOT_BARE = 32, 64, 128, 256, 512, 1024, 2048
+_RESULT, _RESULT_EXPIRY = 4096, 8192
 _EXPIRY, _ENTRY, _COUNTED, _BARE_COUNT = 1, 2, 4, 8
 
 
@@ -121,7 +122,7 @@ class _Auditor:
         return list(self._findings.values())
 
     def _names(self) -> Iterator[str]:
-        yield from ("j", "x", "E", "e")
+        yield from ("j", "x", "E", "e", "V", "v")
         for level in range(1, self._levels() + 1):
             yield from (f"{family}{level}" for family in "pdrfs")
 
@@ -130,7 +131,7 @@ class _Auditor:
         return self._place.stored.config.levels
 
     def _command(self, name: str, cursor: bytes) -> Command:
-        verb = "HSCAN" if name[0] in "jxEr" else "ZSCAN"
+        verb = "HSCAN" if name[0] in "jxErV" else "ZSCAN"
         key = queue_key(self._place.queue, self._place.shard.name, name)
         return (verb, key, cursor, "COUNT", self._record_page if name == "j" else PAGE)
 
@@ -152,6 +153,8 @@ class _Auditor:
             members = self._whole_ids(name, page[::2])
             if name == "x":
                 yield from self._judge_ids(1, members, extra_problem)
+            elif name in ("v", "V"):
+                yield from self._judge_ids(1, members, result_problem)
             elif name in ("e", "E"):
                 tokens |= members
             else:
@@ -227,6 +230,13 @@ def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[lis
 def extra_problem(bits: int) -> str:
     """What is wrong with an id of x, of whatever level; '' if nothing is."""
     return "attempts and status (x), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
+
+
+def result_problem(bits: int) -> str:
+    """What is wrong with an id of v or V; '' if nothing is, or if it is gone."""
+    if bits & _RESULT and not bits & _RESULT_EXPIRY:
+        return "a result that never goes"
+    return "an expiry of a result that is not there" if bits & _RESULT_EXPIRY and not bits & _RESULT else ""
 
 
 def job_problem(bits: int) -> str:

@@ -23,6 +23,7 @@ from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import OutcomeUnknown, PinLaterError, ServerRefused
 from pinlater.exchange import write
+from pinlater.keys import gone_channel
 from pinlater.queues import agreed_places, known_places
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
@@ -60,7 +61,8 @@ class _Source:
 
 class Claimer:
     """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
-    the same), when they were sent.
+    the same), when they were sent. removed: gets the channel (keys.gone_channel) and the ids, joined, of running jobs
+    that were removed.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Claimer:
         queues: Sequence[str],
         room: Callable[[], int],
         take: Callable[[str, list[Claim], float], None],
+        removed: Callable[[bytes, bytes], None],
     ) -> None:
         self._client = client
         self._room = room
         self._take = take
+        self._removed = removed
         self._sources = {queue: _Source(queue) for queue in queues}
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
@@ -88,6 +92,7 @@ class Claimer:
             source.hungry, source.empty = True, False
         waker = self._client._transport.waker
         waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
+        waker.also, waker.on_other = self._gone_channels, self._removed
 
     async def close(self) -> None:
         """Passes unanswered rings on, for a moment; then nothing of it is left running."""
@@ -95,7 +100,7 @@ class Claimer:
         for source in self._sources.values():
             self._pass_on_if_rung(source)
         waker = self._client._transport.waker
-        waker.on_ring = waker.on_lost = None
+        waker.on_ring = waker.on_lost = waker.on_other = None
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
         for task in self._tasks:
@@ -264,6 +269,12 @@ class Claimer:
             await self._client._run(lambda end: write(place, "wake", [b""], end, patient=False))
         except PinLaterError as error:
             log.debug("%s: a ring was not passed on: %s", place, error)
+
+    def _gone_channels(self, server: Server) -> list[bytes]:
+        shards = self._client._session.shards.values()
+        return [
+            gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._sources
+        ]
 
     # stopping
 

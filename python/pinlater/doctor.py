@@ -47,7 +47,7 @@ FULL_SHARE: Final = 0.9
 
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
 CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS")
-CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE")
+CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
 _CALLS: Final = re.compile(rb"\b(?:call|send)\('([A-Z]+)'")
 _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}

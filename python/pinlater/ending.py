@@ -1,4 +1,5 @@
-"""Ends the jobs of a worker on their shards: acks and postponements in batches, releases, and reports of stale claims.
+"""Ends the jobs of a worker on their shards: results, acks and postponements in batches, releases, reports of stale
+claims.
 
 Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
 that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
@@ -10,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pinlater import holding
+from pinlater import holding, results
 from pinlater.async_client import AsyncClient
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.flows import Flow
-from pinlater.handlers import End, Failed, Postponed
+from pinlater.handlers import End, Failed, Postponed, Succeeded
 from pinlater.jobs import Ack, Checkpoint, Job
 from pinlater.renewal import Lease, Renewal
 from pinlater.shards import QueueShard
@@ -35,7 +37,8 @@ class WorkerStats:
     """Counts since the start.
 
     claims: answered claim calls. failed: attempts that failed. postponed: jobs put back in line by their handler.
-    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop.
+    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop. cancelled: jobs that were
+    removed while they were held here.
     """
 
     claims: int = 0
@@ -45,6 +48,7 @@ class WorkerStats:
     postponed: int = 0
     stale: int = 0
     released: int = 0
+    cancelled: int = 0
 
 
 class Held:
@@ -116,6 +120,12 @@ class Ending:
                 places.setdefault(one.lease.place, []).append(one)
         await asyncio.gather(*(self._release_at(batch) for held in places.values() for batch in _batches(held)))
 
+    def removed(self, held: Held) -> None:
+        """The job was removed while it was held here: there is nothing to ack."""
+        self._renewal.done(held.lease)
+        self._stats.cancelled += 1
+        log.info("job %s: it was removed, and is not run any further", held.job.descriptor)
+
     def stale(self, held: Held) -> None:
         """Reports a job that is somebody else's by now."""
         self._stats.stale += 1
@@ -153,10 +163,37 @@ class Ending:
         for held, _ in batch:
             if held.lease.lost:
                 self.stale(held)
-        refused = await self._checkpoint(live)
+        special = [one for one in live if one[1] is not None]
+        refused = await self._checkpoint(special) | await self._store(special) if special else set()
         refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
+        if special:
+            await self._tell(special)
         for held, end in live:
             self._count(held, end, id(held.job) in refused)
+
+    async def _store(self, special: list[_Ended]) -> set[int]:
+        """Keeps results before the ack, while the claim is there to be shown; returns the jobs refused.
+
+        A process that dies between the two leaves a job that runs again, and its next result replaces this one.
+        """
+        kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
+        if not kept:
+            return set()
+        session = self._client._session
+        jobs = [job for job, _, _ in kept]
+        return {id(job) for job in await self._persist(lambda end: results.store(session, kept, end), jobs)}
+
+    async def _tell(self, special: list[_Ended]) -> None:
+        """Those who wait for the result of a job that stays failed."""
+        failed = [
+            held.job.descriptor
+            for held, end in special
+            if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
+        ]
+        if failed:
+            session = self._client._session
+            with suppress(PinLaterError):  # then they see it when they look for themselves
+                await self._client._run(lambda end: results.tell(session, failed, end))
 
     async def _checkpoint(self, live: list[_Ended]) -> set[int]:
         """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
@@ -172,7 +209,7 @@ class Ending:
 
     async def _ack(self, live: list[_Ended]) -> set[int]:
         """Returns the jobs refused."""
-        good = [held.job for held, end in live if end is None]
+        good = [held.job for held, end in live if end is None or isinstance(end, Succeeded)]
         bad = [
             Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
             for held, end in live
@@ -188,7 +225,7 @@ class Ending:
         self._renewal.done(held.lease)
         if refused:
             self.stale(held)
-        elif end is None:
+        elif end is None or isinstance(end, Succeeded):
             self._stats.succeeded += 1
         elif isinstance(end, Failed):
             self._stats.failed += 1
@@ -215,9 +252,11 @@ class Ending:
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
 
-def _mark(job: Job, end: Failed | Postponed) -> Checkpoint | None:
+def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
+    if isinstance(end, Succeeded):
+        return None
     if isinstance(end, Postponed):
-        return Checkpoint(job=job, move_to_pending=True, delay_ms=end.delay_ms)
+        return Checkpoint(job=job, body=end.body, move_to_pending=True, delay_ms=end.delay_ms)
     return Checkpoint(job=job, attempts=1) if end.final and job.attempts_remaining > 1 else None
 
 

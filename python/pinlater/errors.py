@@ -18,7 +18,10 @@ PinLaterError
 ├── PartialEnqueue                      some parts of a large enqueue were refused
 ├── PartialDelete                       a queue is still there on some shards
 ├── BodyUnreadable                      a job's body is not what its task's codec wrote
-└── ClaimLost                           a running job belongs to somebody else by now
+├── ClaimLost                           a running job belongs to somebody else by now
+├── TaskFailed                          the job whose result was asked for stays failed
+├── ResultGone                          there is neither the job nor a result of it
+└── ResultTimeout (also TimeoutError)   no result in time; the job may still end
 """
 
 from __future__ import annotations
@@ -184,6 +187,25 @@ class BodyUnreadable(PinLaterError):
 
 class ClaimLost(PinLaterError):
     """A running job was given to another worker, or removed: what this one does is not kept."""
+
+
+class TaskFailed(PinLaterError):
+    """The job whose result was asked for stays failed. descriptor: which one. status: its custom status: what is kept
+    of its failed attempts, the newest last.
+    """
+
+    def __init__(self, descriptor: str, status: str) -> None:
+        super().__init__(f"job {descriptor} failed: {status.strip() or 'nothing is kept of why'}")
+        self.descriptor = descriptor
+        self.status = status
+
+
+class ResultGone(PinLaterError):
+    """There is neither the job nor a result of it."""
+
+
+class ResultTimeout(PinLaterError, TimeoutError):
+    """No result came in time. The job goes on; asking again is fine."""
 
 
 #: First word of an error reply of our scripts -> the error it becomes.

@@ -9,7 +9,7 @@ becomes of the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -67,7 +67,36 @@ class AwaitRing:
     since: int
 
 
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Effect: subscribes to a channel of a server. Result: the watch, whose `lost` says that nothing is heard any more
+    and whose close() ends it, or None if the server does not answer.
+    """
+
+    server: Server
+    channel: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMessage:
+    """Effect: wait until the watch heard something, it is lost, or seconds have passed. Result: None."""
+
+    watch: Any
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Effect: a question that others join: those of one key that are asked in the same turn of an event loop are
+    answered by one flow. make: the flow of a list of items, which gives an answer an item. Result: this item's.
+    """
+
+    key: Hashable
+    item: Any
+    make: Callable[[list[Any]], Flow[list[Any]]]
+
+
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing | Watch | AwaitMessage | Joined
 T = TypeVar("T")
 R = TypeVar("R")
 Flow: TypeAlias = Generator[Effect, Any, T]

@@ -31,12 +31,14 @@ class Failed:
     """What a handler returns of an attempt that failed.
 
     status: appended to the custom status. delay_ms: until the next attempt; None: as long as the worker lets failed
-    jobs wait. final: there is no next attempt, though some may be left.
+    jobs wait. final: there is no next attempt, though some may be left. awaited: somebody may wait for its result, and
+    is told when it stays failed.
     """
 
     status: str
     delay_ms: int | None = None
     final: bool = False
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", clip(self.status, MAX_STATUS_BYTES))
@@ -46,12 +48,24 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """What a handler returns to put its job back in line for so long; no attempt is used up."""
+    """What a handler returns to put its job back in line for so long; no attempt is used up.
+
+    body: replaces the job's; it has to be within the queue's limit.
+    """
 
     delay_ms: int
+    body: bytes | None = None
 
     def __post_init__(self) -> None:
         check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """What a handler returns to keep a result for whoever asks for it, for so long."""
+
+    result: bytes
+    keep_ms: int
 
 
 class TimedOut(TimeoutError):
@@ -62,7 +76,7 @@ class TimedOut(TimeoutError):
 
 
 #: How a job ended; None: it succeeded. Whatever else a handler returns counts as None.
-End: TypeAlias = Failed | Postponed | None
+End: TypeAlias = Failed | Postponed | Succeeded | None
 
 
 #: What stands after the colon.
@@ -134,7 +148,7 @@ async def call_async(handler: Handler, job: Job) -> End:
         end = await handler(job)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"the handler raised {error!r}") from error
-    return end if isinstance(end, Failed | Postponed) else None
+    return end if isinstance(end, Failed | Postponed | Succeeded) else None
 
 
 def call_plain(handler: Handler, job: Job) -> Exception | End:
@@ -152,7 +166,7 @@ def call_plain(handler: Handler, job: Job) -> Exception | End:
         return TypeError(
             "the handler returned a coroutine that nobody awaits; expected a plain function or `async def`"
         )
-    return result if isinstance(result, Failed | Postponed) else None
+    return result if isinstance(result, Failed | Postponed | Succeeded) else None
 
 
 class _Call:

@@ -36,3 +36,13 @@ def registry_key(shard: str) -> bytes:
 def wake_channel(session: bytes) -> bytes:
     """The Pub/Sub channel on which a client (8 bytes of session) is woken."""
     return f"{PREFIX}wake:{session.hex()}".encode()
+
+
+def gone_channel(queue: str, shard: str) -> bytes:
+    """Where workers of a queue and shard hear of running jobs that were removed."""
+    return f"{PREFIX}wake:{tag(queue, shard)}".encode()
+
+
+def result_channel(queue: str, shard: str) -> bytes:
+    """What the channel of a job's result begins with; the id in hex follows."""
+    return f"{PREFIX}wake:{tag(queue, shard)}:".encode()

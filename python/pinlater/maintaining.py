@@ -20,6 +20,7 @@ from pinlater.exchange import write
 from pinlater.flows import Argument, Flow, all_of, complete
 from pinlater.inspecting import check_priority
 from pinlater.jobs import NewJob, State
+from pinlater.keys import gone_channel
 from pinlater.queues import known_places
 from pinlater.shards import QueueShard, Session
 
@@ -45,7 +46,7 @@ def retry_failed(
         yield from _in_rounds(
             product(levels, places),
             "retry_failed",
-            lambda level, most: [level, most, attempts, kind, ms],
+            lambda _, level, most: [level, most, attempts, kind, ms],
             limit,
             deadline_s,
         )
@@ -80,7 +81,7 @@ def delete_jobs(
     session: Session, queue: str, state: State | str, priority: int | None, limit: int, deadline_s: float
 ) -> Flow[int]:
     """Removes up to `limit` jobs of a state, oldest first (running ones in no order); returns how many. A running one's
-    ack will be refused.
+    worker stops it if it can, and its ack will be refused.
     """
     return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
 
@@ -89,7 +90,8 @@ def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float
     """Removes jobs by descriptor, whatever their state; returns how many were there."""
     calls = _by_level(session, list(descriptors))
     flows = [
-        complete(write(place, "delete_jobs", ["", level, 0, *ids], deadline_s), _u32) for place, level, ids, _ in calls
+        complete(write(place, "delete_jobs", ["", level, 0, _gone(place), *ids], deadline_s), _u32)
+        for place, level, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
@@ -119,24 +121,29 @@ def _delete_states(
     return done
 
 
-def _of_state(code: int, level: int, most: int) -> list[Argument]:
-    return [code, level, most]
+def _of_state(code: int, place: QueueShard, level: int, most: int) -> list[Argument]:
+    return [code, level, most, _gone(place)]
 
 
-def _always(arguments: list[Argument], _level: int, _most: int) -> list[Argument]:
+def _gone(place: QueueShard) -> bytes:
+    return gone_channel(place.queue, place.shard.name)
+
+
+def _always(arguments: list[Argument], _place: QueueShard, _level: int, _most: int) -> list[Argument]:
     return arguments
 
 
 def _in_rounds(
     parts: Iterable[tuple[int, QueueShard]],
     verb: str,
-    arguments: Callable[[int, int], list[Argument]],
+    arguments: Callable[[QueueShard, int, int], list[Argument]],
     limit: int,
     deadline_s: float,
     done: int = 0,
 ) -> Flow[int]:
     """Calls a script on each level and place as long as it says that it left something, for `limit` jobs at most;
-    returns how many, with those `done` before. arguments: of a level and the most jobs of one call.
+    returns how many, with those `done` before. arguments: of a place, a level and the most jobs
+    of one call.
     """
     more = True
 
@@ -149,7 +156,7 @@ def _in_rounds(
     for level, place in parts:
         more = True
         while more and done < limit:
-            call = write(place, verb, arguments(level, min(limit - done, MAX_BATCH)), deadline_s)
+            call = write(place, verb, arguments(place, level, min(limit - done, MAX_BATCH)), deadline_s)
             done = yield from _round(done, complete(call, changed))
     return done
 

@@ -22,9 +22,23 @@ from redis.exceptions import (
 
 from pinlater import _core
 from pinlater.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
-from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
+from pinlater.flows import (
+    AwaitMessage,
+    AwaitRing,
+    Effect,
+    Failure,
+    Flow,
+    Joined,
+    Listen,
+    ReplyError,
+    Send,
+    Sleep,
+    T,
+    Watch,
+)
 from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
+from pinlater.sync_watcher import SyncWatcher
 
 #: More free connections than this a server are closed: a burst of threads does not hold sockets for ever.
 MAX_FREE: Final = 64
@@ -38,7 +52,7 @@ class SyncTransport:
         self._free: dict[Server, list[_Link]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self._waker = SyncWaker(channel, self.connect)
+        self._waker, self._watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -58,13 +72,14 @@ class SyncTransport:
         """In a forked child: forgets the parent's connections without a word on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self._waker = SyncWaker(channel, self.connect)
+        self._waker, self._watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
         self._closed = True
         self._waker.close()
+        self._watcher.close()
         with self._lock:
             free, self._free = self._free, {}
         for links in free.values():
@@ -87,6 +102,14 @@ class SyncTransport:
             case AwaitRing(seconds, since):
                 self._waker.wait(seconds, since)
                 self._check_open()
+            case Watch(server, channel):
+                self._check_open()
+                return self._watcher.watch(server, channel)
+            case AwaitMessage(watch, seconds):
+                watch.wait(seconds)
+                self._check_open()
+            case Joined(_, item, make):
+                return self.drive(make([item]))[0]
         return None
 
     def _exchange(self, sends: list[Send]) -> list[list[Any]]:

@@ -19,6 +19,8 @@ from pinlater.servers import Server
 
 #: Where a subscription could not be made nobody is heard: the caller comes back so soon, to listen and claim again.
 LISTEN_AGAIN_S: Final = 0.5
+#: A server that does not confirm a subscription within so long is taken for down.
+CONFIRM_S: Final = 5.0
 
 
 class SyncWaker:

@@ -25,6 +25,7 @@ from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
 from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
+from pinlater.removals import Removals
 from pinlater.renewal import Lease, Renewal
 from pinlater.shards import QueueShard
 
@@ -100,9 +101,10 @@ class Worker:
         self._handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
-        self._claimer = Claimer(client, names, self._room, self._take)
+        self._claimer = Claimer(client, names, self._room, self._take, self._on_removed)
         self._renewal = Renewal(client._settings.timeouts[1])
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
+        self._removals = Removals(handler, self._is_async, self._ending)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
@@ -238,6 +240,8 @@ class Worker:
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
+        if gone := self._removals.among(self._waiting, sent_s):
+            self._drop(gone, self._ending.removed)
         if len(claims) > 1:  # of several shards
             self._waiting = deque(sorted(self._waiting, key=lambda held: held.job.priority))
         self._start_waiting()
@@ -261,7 +265,7 @@ class Worker:
             if self._stopping.is_set():
                 return
             if lease.lost:
-                self._drop_lost()
+                self._drop({held for held in self._waiting if held.lease.lost}, self._ending.stale)
             elif lease.in_doubt:
                 self._confirming = self._loop.create_task(self._confirm())
             else:
@@ -276,14 +280,17 @@ class Worker:
         self._running[future] = held
         future.add_done_callback(self._finished)
 
-    def _drop_lost(self) -> None:
-        kept = [held for held in self._waiting if not held.lease.lost]
-        for held in self._waiting:
-            if held.lease.lost:
-                self._bytes -= len(held.job.body)
-                self._ending.stale(held)
-        self._waiting = deque(kept)
+    def _drop(self, gone: set[Held], tell: Callable[[Held], None]) -> None:
+        """Lets go of waiting jobs that are not to be started."""
+        for held in gone:
+            self._bytes -= len(held.job.body)
+            tell(held)
+        self._waiting = deque(held for held in self._waiting if held not in gone)
         self._progressed()
+
+    def _on_removed(self, channel: bytes, ids: bytes) -> None:
+        self._removals.hear(channel, ids, self._running)
+        self._drop(self._removals.among(self._waiting), self._ending.removed)
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
@@ -318,7 +325,9 @@ class Worker:
         held = self._running.pop(future)
         self._bytes -= len(held.job.body)
         self._ended_since += 1
-        if future.cancelled() and self._stopping.is_set():
+        if self._removals.stopped and self._removals.ended(held, future):
+            pass
+        elif future.cancelled() and self._stopping.is_set():
             self._waiting.append(held)  # given up at the stop: handed back with the rest
             self._bytes += len(held.job.body)
         elif future.cancelled():

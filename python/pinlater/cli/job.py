@@ -29,10 +29,12 @@ from pinlater.cli.output import (
     printable,
     remark,
     say,
+    task_info,
 )
 from pinlater.cli.queue import STATES, counted
 from pinlater.cli.settings import Settings
-from pinlater.jobs import Ack, Job, JobInfo, State
+from pinlater.framework.handles import TaskInfo
+from pinlater.jobs import Ack, Job, State
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,7 +155,8 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     """Show what is known of jobs. Exit code 1 if one of them is not there."""
     descriptors = tuple(dict.fromkeys(descriptors))
     with settings.client() as client:
-        found = client.lookup(descriptors, with_body=body)
+        looked_up = client.lookup(descriptors, with_body=True)
+    found = {descriptor: task_info(info, body=body) for descriptor, info in looked_up.items()}
     for descriptor in descriptors:
         if descriptor in found and settings.as_json:
             print_json(info_document(found[descriptor]))
@@ -167,9 +170,13 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     return DONE if len(found) == len(descriptors) else NO
 
 
-def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
+def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
     yield "descriptor", info.descriptor
+    if info.task is not None:
+        yield "task", printable(info.task)
     yield "state", info.state.value
+    if info.progress is not None:
+        yield "progress", printable(str(info.progress))
     yield "priority", str(info.priority)
     yield "attempts", attempts_told(info)
     yield "created", moment(info.created_ms)
@@ -186,7 +193,7 @@ def _facts(info: JobInfo) -> Iterator[tuple[str, str]]:
         yield "body", printable(info.body)
 
 
-def attempts_told(info: JobInfo) -> str:
+def attempts_told(info: TaskInfo) -> str:
     """`1 of 2 left`."""
     return f"{info.attempts_remaining} of {info.attempts_allowed} left"
 
@@ -202,10 +209,11 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
     """List the jobs of a state, latest first."""
     if future and state != State.PENDING.value:
         usage(f"--future: expected with --state pending, got {state}")
+    running = state == State.IN_PROGRESS.value  # a task that runs may say how far it is
     with settings.client() as client:
-        scan = client.scan(
-            queue, state, priority=priority, future=future, with_body=body, page_size=min(limit + 1, MAX_BATCH)
-        )
+        page = min(limit + 1, MAX_BATCH)
+        scanned = client.scan(queue, state, priority=priority, future=future, with_body=body or running, page_size=page)
+        scan = (task_info(info, body=body) for info in scanned)
         shown = islice(scan, limit)
         if settings.as_json:
             for info in shown:
@@ -224,15 +232,19 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
     return DONE
 
 
-def _print_jobs(found: list[JobInfo], body: bool) -> None:
+def _print_jobs(found: list[TaskInfo], body: bool) -> None:
     running = found[0].state is State.IN_PROGRESS
     finished = found[0].state in (State.SUCCEEDED, State.FAILED)
     when = "claimed" if running else "finished" if finished else "run after"
-    last = (["claimed by"] if running else []) + ["status"] + (["body"] if body else [])
+    tasks = running and any(info.task is not None for info in found)
+    last = (["claimed by"] if running else []) + (["task", "progress"] if tasks else []) + ["status"]
+    last += ["body"] if body else []
     rows = []
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
         cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
+        if tasks:
+            cells += [preview(info.task or ""), preview(str(info.progress or ""))]
         newest = preview(info.headline)
         rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)

@@ -10,7 +10,7 @@ import base64
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pinlater.framework.handles import TaskInfo
 from pinlater.jobs import Job, JobInfo
 
 #: A table that is piped is as wide as its content; rich wants a number.
@@ -101,9 +102,19 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def info_document(info: JobInfo) -> dict[str, Any]:
-    """The fields of JobInfo, the body as `body` or `body_base64`."""
-    document = {field.name: getattr(info, field.name) for field in fields(info) if field.name != "body"}
+    """The fields of JobInfo, the body as `body` or `body_base64`; of a task's job that was looked up as one `task` and
+    `progress` too.
+    """
+    document = {field.name: getattr(info, field.name) for field in fields(JobInfo) if field.name != "body"}
+    if isinstance(info, TaskInfo) and info.task is not None:
+        document |= {"task": info.task, "progress": None if info.progress is None else asdict(info.progress)}
     return document if info.body is None else {**document, **body_fields(info.body)}
+
+
+def task_info(info: JobInfo, *, body: bool) -> TaskInfo:
+    """With what the envelope says, if it has one. body: keep the body, too."""
+    told = TaskInfo.of(info)
+    return told if body else replace(told, body=None)
 
 
 def body_fields(body: bytes) -> dict[str, str]:

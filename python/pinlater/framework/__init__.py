@@ -9,7 +9,7 @@ from pinlater.framework.batches import Item
 from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.depending import Depends, Shared
 from pinlater.framework.ends import Cancel, Expired, ProcessDied, RaisedInProcess, Retry, Snooze
-from pinlater.framework.handles import Handle
+from pinlater.framework.handles import Handle, Progress, TaskInfo
 from pinlater.framework.middleware import Execution, Middleware
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import Task
@@ -29,10 +29,12 @@ __all__ = [
     "Middleware",
     "PinLater",
     "ProcessDied",
+    "Progress",
     "RaisedInProcess",
     "Retry",
     "Shared",
     "Snooze",
     "SyncContext",
     "Task",
+    "TaskInfo",
 ]

@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast, get_args, overload
 
-from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
+from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.config import QueueConfig, check_integer, check_queue_name
-from pinlater.errors import InvalidArgument
+from pinlater.errors import InvalidArgument, checked
 from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
 from pinlater.framework.batches import Item
 from pinlater.framework.clients import AppClients
@@ -125,6 +125,7 @@ class PinLater:
         give_up_on: tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
+        result_ttl: float | None = None,
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
@@ -165,6 +166,7 @@ class PinLater:
         give_up_on: tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
+        result_ttl: float | None = None,
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
@@ -177,11 +179,12 @@ class PinLater:
         name: in the envelope; by default module.function. attempts: how often it may be tried. backoff: how long a
         failed job waits: seconds, or a function of the attempt and the error (Constant, Linear, Exponential).
         give_up_on: errors that no further attempt will mend. timeout: an async task is cancelled after it, one in a
-        thread is reported and left behind, one in a process is killed. lease: of its queue, if that is not
-        there yet. expires: not run so long after it was due. codec: msgpack, json, or raw. on_failure: called with a
-        Failure when a job stays failed: async on the loop, a plain function in a thread. runs_in: "process" for plain
-        functions that need a core; else "loop" (async) or "thread" (plain). batch: the function gets a list of Items,
-        so many at most; the first waits batch_wait at most for others.
+        thread is reported and left behind, one in a process is killed. lease: of its queue, if that is not there yet.
+        result_ttl: what it returns is kept so long for `handle.result()`; without it nothing is. expires: not run so
+        long after it was due. codec: msgpack, json, or raw. on_failure: called with a Failure when a job stays failed:
+        async on the loop, a plain function in a thread. runs_in: "process" for plain functions that need a core; else
+        "loop" (async) or "thread" (plain). batch: the function gets a list of Items, so many at most; the first waits
+        batch_wait at most for others.
         """
         running = Running(
             backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
@@ -189,6 +192,7 @@ class PinLater:
             timeout_s=None if timeout is None else milliseconds("timeout", timeout, least=0.001) / 1000,
             expires_ms=None if expires is None else milliseconds("expires", expires),
             lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
+            result_ttl_ms=None if result_ttl is None else milliseconds("result_ttl", result_ttl, least=0.001),
             on_failure=on_failure,
             kind=_check_kind(runs_in),
             batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
@@ -204,7 +208,9 @@ class PinLater:
 
         def add(function: Callable[..., Any]) -> Task[..., Any]:
             told = _name_of(function) if name is None else name
-            sending = Sending(name=told, queue=queue, codec=codec, options=options, headers={})
+            sending = Sending(
+                name=told, queue=queue, codec=codec, options=options, headers={}, results=result_ttl is not None
+            )
             return self._add(Task(function, self.clients, sending, running))
 
         return add if function is None else add(function)
@@ -279,6 +285,11 @@ class PinLater:
     async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
         """See send."""
         return await self.by_name(name).aenqueue(*args, **kwargs)
+
+    def handle(self, descriptor: str) -> Handle:
+        """The handle of a job that was enqueued elsewhere, or earlier."""
+        checked(parse_descriptor, descriptor)
+        return Handle(self.clients, descriptor)
 
     # queues
 

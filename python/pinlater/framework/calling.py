@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pinlater.errors import InvalidArgument
 from pinlater.framework.batches import Batcher
-from pinlater.framework.context import BaseContext, Keep
+from pinlater.framework.context import BaseContext, Keep, SyncContext
 from pinlater.framework.depending import Made
+from pinlater.framework.ends import Snooze
 from pinlater.framework.middleware import Runner
 from pinlater.framework.processes import ProcessPool
 from pinlater.framework.tasks import Task
@@ -28,7 +30,7 @@ from pinlater.jobs import Job
 @dataclass(slots=True)
 class Calling:
     """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. batchers: of
-    the tasks that have one, so far.
+    the tasks that have one, so far. contexts: of the tasks that run in threads, by descriptor.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -38,6 +40,7 @@ class Calling:
     made: Made
     concurrency: int
     batchers: list[Batcher]
+    contexts: WeakValueDictionary[str, SyncContext]
 
     def runner(self, task: Task[..., Any]) -> Runner:
         """What runs one job of the task."""
@@ -60,15 +63,20 @@ class Calling:
 
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
-            if needs:
-                return await needs.call_async(function, called, kwargs, self.made)
-            return await function(*called, **kwargs)
+            try:
+                if needs:
+                    return await needs.call_async(function, called, kwargs, self.made)
+                return await function(*called, **kwargs)
+            except Snooze as snooze:
+                raise with_progress(snooze, called)  # noqa: B904  (the same one)
 
         return run if timeout_s is None else partial(_in_time, run, timeout_s)
 
     def _in_thread(self, task: Task[..., Any]) -> Runner:
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
+            if task.context is not None:
+                self.contexts[job.descriptor] = called[0]
             returned: list[Any] = []
 
             def call(_: Job) -> Any:
@@ -76,7 +84,10 @@ class Calling:
                 return returned[0]
 
             context = copy_context()
-            await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+            try:
+                await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+            except Snooze as snooze:
+                raise with_progress(snooze, called)  # noqa: B904  (the same one)
             return returned[0]
 
         return run
@@ -111,8 +122,15 @@ async def _awaited(work: Awaitable[Any]) -> Any:
     return await work
 
 
-async def _keep_nowhere(job: Job, state: Any) -> None:
+async def _keep_nowhere(job: Job, headers: Mapping[str, Any]) -> None:
     raise InvalidArgument("checkpoint: a raw body has no place for a state")
+
+
+def with_progress(snooze: Snooze, called: list[Any]) -> Snooze:
+    """The same, with the progress that the task's context was told last, if both are there."""
+    if snooze.headers is not None and called and isinstance(called[0], BaseContext):
+        snooze.headers = called[0].headers(snooze.state)
+    return snooze
 
 
 def with_context(

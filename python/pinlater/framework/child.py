@@ -19,15 +19,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 import uvloop
 
 from pinlater import errors
+from pinlater.errors import InvalidArgument
 from pinlater.framework import envelope, pipes
 from pinlater.framework.app import PinLater
-from pinlater.framework.calling import call_plain_task, with_context
+from pinlater.framework.calling import call_plain_task, with_context, with_progress
 from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import judged
@@ -67,10 +68,10 @@ class Link:
         self._writer.write(message)
         await self._writer.drain()
 
-    async def keep(self, job: Job, state: Any) -> None:
+    async def keep(self, job: Job, headers: Mapping[str, Any]) -> None:
         """A checkpoint, by the worker; raises what it raised there."""
         self._kept = self.loop.create_future()
-        await self.say(pipes.pack(Said.KEEP, envelope.with_state(job.body, state)))
+        await self.say(pipes.pack(Said.KEEP, envelope.with_headers(job.body, headers)))
         refused = await self._kept
         if refused:
             name, text = refused
@@ -123,6 +124,7 @@ def main() -> None:
 def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: Any) -> bytes:
     """Runs a task; what became of it."""
     job, task, began_s = Job(*parts), app.tasks[name], time.monotonic()
+    called: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]
         trace = headers.get("trace")
@@ -130,9 +132,10 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
         called = with_context(task, job, args, headers, link.keep, link.loop)
         value = call_plain_task(task, called, kwargs, link.loop, made)
     except (Retry, Snooze, Cancel) as end:
+        kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
         try:
-            return pipes.pack(Said.ENDED, _word(end), str(end), getattr(end, "delay", None))
-        except Exception as error:  # of its delay
+            return pipes.pack(Said.ENDED, _word(end), str(end), getattr(end, "delay", None), kept)
+        except Exception as error:  # of its delay or its state
             return _failed(task, job, error, worker, began_s)
     except Exception as error:
         return _failed(task, job, error, worker, began_s)
@@ -140,8 +143,10 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
         return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
     try:
         return pipes.pack(Said.RETURNED, value)
-    except Exception:
-        return pipes.pack(Said.RETURNED, None)  # nobody may want it
+    except Exception as error:
+        if task.running.result_ttl_ms is None:
+            return pipes.pack(Said.RETURNED, None)  # nobody may want it
+        return _failed(task, job, InvalidArgument(f"result: it can not be packed: {error}"), worker, began_s)
 
 
 def _word(end: TaskEnd) -> str:

@@ -1,17 +1,21 @@
 """What a running task knows of its job: handed to a task whose first parameter is annotated Context or SyncContext.
 
 Promises that a checkpoint that returned is what the next attempt starts from. Risks: a checkpoint is a call to Redis;
-it raises what such a call raises.
+it raises what such a call raises. Of progress that is told more than once a second, what no later call took along is
+lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
+from pinlater.errors import InvalidArgument
 from pinlater.jobs import Job
 
 log: Final = logging.getLogger("pinlater.task")
@@ -19,8 +23,11 @@ log: Final = logging.getLogger("pinlater.task")
 #: The trace context of the task that runs: what it puts in line is told it too.
 current_trace: Final[ContextVar[str | None]] = ContextVar("pinlater_trace", default=None)
 
-#: Keeps a state in a job.
-Keep = Callable[[Job, Any], Awaitable[None]]
+#: Keeps headers of the envelope in a job.
+Keep = Callable[[Job, Mapping[str, Any]], Awaitable[None]]
+
+#: Progress is written once in so long at most.
+PROGRESS_S: Final = 1.0
 
 
 class _JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -36,7 +43,7 @@ class BaseContext:
     (time.monotonic), None without one.
     """
 
-    __slots__ = ("_keep", "_loop", "deadline_s", "job", "state", "task", "trace")
+    __slots__ = ("__weakref__", "_keep", "_loop", "_progress", "_told_s", "deadline_s", "job", "state", "task", "trace")
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class BaseContext:
         self.deadline_s = deadline_s
         self._keep = keep
         self._loop = loop
+        self._progress: list[Any] | None = None
+        self._told_s = float("-inf")
 
     @property
     def attempt(self) -> int:
@@ -67,9 +76,26 @@ class BaseContext:
         """The logger pinlater.task, each line with the job's descriptor."""
         return _JobLogger(log, {"job": self.job.descriptor})
 
+    def headers(self, state: Any) -> dict[str, Any]:
+        """What a checkpoint with this state keeps: the progress told last is taken along."""
+        self._told_s = time.monotonic()
+        return {"state": state} if self._progress is None else {"state": state, "progress": self._progress}
+
+    def _note(self, done: float, total: float | None, note: str) -> bool:
+        """Remembers progress; whether it is time to write it."""
+        for name, value in (("done", done), ("total", 0 if total is None else total)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidArgument(f"progress: {name}: expected a number, got {value!r:.60}")
+        if not isinstance(note, str):
+            raise InvalidArgument(f"progress: note: expected text, got {note!r:.60}")
+        self._progress = [done, total, note]
+        return time.monotonic() - self._told_s >= PROGRESS_S
+
 
 class Context(BaseContext):
     """The context of an async task."""
+
+    __slots__ = ()
 
     async def checkpoint(self, state: Any) -> None:
         """Keeps a state that the codec can pack in the job: an attempt after this one finds it in `state`.
@@ -77,18 +103,45 @@ class Context(BaseContext):
         Raises ClaimLost if the job is not this worker's any more, InvalidArgument for a state that can not be packed
         or is too large for the queue.
         """
-        await self._keep(self.job, state)
+        await self._keep(self.job, self.headers(state))
         self.state = state
+
+    async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Says how far it is: seen in `handle.info()` and by `pinlater job lookup`, and by a later attempt's too.
+
+        Written once a second at most; what was told meanwhile goes with the next checkpoint or progress. Raises what a
+        checkpoint does.
+        """
+        if self._note(done, total, note):
+            await self._keep(self.job, self.headers(self.state))
 
 
 class SyncContext(BaseContext):
-    """The context of a task that is a plain function."""
+    """The context of a task that is a plain function.
+
+    cancelled: whether the job was removed while it runs. What the task does then is not kept: it may as well return.
+    """
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self, job: Job, task: str, keep: Keep, **options: Any) -> None:
+        super().__init__(job, task, keep, **options)
+        self.cancelled = False
 
     def checkpoint(self, state: Any) -> None:
         """See Context.checkpoint."""
-        if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(_awaited(self._keep(self.job, state)), self._loop).result()
+        self._keep_now(state)
         self.state = state
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """See Context.progress."""
+        if self._note(done, total, note):
+            self._keep_now(self.state)
+
+    def _keep_now(self, state: Any) -> None:
+        headers = self.headers(state)
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(_awaited(self._keep(self.job, headers)), self._loop).result()
 
 
 async def _awaited(work: Awaitable[None]) -> None:

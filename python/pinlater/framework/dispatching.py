@@ -10,25 +10,26 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from pinlater.async_client import AsyncClient
-from pinlater.errors import BodyUnreadable, ClaimLost
+from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import milliseconds
 from pinlater.framework.batches import Batcher, HandedBack
 from pinlater.framework.calling import Calling
-from pinlater.framework.context import current_trace
+from pinlater.framework.context import SyncContext, current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
 from pinlater.framework.middleware import Runner, wrapped
 from pinlater.framework.processes import ProcessPool, cores
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
-from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, clip, describe
+from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
 from pinlater.jobs import Checkpoint, Job
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -77,8 +78,17 @@ class Dispatcher:
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body)
         self._batchers: list[Batcher] = []
+        #: By descriptor, of tasks in threads: gone with its task.
+        self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()
         calling = Calling(
-            self._loop, self._threads, self._processes, self._keep_state, made or {}, concurrency, self._batchers
+            self._loop,
+            self._threads,
+            self._processes,
+            self._keep_headers,
+            made or {},
+            concurrency,
+            self._batchers,
+            self._contexts,
         )
         known = {name: _known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
@@ -138,12 +148,13 @@ class Dispatcher:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)  # in this job's own asyncio task
-            if plain is not None:
-                await plain(*args, **kwargs)
-            else:
-                await run(job, args, kwargs, headers)
+            value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
+            return None if task.running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
-            return Postponed(milliseconds("Snooze: delay", snooze.delay))
+            try:
+                return self._snoozed(job, snooze)
+            except InvalidArgument as error:
+                return await self._failed(task, job, args, kwargs, error, began_s)
         except HandedBack:
             raise asyncio.CancelledError from None  # as the worker's own at a stop
         except asyncio.CancelledError as error:
@@ -153,7 +164,31 @@ class Dispatcher:
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
-        return None
+
+    def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
+        """The end of a task whose result is kept."""
+        assert task.running.result_ttl_ms is not None
+        packed = envelope.pack_result(task.codec, value)
+        self._check_size("result", job, packed)
+        return Succeeded(packed, task.running.result_ttl_ms)
+
+    def _snoozed(self, job: Job, snooze: Snooze) -> End:
+        """Back in line, with a state if one was given, and the progress told last."""
+        delay_ms = milliseconds("Snooze: delay", snooze.delay)
+        if snooze.headers is None:
+            return Postponed(delay_ms)
+        if job.queue in self._raw:
+            raise InvalidArgument("Snooze: a raw body has no place for a state")
+        body = envelope.with_headers(job.body, snooze.headers)
+        self._check_size("Snooze: the body with its state", job, body)
+        return Postponed(delay_ms, body)
+
+    def _check_size(self, what: str, job: Job, packed: bytes) -> None:
+        known = self._client._session.known_config(job.queue)
+        if known is not None and len(packed) > known.body_limit:
+            raise InvalidArgument(
+                f"{what}: expected at most {known.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
+            )
 
     def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
         """By Redis's clock: ids and tokens carry its time."""
@@ -164,8 +199,21 @@ class Dispatcher:
                 f"not run: it came {job.claimed_ms - due_ms} ms after it was due, and expires after {expires_ms}"
             )
 
-    async def _keep_state(self, job: Job, state: Any) -> None:
-        await self._keep_body(job, envelope.with_state(job.body, state))
+    def cancel(self, job: Job) -> bool:
+        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits."""
+        try:
+            known = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
+        except BodyUnreadable:
+            return False
+        if known is None or known.task.kind != "thread":
+            return False
+        context = self._contexts.get(job.descriptor)
+        if context is not None:
+            context.cancelled = True
+        return True
+
+    async def _keep_headers(self, job: Job, headers: Mapping[str, Any]) -> None:
+        await self._keep_body(job, envelope.with_headers(job.body, headers))
 
     async def _keep_body(self, job: Job, body: bytes) -> None:
         if await self._client.checkpoint(Checkpoint(job=job, body=body)):
@@ -200,7 +248,7 @@ class Dispatcher:
         )
         if task.running.on_failure is not None and (end.final or job.attempts_remaining <= 1):
             await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
-        return end
+        return end if task.running.result_ttl_ms is None else replace(end, awaited=True)
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
         """Calls the hook; what it raises is told, and changes nothing."""

@@ -5,6 +5,8 @@ Promises nothing by itself: the dispatcher reads them. Risks: a task that catche
 
 from __future__ import annotations
 
+from typing import Any
+
 from pinlater.handlers import Failed
 
 
@@ -24,11 +26,17 @@ class Retry(TaskEnd):
 
 
 class Snooze(TaskEnd):
-    """`raise Snooze(60)`: not now; the same attempt again after so many seconds."""
+    """`raise Snooze(60)`: not now; the same attempt again after so many seconds.
 
-    def __init__(self, delay: float) -> None:
+    state: what the context's `state` is then, as of a checkpoint; without one it stays as it is.
+    """
+
+    def __init__(self, delay: float, *, state: Any = ...) -> None:
         super().__init__(delay)
         self.delay = delay
+        self.state = state
+        #: Of the envelope, as they are then: the state, and what the context was told. None: they stay.
+        self.headers: dict[str, Any] | None = None if state is ... else {"state": state}
 
 
 class Cancel(TaskEnd):

@@ -75,15 +75,35 @@ def read(body: bytes) -> Envelope:
     return body[_HEAD_BYTES:end], args, kwargs, _checked("headers", parts[2]) if count > 2 else {}
 
 
-def with_state(body: bytes, state: Any) -> bytes:
-    """The same body with a checkpoint's state in it. Raises InvalidArgument for a state that can not be packed."""
+def with_headers(body: bytes, changes: Mapping[str, Any]) -> bytes:
+    """The same body with these headers; None takes one away. Raises InvalidArgument for what can not be packed."""
     name, args, kwargs, headers = read(body)
     codec: Codec = "msgpack" if body[2] == CODEC_BYTES["msgpack"] else "json"
+    changed = {key: value for key, value in {**headers, **changes}.items() if value is not None}
     try:
-        packed = packer(codec)(document(args, kwargs, {**headers, "state": state}))
+        packed = packer(codec)(document(args, kwargs, changed))
     except Exception as error:
         raise InvalidArgument(f"checkpoint: the state can not be packed as {codec}: {error}") from None
     return body[: _HEAD_BYTES + len(name)] + packed
+
+
+def pack_result(codec: Codec, value: Any) -> bytes:
+    """What a task returned: the codec's byte (0 of a raw task's, which are bytes) and the value. Or InvalidArgument."""
+    if codec == "raw":
+        if not isinstance(value, bytes):
+            raise InvalidArgument(f"result: expected bytes of a raw task, got {value!r:.60}")
+        return b"\0" + value
+    try:
+        return CODEC_BYTES[codec].to_bytes() + packer(codec)(value)
+    except Exception as error:
+        raise InvalidArgument(f"result: it can not be packed as {codec}: {error}") from None
+
+
+def read_result(packed: bytes) -> Any:
+    """The value that pack_result was given."""
+    if packed[0] == 0:
+        return packed[1:]
+    return _UNPACK[packed[0]](packed[1:])
 
 
 def _wrong_start(body: bytes) -> str:

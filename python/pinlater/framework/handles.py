@@ -1,23 +1,79 @@
 """A job that was enqueued, in the hand of its producer.
 
-Promises an answer of now. Risks: between a look and a removal the job may end.
+Promises an answer of now; of `result` the one that comes. Risks: between a look and a removal the job may end.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pinlater import results
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
+from pinlater.errors import BodyUnreadable, InvalidArgument
+from pinlater.framework import envelope
 from pinlater.framework.clients import AppClients
 from pinlater.jobs import JobInfo, State
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a task said it is. total: None if it did not say."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        share = "" if self.total is None else f" of {self.total:g}"
+        return f"{self.done:g}{share}{': ' if self.note else ''}{self.note}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(JobInfo):
+    """What is known of a task's job: a JobInfo, and what stands in its envelope.
+
+    task: its name; None if the body is no envelope. progress: None if it told none. checkpoint: the state that was
+    kept last.
+    """
+
+    task: str | None = None
+    progress: Progress | None = None
+    checkpoint: Any = None
+
+    @classmethod
+    def of(cls, info: JobInfo) -> TaskInfo:
+        """Reads the body of an info that has one."""
+        known = {field.name: getattr(info, field.name) for field in fields(JobInfo)}
+        try:
+            name, _, _, headers = envelope.read(info.body or b"")
+        except BodyUnreadable:
+            return cls(**known)
+        progress = _progress(headers.get("progress"))
+        return cls(**known, task=name.decode("utf-8", "replace"), progress=progress, checkpoint=headers.get("state"))
+
+
+def _progress(told: Any) -> Progress | None:
+    """What the header says; None if it says nothing that a task of ours writes."""
+    match told:
+        case [int() | float() as done, int() | float() | None as total, str() as note]:
+            return Progress(done, total, note)
+    return None
+
+
 class Handle:
-    """One job. Its methods ask the servers and raise what a Client raises; those with an `a` are for async code."""
+    """One job. Its methods ask the servers and raise what a Client raises; those with an `a` are for async code.
 
-    __slots__ = ("_clients", "descriptor")
+    results: False if its task is known to keep none.
+    """
 
-    def __init__(self, clients: AppClients, descriptor: str) -> None:
+    __slots__ = ("_clients", "_results", "descriptor")
+
+    def __init__(self, clients: AppClients, descriptor: str, results: bool = True) -> None:
         self._clients = clients
+        self._results = results
         self.descriptor = descriptor
 
     def __repr__(self) -> str:
@@ -31,32 +87,69 @@ class Handle:
 
     def status(self) -> State | None:
         """The job's state; None if it is not there: it succeeded and its queue keeps none such, or it was removed."""
-        return _state(self.info())
+        return _state(self._sync.lookup([self.descriptor]).get(self.descriptor))
 
     async def astatus(self) -> State | None:
         """See status."""
-        return _state(await self.ainfo())
+        return _state((await self._async.lookup([self.descriptor])).get(self.descriptor))
 
-    def info(self) -> JobInfo | None:
+    def info(self) -> TaskInfo | None:
         """All that is known of the job, or None."""
-        return self._sync.lookup([self.descriptor]).get(self.descriptor)
+        found = self._sync.lookup([self.descriptor], with_body=True).get(self.descriptor)
+        return None if found is None else TaskInfo.of(found)
 
-    async def ainfo(self) -> JobInfo | None:
+    async def ainfo(self) -> TaskInfo | None:
         """See info."""
-        return (await self._async.lookup([self.descriptor])).get(self.descriptor)
+        found = (await self._async.lookup([self.descriptor], with_body=True)).get(self.descriptor)
+        return None if found is None else TaskInfo.of(found)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the task returned, waited for. timeout: seconds at most; None: as long as it takes, 0: only a look.
+
+        Raises TaskFailed if the job stays failed, ResultTimeout (also a TimeoutError) if it has not ended in time,
+        ResultGone if neither job nor result is there any more, and InvalidArgument of a task without result_ttl.
+        """
+        wait_s, client = self._wait_s(timeout), self._sync
+        return envelope.read_result(
+            client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        )
+
+    async def aresult(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109  (the sync twin has it)
+        """See result."""
+        wait_s, client = self._wait_s(timeout), self._async
+        return envelope.read_result(
+            await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        )
 
     def cancel(self) -> bool:
         """Removes the job if it is pending or running; True if it was.
 
-        A task that runs is not interrupted: its next checkpoint raises ClaimLost, its end is not kept, and it is not
-        tried again. A finished job stays as it is.
+        If it runs, its worker is told: an async task is cancelled, a plain function finds `context.cancelled` set, and
+        a checkpoint raises ClaimLost. Its end is not kept, and it is not tried again. A finished job stays as it is.
         """
-        return _unfinished(self.status()) and self._sync.delete_jobs(descriptors=[self.descriptor]) == 1
+        client = self._sync
+        removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
+        if removed and self._results:
+            client._run(lambda end: results.tell(client._session, [self.descriptor], end))
+        return removed
 
     async def acancel(self) -> bool:
         """See cancel."""
+        client = self._async
         unfinished = _unfinished(await self.astatus())
-        return unfinished and await self._async.delete_jobs(descriptors=[self.descriptor]) == 1
+        removed = unfinished and await client.delete_jobs(descriptors=[self.descriptor]) == 1
+        if removed and self._results:
+            await client._run(lambda end: results.tell(client._session, [self.descriptor], end))
+        return removed
+
+    def _wait_s(self, timeout: object) -> float:
+        if not self._results:
+            raise InvalidArgument(f"job {self.descriptor}: its task keeps no results: expected one with result_ttl")
+        if timeout is None:
+            return math.inf
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= math.inf:
+            raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
+        return float(timeout)
 
     @property
     def _sync(self) -> Client:

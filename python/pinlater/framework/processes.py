@@ -208,9 +208,11 @@ def _value_of(answer: list[Any]) -> Any:
     if said == Said.FAILED:
         text, traceback, status, delay_ms, final = rest
         raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))
-    word, reason, delay = rest
+    word, reason, delay, headers = rest
     if word == Snooze.__name__:
-        raise Snooze(delay)
+        snooze = Snooze(delay)
+        snooze.headers = headers
+        raise snooze
     raise Cancel(reason) if word == Cancel.__name__ else Retry(reason, delay=delay)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -51,7 +51,7 @@ Call: TypeAlias = Arguments | tuple[Any, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope. given: parameters
-    that are the worker's to give.
+    that are the worker's to give. results: whether the task is known to keep none (False) or may (True).
     """
 
     name: str
@@ -60,6 +60,7 @@ class Sending:
     options: dict[str, Any]
     headers: dict[str, Any]
     given: frozenset[str] = frozenset()
+    results: bool = True
 
 
 class Producer(Generic[P]):
@@ -72,7 +73,7 @@ class Producer(Generic[P]):
     def __init__(self, clients: AppClients, sending: Sending) -> None:
         self._clients, self._sending = clients, sending
         self._queue, self._options = sending.queue, sending.options
-        self._headers, self._given = sending.headers, sending.given
+        self._headers, self._given, self._results = sending.headers, sending.given, sending.results
         self._hooks = clients.enqueue_hooks
         self._raw = sending.codec == "raw"
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
@@ -86,7 +87,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptor = client.enqueue(self._queue, body, **self._options)
-        return Handle(self._clients, descriptor)
+        return Handle(self._clients, descriptor, self._results)
 
     #: The name it has elsewhere.
     delay = enqueue
@@ -99,7 +100,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             await client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptor = await client.enqueue(self._queue, body, **self._options)
-        return Handle(self._clients, descriptor)
+        return Handle(self._clients, descriptor, self._results)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
         """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
@@ -109,7 +110,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptors = client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
         """See enqueue_many."""
@@ -119,7 +120,7 @@ class Producer(Generic[P]):
         except QueueNotFound:
             await client.create_queue(self._queue, self._clients.queue_config(self._queue))
             descriptors = await client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
     def args(self, *args: P.args, **kwargs: P.kwargs) -> Arguments:
         """One call, for enqueue_many."""
@@ -166,6 +167,7 @@ class Producer(Generic[P]):
                 options=options,
                 headers={} if self._raw else headers,
                 given=sending.given,
+                results=sending.results,
             ),
         )
 
@@ -223,6 +225,7 @@ class Running:
     timeout_s: float | None
     expires_ms: int | None
     lease_ms: int | None
+    result_ttl_ms: int | None
     on_failure: Callable[[Failure], Any] | None
     kind: Kind | None = None
     batch: int | None = None
@@ -272,6 +275,8 @@ class Task(Producer[P], Generic[P, R]):
             raise InvalidArgument(f"task {name!r}: expected {wanted} for runs_in={kind!r}, got {got}")
         if self.running.batch is not None and kind == "process":
             raise InvalidArgument(f"task {name!r}: expected a batch task in the loop or in a thread, got {kind!r}")
+        if self.running.batch is not None and self.running.result_ttl_ms is not None:
+            raise InvalidArgument(f"task {name!r}: expected no result_ttl for a batch, as its function returns nothing")
         if self.running.batch is not None and self.context is not None:
             raise InvalidArgument(f"task {name!r}: expected no context for a batch, as each item has its job")
 
@@ -286,7 +291,7 @@ async def _raising(item: Item[Any], call: Awaitable[Any]) -> Any:
     return _raised(item, await call)
 
 
-async def _keep_nothing(job: Job, state: Any) -> None:
+async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
     """An inline call's checkpoint."""
 
 

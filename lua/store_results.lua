@@ -1,0 +1,37 @@
+-- store_results: keeps for a while what running jobs returned, and tells those who wait for it.
+-- KIND   write
+-- NEEDS  base send lane head clock mint results
+-- KEYS   m v V r*
+-- ARGV   lane sequence version channel items values…
+-- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
+-- channel: what the channel of a job's result begins with; its id in hex follows. items, 23 bytes a job: u8 level, id (8), token (8), u48 ms to
+-- keep it; values: one an item. A result that is there already is replaced. What is over goes meanwhile, so that it does so without a monitor.
+
+if replay then return { sequence, replay_h, replay } end
+local ITEM = 23
+local count = #items / ITEM
+if count > 1000 then return redis.error_reply('TOO_MANY results: expected at most 1000, got ' .. count) end
+if count % 1 ~= 0 or count ~= #ARGV - values0 then return redis.error_reply('BAD_REQUEST the items do not fit the values') end
+
+local refused, values, expiries, channels = {}, {}, {}, {}
+for i = 1, count do
+  local level, id, token, ms = unp('>Bc8c8I6', items, ITEM * (i - 1) + 1)
+  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  if running and sub(running, 1, 8) == token then
+    values[#values + 1], values[#values + 2] = id, ARGV[values0 + i]
+    expiries[#expiries + 1], expiries[#expiries + 2] = string.format('%d', now + ms), id
+    channels[#channels + 1] = channel .. string.format('%08x%08x', unp('>I4I4', id))
+  else
+    refused[#refused + 1] = pack('>I2', i - 1)
+  end
+end
+
+drop_results(100 + #channels)
+if values[1] then
+  send('HSET', key_V, values)
+  send('ZADD', key_v, expiries)
+end
+local reply = finish(concat(refused))
+for _, one in ipairs(channels) do call('PUBLISH', one, key_m) end
+return reply

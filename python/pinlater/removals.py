@@ -1,0 +1,68 @@
+"""Running jobs that somebody removed: the worker that holds them stops what it can.
+
+Promises that a handler is told once, and that the end of a removed job is neither acked nor reported as stale. Risks:
+pub/sub keeps nothing: a removal while the subscription was lost is found by the checkpoint or the ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from pinlater.ending import Ending, Held
+from pinlater.handlers import Handler
+from pinlater.jobs import Job
+from pinlater.keys import gone_channel
+
+#: So many are remembered for the claim under way.
+MAX_REMOVALS: Final = 1_000
+
+
+class Removals:
+    """handler: its method `cancel`, if it has one, gets each Job first, and returns True where it sees to it; what is
+    left of async handlers is cancelled.
+    """
+
+    def __init__(self, handler: Handler, is_async: bool, ending: Ending) -> None:
+        self._cancel: Callable[[Job], bool] | None = getattr(handler, "cancel", None)
+        self._is_async = is_async
+        self._ending = ending
+        #: Removed jobs whose handlers have not ended yet.
+        self.stopped: set[Held] = set()
+        #: When (monotonic s), on which channel, ids.
+        self._heard: deque[tuple[float, bytes, set[int]]] = deque(maxlen=MAX_REMOVALS)
+
+    def hear(self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held]) -> None:
+        """Ids, joined, of running jobs that were removed: those that are here stop."""
+        ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
+        self._heard.append((time.monotonic(), channel, ids))
+        for future, held in [one for one in running.items() if self._is_removed(one[1])]:
+            if held not in self.stopped:
+                self.stopped.add(held)
+                if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
+                    future.cancel()
+
+    def among(self, waiting: Iterable[Held], sent_s: float = 0.0) -> set[Held]:
+        """Which of the jobs that are held unstarted were removed. sent_s: when the claim that gave them was sent:
+        removals before it are forgotten.
+        """
+        while self._heard and self._heard[0][0] < sent_s:
+            self._heard.popleft()
+        return {held for held in waiting if self._is_removed(held)} if self._heard else set()
+
+    def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
+        """Whether the handler that ended was one of a removed job; then there is nothing more to do."""
+        if held not in self.stopped:
+            return False
+        self.stopped.discard(held)
+        if not future.cancelled():
+            future.exception()  # nobody asks for it any more
+        self._ending.removed(held)
+        return True
+
+    def _is_removed(self, held: Held) -> bool:
+        job = held.job
+        return any(job.id in ids and gone_channel(job.queue, job.shard) == at for _, at, ids in self._heard)

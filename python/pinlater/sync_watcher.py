@@ -1,0 +1,94 @@
+"""What blocking code hears: a watch is one connection, subscribed to one channel, in the hand of one thread.
+
+Promises that a message that comes after `watch` returned is heard. Connections are used again. Risks: as many
+connections as threads that wait at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from redis.exceptions import NoPermissionError, RedisError
+
+from pinlater.errors import PinLaterError
+from pinlater.servers import Server
+from pinlater.sync_waker import refused
+
+#: More free connections than this a server are closed.
+MAX_FREE: Final = 8
+
+
+class SyncWatcher:
+    """connect: gives a redis-py connection."""
+
+    def __init__(self, connect: Callable[[Server], Any]) -> None:
+        self._connect = connect
+        self._free: dict[Server, list[Any]] = {}
+
+    def watch(self, server: Server, channel: bytes) -> SyncWatch | None:
+        """Subscribes; None if the server does not answer. Raises ServerRefused where this user may not subscribe."""
+        free = self._free.setdefault(server, [])
+        while True:
+            try:
+                connection, fresh = free.pop(), False
+            except IndexError:
+                try:
+                    connection, fresh = self._connect(server), True
+                except PinLaterError:
+                    return None
+            try:
+                connection.send_command("SUBSCRIBE", channel, check_health=False)
+                while connection.read_response(disable_decoding=True)[:2] != [b"subscribe", channel]:
+                    pass  # the end of an earlier watch
+            except NoPermissionError as error:
+                connection.disconnect()
+                raise refused(server, str(error)) from None
+            except (RedisError, OSError):
+                connection.disconnect()
+                if fresh:
+                    return None
+            else:
+                return SyncWatch(connection, channel, free)
+
+    def close(self) -> None:
+        """Closes the connections that are free."""
+        free, self._free = self._free, {}
+        for connections in free.values():
+            for connection in connections:
+                connection.disconnect()
+
+
+class SyncWatch:
+    """One subscription. lost: nothing is heard any more."""
+
+    def __init__(self, connection: Any, channel: bytes, free: list[Any]) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._free = free
+        self.lost = False
+
+    def wait(self, seconds: float) -> None:
+        """Returns at a message, at the end of the subscription, or after so many seconds."""
+        try:
+            if self._connection.can_read(timeout=seconds):
+                self._connection.read_response(disable_decoding=True)
+        except (RedisError, OSError):
+            self._end()
+
+    def close(self) -> None:
+        """Hears no more; twice is fine."""
+        if self.lost:
+            return
+        with suppress(RedisError, OSError):
+            self._connection.send_command("UNSUBSCRIBE", self._channel, check_health=False)
+            if len(self._free) < MAX_FREE:
+                self._free.append(self._connection)
+                self.lost = True
+                return
+        self._end()
+
+    def _end(self) -> None:
+        self.lost = True
+        self._connection.disconnect()

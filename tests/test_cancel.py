@@ -1,0 +1,294 @@
+"""Jobs that are removed while a worker holds them: what the worker, the task and who waits for it learn.
+
+Promises: shown on servers of each kind; each test ends by what the worker heard, not by a lease. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pinlater import (
+    ClaimLost,
+    Client,
+    Context,
+    Handle,
+    Job,
+    PinLater,
+    ResultGone,
+    State,
+    SyncContext,
+)
+from pinlater import results as core
+from pinlater.audit import audit_queue
+from pinlater.framework.running import worker_of
+from pinlater.worker import Worker, WorkerConfig
+from tests.handlers_for_tests import clients, on_loop, until
+from tests.servers import Server
+from tests.wire import Wire, connect
+from tests.wire_format import ends
+
+
+@pytest.fixture
+def app(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinLater]:
+    monkeypatch.setattr(core, "SAFETY_S", 3600.0)
+    with PinLater(server.url) as app:
+        yield app
+
+
+async def is_clean(server: Server, queue: str = "default") -> None:
+    """Nothing is left of the queue's jobs, and what is left fits together."""
+
+    def look() -> None:
+        with Client(server.url) as client:
+            report = audit_queue(client, queue)
+            assert report.ok
+            assert report.jobs.in_progress == report.jobs.pending == 0
+
+    await asyncio.to_thread(look)
+
+
+@on_loop
+async def test_a_running_async_task_is_cancelled_and_not_run_again(app: PinLater, server: Server) -> None:
+    seen, began = list[str](), asyncio.Event()
+
+    @app.task(result_ttl=60, attempts=5, timeout=60, on_failure=lambda failure: seen.append("told as a failure"))
+    async def long(how: str) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append(how)
+            if how == "raises":
+                raise ValueError from None
+            if how == "plain":
+                raise
+
+    def ended(count: int) -> bool:
+        return worker.stats.cancelled == count
+
+    async with worker_of(app) as worker:
+        await worker.start()
+        for count, how in enumerate(("plain", "raises", "returns"), 1):
+            began.clear()
+            handle = await long.aenqueue(how)
+            waiting = asyncio.ensure_future(handle.aresult(30))
+            await asyncio.wait_for(began.wait(), 30)
+            assert await handle.acancel()
+            await until(partial(ended, count), "its end")
+            with pytest.raises(ResultGone):
+                await waiting
+            assert await handle.astatus() is None
+            assert not await handle.acancel()
+        await worker.stop()
+    assert [how for how in seen if how != "told as a failure"] == ["plain", "raises", "returns"]
+    assert (worker.stats.claimed, worker.stats.stale, worker.stats.failed, worker.stats.succeeded) == (3, 0, 0, 0)
+    await is_clean(server)
+    await app.aclose()
+
+
+@on_loop
+async def test_a_plain_function_sees_it_and_its_checkpoint_raises(app: PinLater, server: Server) -> None:
+    seen, began, go = list[str](), threading.Event(), threading.Event()
+
+    @app.task(attempts=5)
+    def with_context(context: SyncContext) -> None:
+        began.set()
+        while not context.cancelled:
+            go.wait(0.01)
+        try:
+            context.checkpoint("half")
+        except ClaimLost:
+            seen.append("lost")
+        seen.append(context.task)
+
+    @app.task(attempts=5)
+    def without() -> None:
+        began.set()
+        go.wait(30)
+        seen.append("to its end")
+
+    async with worker_of(app, config=WorkerConfig(concurrency=1)) as worker:
+        await worker.start()
+        first, second = await with_context.aenqueue(), await without.aenqueue()
+        await asyncio.to_thread(began.wait, 30)
+        began.clear()
+        assert await asyncio.to_thread(first.cancel)
+        await asyncio.to_thread(began.wait, 30)
+        assert seen == ["lost", with_context.name]
+        assert await second.acancel()
+        await until(lambda: worker._removals.stopped, "its word")
+        go.set()
+        await until(lambda: worker.stats.cancelled == 2, "its end")
+        await worker.stop()
+    assert seen[2:] == ["to its end"]
+    assert (worker.stats.claimed, worker.stats.stale, worker.stats.succeeded) == (2, 0, 0)
+    await is_clean(server)
+    await app.aclose()
+
+
+@on_loop
+async def test_a_prefetched_job_that_is_cancelled_never_starts(app: PinLater, server: Server) -> None:
+    ran, gate = list[int](), asyncio.Event()
+
+    @app.task
+    async def wait(number: int) -> None:
+        ran.append(number)
+        await gate.wait()
+
+    handles = await wait.aenqueue_many([(number,) for number in range(4)])
+    async with worker_of(app, config=WorkerConfig(concurrency=2)) as worker:
+        worker._rate, worker._measure_rate = 1e6, lambda: 1e6  # type: ignore[method-assign]  # as if jobs were short
+        await worker.start()
+        await until(lambda: len(worker._waiting) == 2, "two that wait")
+        waiting = [held.job.descriptor for held in worker._waiting]
+        for descriptor in waiting:
+            assert await app.handle(descriptor).acancel()
+        await until(lambda: worker.stats.cancelled == 2, "their end")
+        assert worker._bytes == sum(len(held.job.body) for held in worker._running.values())
+        gate.set()
+        await until(lambda: worker.stats.succeeded == 2, "the others")
+        await worker.stop()
+    assert sorted(ran) == [number for number, handle in enumerate(handles) if handle.descriptor not in waiting]
+    await is_clean(server)
+    await app.aclose()
+
+
+@on_loop
+async def test_a_job_removed_while_its_claim_is_under_way_does_not_start(server: Server) -> None:
+    async with clients(server, 2) as (client, own):
+        ran = list[Job]()
+
+        async def handler(job: Job) -> None:
+            ran.append(job)
+
+        worker = Worker(own, "q", handler)
+        await worker.start()
+        take = worker._claimer._take
+
+        def late(queue: str, claims: list[Any], sent_s: float) -> None:
+            """The removal is heard before the claim's answer is."""
+            for claim in claims:
+                for job in claim.jobs:
+                    with connect(server) as redis_client:
+                        wire = Wire(redis_client, "q", job.shard)
+                        version = redis_client.hget(wire.key("m"), "c")
+                        assert version is not None
+                        wire.version = version[:8]
+                        ids = [job.id.to_bytes(8, "big")]
+                        assert wire.delete_jobs(b"", ids=ids) == (1, 0)
+                    channel = f"pl:wake:{{q/{job.shard}}}".encode()
+                    worker._on_removed(channel, ids[0])
+            take(queue, claims, sent_s)
+
+        worker._claimer._take = late
+        await client.enqueue("q", b"")
+        await until(lambda: worker.stats.cancelled == 1, "its end")
+        worker._claimer._take = take
+        await client.enqueue("q", b"next")
+        await until(lambda: worker.stats.succeeded == 1, "the next one")
+        assert [job.body for job in ran] == [b"next"]
+        await worker.stop()
+
+
+@on_loop
+async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(server: Server) -> None:
+    class ByHand:
+        """As one that runs jobs in processes."""
+
+        def __init__(self) -> None:
+            self.running: dict[str, asyncio.Event] = {}
+            self.told: list[str] = []
+
+        async def __call__(self, job: Job) -> None:
+            event = self.running[job.descriptor] = asyncio.Event()
+            await event.wait()
+
+        def cancel(self, job: Job) -> bool:
+            self.told.append(job.descriptor)
+            self.running[job.descriptor].set()
+            return True
+
+    async with clients(server, 2) as (client, own):
+        handler = ByHand()
+        async with Worker(own, "q", handler) as worker:
+            jobs = await client.enqueue_many("q", [b""] * 6)
+            await until(lambda: len(handler.running) == 6, "all to run")
+            assert await client.purge("q") == 6
+            await until(lambda: worker.stats.cancelled == 6, "their end")
+        assert sorted(handler.told) == sorted(jobs)
+        assert (worker.stats.stale, worker.stats.succeeded) == (0, 0)
+    await is_clean(server, "q")
+
+
+@on_loop
+async def test_a_job_whose_removal_was_not_heard_learns_it_at_its_checkpoint(app: PinLater, server: Server) -> None:
+    seen = list[str]()
+
+    @app.task(attempts=9)
+    async def task(context: Context) -> None:
+        assert worker._claimer._client._transport.waker.on_other is not None
+        worker._claimer._client._transport.waker.on_other = None  # as if the subscription were away
+        await Handle(app.clients, context.job.descriptor).acancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+        try:
+            await context.checkpoint("half")
+        except Exception as error:
+            seen.append(f"{type(error).__name__}: {error}")
+            raise
+
+    handle = await task.aenqueue()
+    async with worker_of(app) as worker:
+        await asyncio.wait_for(worker.run(burst=True), 30)
+    assert seen == [f"ClaimLost: checkpoint: job {handle.descriptor} is not this worker's any more"]
+    assert (worker.stats.stale, worker.stats.cancelled, await handle.astatus()) == (1, 0, None)
+    await app.aclose()
+
+
+def test_what_is_pending_or_finished_is_told_to_nobody(server: Server) -> None:
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create()
+        pending, running = wire.enqueue_bodies(b"a"), wire.enqueue_bodies(b"b")
+        (held, other) = ends(wire.claim())
+        assert wire.release(next(end for end in (held, other) if end.id == pending[0])) == []
+        listener: Any = client.pubsub()
+        listener.subscribe(b"gone")
+        assert listener.get_message(timeout=5)
+        assert wire.delete_jobs(b"", ids=pending, channel=b"gone") == (1, 0)
+        assert wire.delete_jobs(b"", ids=running, channel=b"gone") == (1, 0)
+        assert wire.delete_jobs(b"", ids=running, channel=b"gone") == (0, 0)
+        client.publish(b"gone", b"end")
+        heard = []
+        while (message := listener.get_message(timeout=5))["data"] != b"end":
+            heard.append(message["data"])
+        assert heard == running
+        listener.close()
+
+
+@on_loop
+async def test_a_pending_job_that_is_cancelled_is_gone_and_its_waiter_told(app: PinLater, server: Server) -> None:
+    @app.task(result_ttl=60)
+    async def task() -> None: ...
+
+    later = await task.using(delay=3600).aenqueue()
+    waits = [asyncio.ensure_future(later.aresult(30)), asyncio.ensure_future(asyncio.to_thread(later.result, 30))]
+
+    def both() -> bool:
+        with server.client() as client:
+            return bool(sum(n for _, n in client.pubsub_numsub(*client.pubsub_channels())) == 2)
+
+    await until(both, "two waits")
+    assert await later.astatus() is State.PENDING
+    assert await asyncio.to_thread(later.cancel)
+    for wait in waits:
+        with pytest.raises(ResultGone):
+            await wait
+    await app.aclose()
