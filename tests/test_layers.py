@@ -47,8 +47,9 @@ LAYERS = [
         "maintaining",
         "queues",
     },
-    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"claiming", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"framework"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 
