@@ -18,7 +18,7 @@ import pytest
 
 from pinlater import Failure, InvalidArgument, Middleware, PinLater, ProcessDied, RaisedInProcess, State, SyncContext
 from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
+from pinlater.framework.running import load_app, worker_of
 from pinlater.worker import WorkerConfig
 from tests import calls_app
 from tests.calls_app import app
@@ -228,6 +228,35 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 2)
     assert not is_alive(pid)
+
+
+@VALKEY
+@on_loop
+async def test_the_app_is_imported_by_the_name_it_was_found_by(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks may be in other modules, which have it as a variable too."""
+    (tmp_path / "one.py").write_text("from pinlater import PinLater\napp = PinLater()\nimport two\n")
+    (tmp_path / "two.py").write_text(
+        "from pathlib import Path\nfrom one import app\n"
+        "@app.task(name='t', runs_in='process', attempts=1)\ndef t(path): Path(path).write_text('ran')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("one:app", "two:app"):
+        found = load_app(name)
+        async with found, worker_of(found) as worker:
+            handle = await found.asend("t", str(out))
+            await worker.run(burst=True)
+            assert found.import_name() == name
+            assert await handle.ainfo() is None
+        assert lines(out) == ["ran"]
+    found.task(name="new", runs_in="process", attempts=1)(_plain)
+    async with found, worker_of(found) as worker:
+        handle = await found.asend("new")
+        await worker.run_once()
+        info = await handle.ainfo()
+    assert info is not None
+    assert info.status == "the app two:app, as its process imports it, has no task 'new'\n"
 
 
 def _plain() -> None: ...
