@@ -6,12 +6,62 @@ Promises and risks nothing at run time: nobody imports it.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, assert_type
 
-from pinlater import Context, Handle, PinLater, SyncContext, Task
+from pinlater import Context, Depends, Handle, Item, Middleware, PinLater, Shared, SyncContext, Task
 
-app = PinLater()
+app = PinLater(middleware=[Middleware()])
+
+
+class Db: ...
+
+
+@app.lifespan
+async def lifespan() -> AsyncIterator[dict[type, Any]]:
+    yield {Db: Db()}
+
+
+async def from_generator(db: Db = Shared(Db)) -> AsyncIterator[int]:
+    yield 1
+
+
+def from_plain_generator(number: int = Depends(from_generator)) -> Iterator[str]:
+    yield str(number)
+
+
+async def from_coroutine() -> float:
+    return 1.0
+
+
+def from_function() -> bytes:
+    return b""
+
+
+@app.task
+async def given(
+    x: int,
+    *,
+    db: Db = Shared(Db),
+    one: int = Depends(from_generator),
+    two: str = Depends(from_plain_generator),
+    three: float = Depends(from_coroutine),
+    four: bytes = Depends(from_function),
+    five: Db = Depends(Db),
+) -> str:
+    return two
+
+
+@app.task(batch=10, batch_wait=0.1)
+async def in_batches(items: list[Item[str]], *, db: Db = Shared(Db)) -> None:
+    assert_type(items[0].value, str)
+    items[0].fail(ValueError())
+    items[0].retry(delay=5)
+
+
+@app.task(runs_in="process", timeout=5)
+def in_a_process(context: SyncContext, x: int) -> int:
+    return x
 
 
 @app.task
@@ -46,6 +96,14 @@ async def right() -> None:
     assert_type(await with_context.using(delay=1).aenqueue(1), Handle)
     assert_type(with_options.enqueue_many([with_options.args(1), (2,)]), list[Handle])
     await with_context(1)
+    assert_type(given.enqueue(1), Handle)
+    assert_type(await given(1, db=Db()), str)
+    assert_type(await in_batches.aenqueue("a"), Handle)
+    in_batches.enqueue_many([in_batches.args("a")])
+    batch_takes: Task[[str], Coroutine[Any, Any, None]] = in_batches
+    await batch_takes("a")
+    assert_type(in_a_process(1), int)
+    in_a_process.enqueue(1)
 
 
 async def wrong() -> None:
@@ -59,3 +117,27 @@ async def wrong() -> None:
     with_sync_context.enqueue(1, 2)  # type: ignore[call-arg]
     bare.using(when=1)  # type: ignore[call-arg]
     app.task(retries=3)  # type: ignore[call-overload]
+    app.task(batch="3")  # type: ignore[call-overload]
+    app.task(batch_wait=1.0)  # type: ignore[call-overload]
+    app.task(runs_in="fork")  # type: ignore[call-overload]
+    given.enqueue("a")  # type: ignore[arg-type]
+    given.enqueue()  # type: ignore[call-arg]
+    in_batches.enqueue(5)  # type: ignore[arg-type]
+    in_batches.enqueue(["a"])  # type: ignore[arg-type]
+    in_batches.enqueue("a", "b")  # type: ignore[call-arg]
+    in_a_process.enqueue("a")  # type: ignore[arg-type]
+    items: list[Item[int]] = []
+    items[0].fail("why")  # type: ignore[arg-type]
+    app.add_middleware(Db())  # type: ignore[arg-type]
+    app.lifespan(from_function)  # type: ignore[type-var]
+    app.task(batch=2)(not_a_batch)  # type: ignore[arg-type]
+
+
+async def not_a_batch(x: int) -> None: ...
+
+
+async def wrong_dependencies(
+    *,
+    number: str = Depends(from_generator),  # type: ignore[assignment]
+    shared: int = Shared(Db),  # type: ignore[assignment]
+) -> None: ...

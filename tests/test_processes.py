@@ -18,12 +18,15 @@ import pytest
 
 from pinlater import Failure, InvalidArgument, Middleware, PinLater, ProcessDied, RaisedInProcess, State, SyncContext
 from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
+from pinlater.framework.running import load_app, worker_of
 from pinlater.worker import WorkerConfig
 from tests import calls_app
 from tests.calls_app import app
 from tests.handlers_for_tests import RECORD_VARIABLE, on_loop, until
 from tests.servers import Server, is_alive
+
+#: What kind of server it is makes no difference to processes.
+VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ async def run(*queues: str, processes: int = 1, **config: Any) -> Any:
         return worker.stats
 
 
+@VALKEY
 @on_loop
 async def test_jobs_share_processes_that_end_with_the_worker(out: Path) -> None:
     async with app:
@@ -63,6 +67,7 @@ async def test_jobs_share_processes_that_end_with_the_worker(out: Path) -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
+@VALKEY
 @on_loop
 async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Path) -> None:
     async with app:
@@ -76,6 +81,7 @@ async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Pat
     assert said[2].startswith("checkpoint: the state can not be packed as msgpack")
 
 
+@VALKEY
 @on_loop
 async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
     out: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +97,7 @@ async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
     assert here != there
 
 
+@VALKEY
 @on_loop
 async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
     async with app:
@@ -99,6 +106,7 @@ async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
     assert pid_of(lines(out)[0]) != os.getpid()
 
 
+@VALKEY
 @on_loop
 async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> None:
     async with app, worker_of(app, task_processes=1) as worker:
@@ -114,6 +122,7 @@ async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> N
         assert worker.stats.failed == 0
 
 
+@VALKEY
 @on_loop
 async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: Path) -> None:
     seen = list[BaseException | None]()
@@ -147,6 +156,41 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
     assert "calls_app.py" in failure.status
 
 
+@VALKEY
+@on_loop
+async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) -> None:
+    """The line of the error is told by the process, which knows what its backoff says."""
+    async with app:
+        handles = {how: await calls_app.fail.aenqueue(how) for how in ("retry", "snooze", "cancel", "error", "lookup")}
+        await run("default", concurrency=2, processes=2)
+        infos = {how: await handle.ainfo() for how, handle in handles.items()}
+    told = {}
+    for how, info in infos.items():
+        assert info is not None
+        wait_s = None if info.run_after_ms is None else (info.run_after_ms - info.created_ms) // 60_000
+        told[how] = (info.state, info.attempts_remaining, info.status.partition("\n")[0], wait_s)
+    assert told == {
+        "retry": (State.PENDING, 4, "Retry: why", 60),
+        "snooze": (State.PENDING, 5, "", 60),
+        "cancel": (State.FAILED, 0, "Cancel: why", None),
+        "error": (State.PENDING, 4, "ValueError: ('no', 3600)", 60),
+        "lookup": (State.FAILED, 0, "KeyError: 'no'", None),
+    }
+
+
+@VALKEY
+@on_loop
+async def test_what_goes_wrong_beside_a_task_in_a_process_fails_its_attempt(out: Path) -> None:
+    async with app:
+        handle = await calls_app.fail.aenqueue("exit")  # its backoff looks at an error that has no second argument
+        await run("default")
+        info = await handle.ainfo()
+    assert info is not None
+    assert (info.state, info.attempts_remaining) == (State.PENDING, 4)
+    assert info.status.startswith("IndexError: tuple index out of range\n")
+
+
+@VALKEY
 @on_loop
 async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
     async with app:
@@ -164,6 +208,7 @@ async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
         await until(lambda: not is_alive(pid), "the end of the task's process")
 
 
+@VALKEY
 @on_loop
 async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
     """As an orchestrator sends it, or Ctrl-C in a terminal."""
@@ -183,6 +228,35 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 2)
     assert not is_alive(pid)
+
+
+@VALKEY
+@on_loop
+async def test_the_app_is_imported_by_the_name_it_was_found_by(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks may be in other modules, which have it as a variable too."""
+    (tmp_path / "one.py").write_text("from pinlater import PinLater\napp = PinLater()\nimport two\n")
+    (tmp_path / "two.py").write_text(
+        "from pathlib import Path\nfrom one import app\n"
+        "@app.task(name='t', runs_in='process', attempts=1)\ndef t(path): Path(path).write_text('ran')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("one:app", "two:app"):
+        found = load_app(name)
+        async with found, worker_of(found) as worker:
+            handle = await found.asend("t", str(out))
+            await worker.run(burst=True)
+            assert found.import_name() == name
+            assert await handle.ainfo() is None
+        assert lines(out) == ["ran"]
+    found.task(name="new", runs_in="process", attempts=1)(_plain)
+    async with found, worker_of(found) as worker:
+        handle = await found.asend("new")
+        await worker.run_once()
+        info = await handle.ainfo()
+    assert info is not None
+    assert info.status == "the app two:app, as its process imports it, has no task 'new'\n"
 
 
 def _plain() -> None: ...
@@ -216,6 +290,7 @@ def test_bad_kinds_are_told_where_the_task_is_made(options: dict[str, Any], func
     assert made.task(runs_in="thread")(_plain).kind == "thread"
 
 
+@VALKEY
 @on_loop
 async def test_an_app_that_no_module_has_can_not_be_imported(server: Server) -> None:
     async with PinLater(server.url) as made:

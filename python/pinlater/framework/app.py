@@ -256,13 +256,17 @@ class PinLater:
         needed = not in_process or any(each.shared for each in needs.values())
         return living(self._lifespan if needed else None, needs)
 
+    def imported_as(self, name: str) -> None:
+        """Notes the module:app by which it was found."""
+        self._imported_as = name
+
     def import_name(self) -> str:
         """module:app, by which another process finds it. Or InvalidArgument."""
-        if self._imported_as is None:
-            for module in {task.function.__module__ for task in self.tasks.values()}:
-                for name, value in vars(sys.modules[module]).items():
-                    if value is self:
-                        self._imported_as = f"{_module_name(module)}:{name}"
+        for task in self.tasks.values() if self._imported_as is None else ():
+            module = getattr(task.function, "__module__", None) or ""
+            for name, value in vars(sys.modules.get(module, object)).items():
+                if value is self:
+                    self._imported_as = f"{_module_name(module)}:{name}"
         if self._imported_as is None:
             raise InvalidArgument('runs_in="process": expected the app as a variable of a module that has tasks of it')
         return self._imported_as

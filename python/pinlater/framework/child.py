@@ -53,7 +53,13 @@ class Link:
         self.jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._kept: asyncio.Future[list[Any]] | None = None
         self._writer: asyncio.StreamWriter
-        threading.Thread(target=self.loop.run_forever, name="pinlater-link", daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="pinlater-link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the loop."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What the loop makes of it."""
@@ -119,11 +125,15 @@ def main() -> None:
         while (message := link.jobs.get()) is not None:
             link.wait(link.say(_run(app, link, made, told["worker"], *message)))
     app.close()
+    link.close()
 
 
 def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: Any) -> bytes:
     """Runs a task; what became of it."""
-    job, task, began_s = Job(*parts), app.tasks[name], time.monotonic()
+    job, task, began_s = Job(*parts), app.tasks.get(name), time.monotonic()
+    if task is None:
+        told = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
+        return pipes.pack(Said.FAILED, told, "", f"{told}\n", None, False)
     called: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]

@@ -28,6 +28,7 @@ def load_app(name: str) -> PinLater:
     found = load_object(name, "app")
     if not isinstance(found, PinLater):
         raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
+    found.imported_as(name)
     return found
 
 
