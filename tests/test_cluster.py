@@ -59,6 +59,15 @@ def bare_id(scene: Scene) -> None:
     scene.wire.claim()
 
 
+def kept_and_over(scene: Scene) -> None:
+    """Results: one that is asked for, one that is over."""
+    wire = scene.wire
+    assert wire.store_results((scene.end(0), b"\1kept")) == wire.store_results((scene.end(1), b"\1over"), ms=0) == []
+    assert [told[:1] for told in wire.outcomes([scene.end(0).id, scene.failed[0]], 1)] == [b"\1", b"\2"]
+    wire.audit([scene.end(0).id])
+    wire.collect()
+
+
 # What the plain requests of test_scripts.py leave untouched.
 MORE: list[Callable[[Scene], Any]] = [
     soon_expired,
@@ -80,6 +89,8 @@ MORE: list[Callable[[Scene], Any]] = [
     lambda s: [s.wire.scan(state) for state in (PENDING, RUNNING, SUCCEEDED, FAILED)],
     lambda s: s.wire.lookup([s.failed[0], s.end().id]) + s.wire.dry_run().jobs,
     lambda s: s.wire.audit([s.failed[0], s.end().id], [s.claimed.token]),
+    kept_and_over,
+    lambda s: s.wire.outcomes([s.end(3).id]),
     lambda s: s.wire.read("peek") + s.wire.counts() + s.wire.read("config"),
     lambda s: fail_all(s.wire, 1),
 ]
@@ -104,7 +115,7 @@ def keys_of(words: list[str]) -> set[str]:
     """The keys of a command that a script calls."""
     if words[0] in ("TIME", "PUBLISH"):
         return set()
-    return set(words[1:] if words[0] == "UNLINK" else words[1:2])
+    return set(words[1:] if words[0] in ("UNLINK", "EXISTS") else words[1:2])
 
 
 def name_of(key: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pinlater.ending import Ending, Held
 from pinlater.handlers import Handler
@@ -19,6 +19,9 @@ from pinlater.keys import gone_channel
 
 #: So many are remembered for the claim under way.
 MAX_REMOVALS: Final = 1_000
+
+#: When it was heard (monotonic s), on which channel, ids.
+_Removal: TypeAlias = tuple[float, bytes, set[int]]
 
 
 class Removals:
@@ -32,26 +35,31 @@ class Removals:
         self._ending = ending
         #: Removed jobs whose handlers have not ended yet.
         self.stopped: set[Held] = set()
-        #: When (monotonic s), on which channel, ids.
-        self._heard: deque[tuple[float, bytes, set[int]]] = deque(maxlen=MAX_REMOVALS)
+        self._heard: deque[_Removal] = deque(maxlen=MAX_REMOVALS)
 
-    def hear(self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held]) -> None:
-        """Ids, joined, of running jobs that were removed: those that are here stop."""
+    def hear(
+        self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held], waiting: Iterable[Held]
+    ) -> set[Held]:
+        """Ids, joined, of running jobs that were removed: those that run here stop. Returns those that wait here."""
         ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
-        self._heard.append((time.monotonic(), channel, ids))
-        for future, held in [one for one in running.items() if self._is_removed(one[1])]:
+        removal = (time.monotonic(), channel, ids)
+        self._heard.append(removal)
+        for future, held in [one for one in running.items() if _is_of(one[1], removal)]:
             if held not in self.stopped:
                 self.stopped.add(held)
                 if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
                     future.cancel()
+        return {held for held in waiting if _is_of(held, removal)}
 
-    def among(self, waiting: Iterable[Held], sent_s: float = 0.0) -> set[Held]:
-        """Which of the jobs that are held unstarted were removed. sent_s: when the claim that gave them was sent:
-        removals before it are forgotten.
+    def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
+        """Which of the jobs that are held unstarted were removed while the claim that gave them was under way.
+
+        sent_s: when that was sent; what was heard before is forgotten.
         """
         while self._heard and self._heard[0][0] < sent_s:
             self._heard.popleft()
-        return {held for held in waiting if self._is_removed(held)} if self._heard else set()
+        heard = self._heard
+        return {held for held in waiting if any(_is_of(held, removal) for removal in heard)} if heard else set()
 
     def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
         """Whether the handler that ended was one of a removed job; then there is nothing more to do."""
@@ -63,6 +71,7 @@ class Removals:
         self._ending.removed(held)
         return True
 
-    def _is_removed(self, held: Held) -> bool:
-        job = held.job
-        return any(job.id in ids and gone_channel(job.queue, job.shard) == at for _, at, ids in self._heard)
+
+def _is_of(held: Held, removal: _Removal) -> bool:
+    job = held.job
+    return job.id in removal[2] and gone_channel(job.queue, job.shard) == removal[1]

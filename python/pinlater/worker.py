@@ -289,8 +289,7 @@ class Worker:
         self._progressed()
 
     def _on_removed(self, channel: bytes, ids: bytes) -> None:
-        self._removals.hear(channel, ids, self._running)
-        self._drop(self._removals.among(self._waiting), self._ending.removed)
+        self._drop(self._removals.hear(channel, ids, self._running, self._waiting), self._ending.removed)
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
