@@ -29,6 +29,7 @@ LAYERS = [
         "flows",
         "keys",
         "lanes",
+        "memory",
         "scripts",
         "servers",
         "shards",
