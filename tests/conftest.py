@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.memory import CONFORMANCE, MemoryKind
-from tests.servers import KINDS, Kind, Server, is_alive, wait_until
+from tests.memory import CONFORMANCE, AnyKind, MemoryKind
+from tests.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
 
@@ -59,9 +59,12 @@ def server(request: pytest.FixtureRequest, _running: dict[str, Any]) -> Server:
 @pytest.fixture
 def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServer]:
     """`fresh_server(kind="valkey", **options of Server) -> Server`, started; stopped when the test ends."""
-    made: list[Server] = []
+    made: list[Any] = []
 
-    def make(kind: Kind = "valkey", **options: Any) -> Server:
+    def make(kind: AnyKind = "valkey", **options: Any) -> Any:
+        if kind == "memory":
+            made.append(MemoryKind())
+            return made[-1]
         server = Server(kind, options.pop("directory", None) or tmp_path_factory.mktemp("server"), **options)
         made.append(server)
         return server.start()

@@ -6,15 +6,19 @@ configured; tests that do so take a real one.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import redis
 
-from pinlater.memory.commands import Clock
 from pinlater.memory.server import MemoryServer
+from pinlater.memory.store import Clock
+from tests.servers import KINDS
 
+AnyKind: TypeAlias = Literal["valkey", "redis", "memory"]
+#: Of server: what tests of behaviour that move its clock run on.
+EVERY_KIND: Final[tuple[AnyKind, ...]] = (*KINDS, "memory")
 #: The files whose every test that takes `server` runs on it too.
-CONFORMANCE = frozenset(
+CONFORMANCE: Final = frozenset(
     {
         "test_behaviour",
         "test_behaviour_clients",
@@ -57,7 +61,7 @@ class MemoryKind:
     def call(self, *command: str | bytes | int | float) -> Any:
         """One command over a connection of its own."""
         with self.client() as client:
-            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)
 
     def info(self, section: str = "default") -> dict[str, Any]:
         """INFO's fields of one section, numbers as numbers."""
@@ -71,9 +75,15 @@ class MemoryKind:
         """Moves the clock without telling anybody, as a real server's clock jumps."""
         self.memory.clock.move(seconds)
 
-    def start(self) -> MemoryKind:
+    def start(self) -> Self:
         """It runs."""
         return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Ends it."""

@@ -28,7 +28,8 @@ class Server:
     def __init__(self, url: str) -> None:
         if _scheme(url) not in SCHEMES:
             raise InvalidArgument(
-                f"server URL: expected redis://, rediss://, unix://, embedded:// or memory://, got {hide_password(url)!r}"
+                "server URL: expected redis://, rediss://, unix://, embedded:// or memory://, "
+                f"got {hide_password(url)!r}"
             )
         self.url = url
         self.contacted = False

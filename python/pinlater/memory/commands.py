@@ -8,93 +8,33 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
-from pinlater.memory.values import Hash, SortedSet, number_text, scan_page
+from pinlater.memory.sorted_sets import SORTED_SETS
+from pinlater.memory.store import OK, SYNTAX, Arguments, CommandError, Status, Store
+from pinlater.memory.values import SortedSet, number_text, scan_page
 
-V = TypeVar("V", Hash, SortedSet, set[bytes])
-
-
-class CommandError(Exception):
-    """An error reply: its text, code first."""
-
-
-class Status(bytes):
-    """A simple string reply, as +OK."""
-
-
-OK: Final = Status(b"OK")
-_WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 _NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
-_SYNTAX: Final = "ERR syntax error"
 #: The Redis whose commands these are.
 VERSION: Final = "7.2.0"
 
-Arguments = Sequence[bytes]
 
-
-class Clock:
-    """The wall clock of a store: the machine's, and what a test moved it by."""
-
-    def __init__(self) -> None:
-        self._moved_us = 0
-
-    def now_us(self) -> int:
-        """Microseconds since 1970."""
-        return time.time_ns() // 1000 + self._moved_us
-
-    def move(self, seconds: float) -> None:
-        """Later; earlier if negative."""
-        self._moved_us += round(seconds * 1_000_000)
-
-
-class Store:
-    """Keys and values of one database. publish: hands a message to a channel and returns how many got it."""
-
-    def __init__(self, clock: Clock, publish: Callable[[bytes, bytes], int]) -> None:
-        self.clock = clock
-        self.publish = publish
-        self.values: dict[bytes, Hash | SortedSet | set[bytes]] = {}
-        self.calls: Counter[str] = Counter()
-
-    def run(self, name: bytes, arguments: Arguments) -> Any:
-        """The reply of a command: bytes, int, None, a list, Status. Raises CommandError."""
-        command = _COMMANDS.get(name.upper())
-        if command is None:
-            raise CommandError(f"ERR unknown command '{name.decode(errors='replace')}', with args beginning with: ")
-        function, least = command
-        if len(arguments) < least:
-            raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
-        self.calls[name.decode().lower()] += 1
-        try:
-            return function(self, arguments)
-        except ValueError:
-            raise CommandError(_NOT_AN_INTEGER) from None
-        except IndexError:
-            raise CommandError(_SYNTAX) from None
-
-    def get(self, key: bytes, kind: type[V]) -> V | None:
-        """The value of a key, if it is there. Raises CommandError for one of another kind."""
-        found = self.values.get(key)
-        if found is not None and not isinstance(found, kind):
-            raise CommandError(_WRONG_TYPE)
-        return found
-
-    def make(self, key: bytes, kind: type[V]) -> V:
-        """The value of a key, made if it is not there."""
-        found = self.get(key, kind)
-        if found is None:
-            found = kind()
-            self.values[key] = found
-        return found
-
-    def drop_empty(self, key: bytes) -> None:
-        """A key without elements is no key."""
-        if not self.values.get(key, True):
-            del self.values[key]
+def run(store: Store, name: bytes, arguments: Arguments) -> Any:
+    """The reply of a command: bytes, int, None, a list, Status. Raises CommandError."""
+    command = _COMMANDS.get(name.upper())
+    if command is None:
+        raise CommandError(f"ERR unknown command '{name.decode(errors='replace')}', with args beginning with: ")
+    function, least = command
+    if len(arguments) < least:
+        raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+    store.calls[name.decode().lower()] += 1
+    try:
+        return function(store, arguments)
+    except ValueError:
+        raise CommandError(_NOT_AN_INTEGER) from None
+    except IndexError:
+        raise CommandError(SYNTAX) from None
 
 
 # keys, server
@@ -140,18 +80,40 @@ def _flush(store: Store, _: Arguments) -> Status:
 
 
 def _keys(store: Store, arguments: Arguments) -> list[bytes]:
-    pattern = arguments[0].decode("latin-1")
-    return [key for key in store.values if fnmatch.fnmatchcase(key.decode("latin-1"), pattern)]
+    return [key for key in store.values if _matches(key, arguments[0])]
+
+
+def _scan(store: Store, arguments: Arguments) -> list[Any]:
+    options = dict(zip([name.upper() for name in arguments[1::2]], arguments[2::2], strict=True))
+    if set(options) - {b"MATCH", b"COUNT"}:
+        raise CommandError(SYNTAX)
+    after, page = scan_page(store.values, int(arguments[0]), int(options.get(b"COUNT", b"10")))
+    return [b"%d" % after, [key for key in page if _matches(key, options.get(b"MATCH", b"*"))]]
+
+
+def _matches(key: bytes, pattern: bytes) -> bool:
+    return fnmatch.fnmatchcase(key.decode("latin-1"), pattern.decode("latin-1"))
 
 
 def _type(store: Store, arguments: Arguments) -> Status:
     found = store.values.get(arguments[0])
-    names = {dict: b"hash", SortedSet: b"zset", set: b"set"}
+    names = {dict: b"hash", SortedSet: b"zset", set: b"set", bytes: b"string"}
     return Status(b"none" if found is None else names[type(found)])
 
 
 def _publish(store: Store, arguments: Arguments) -> int:
     return store.publish(arguments[0], arguments[1])
+
+
+def _set(store: Store, arguments: Arguments) -> Status:
+    if len(arguments) > 2:
+        raise CommandError(SYNTAX)
+    store.values[arguments[0]] = arguments[1]
+    return OK
+
+
+def _get(store: Store, arguments: Arguments) -> bytes | None:
+    return store.get(arguments[0], bytes)
 
 
 # hashes
@@ -222,7 +184,7 @@ def _count(options: Arguments) -> int:
     if not options:
         return 10
     if len(options) != 2 or options[0].upper() != b"COUNT":
-        raise CommandError(_SYNTAX)
+        raise CommandError(SYNTAX)
     return int(options[1])
 
 
@@ -249,105 +211,6 @@ def _srem(store: Store, arguments: Arguments) -> int:
     return gone
 
 
-# sorted sets
-
-
-def _zadd(store: Store, arguments: Arguments) -> int:
-    key, rest = arguments[0], arguments[1:]
-    greater = rest[0].upper() == b"GT"
-    rest = rest[greater:]
-    if not rest or len(rest) % 2:
-        raise CommandError(_SYNTAX)
-    pairs = [(_score(score), member) for score, member in zip(rest[::2], rest[1::2], strict=True)]
-    found, added = store.make(key, SortedSet), 0
-    for score, member in pairs:
-        if not greater or score > found.scores.get(member, float("-inf")):
-            added += found.add(member, score)
-    return added
-
-
-def _score(text: bytes) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise CommandError("ERR value is not a valid float") from None
-
-
-def _zscore(store: Store, arguments: Arguments) -> bytes | None:
-    return _zmscore(store, arguments)[0]
-
-
-def _zmscore(store: Store, arguments: Arguments) -> list[bytes | None]:
-    found = store.get(arguments[0], SortedSet)
-    scores = [found.scores.get(member) for member in arguments[1:]] if found else [None] * (len(arguments) - 1)
-    return [None if score is None else number_text(score) for score in scores]
-
-
-def _zcard(store: Store, arguments: Arguments) -> int:
-    return len(store.get(arguments[0], SortedSet) or ())
-
-
-def _zcount(store: Store, arguments: Arguments) -> int:
-    found = store.get(arguments[0], SortedSet)
-    return len(found.by_score(arguments[1], arguments[2])) if found else 0
-
-
-def _zrange(store: Store, arguments: Arguments) -> list[bytes]:
-    key, first, last, *options = arguments
-    words = [option.upper() for option in options]
-    found = store.get(key, SortedSet) or SortedSet()
-    entries = found.by_score(first, last) if b"BYSCORE" in words else found.by_rank(int(first), int(last))
-    if b"LIMIT" in words:
-        at = words.index(b"LIMIT")
-        offset, count = int(words[at + 1]), int(words[at + 2])
-        entries = entries[offset : offset + count] if count >= 0 else entries[offset:]
-        del words[at : at + 3]
-    if set(words) - {b"BYSCORE", b"WITHSCORES"}:
-        raise CommandError(_SYNTAX)
-    return _members(entries, b"WITHSCORES" in words)
-
-
-def _members(entries: list[tuple[float, bytes]], with_scores: bool) -> list[bytes]:
-    if not with_scores:
-        return [member for _, member in entries]
-    return [part for score, member in entries for part in (member, number_text(score))]
-
-
-def _zpop(last: bool) -> Callable[[Store, Arguments], list[bytes]]:
-    def pop(store: Store, arguments: Arguments) -> list[bytes]:
-        found = store.get(arguments[0], SortedSet) or SortedSet()
-        count = int(arguments[1]) if len(arguments) > 1 else 1
-        if count <= 0:
-            return []
-        gone = found.by_rank(-count, -1) if last else found.by_rank(0, count - 1)
-        found.cut(gone)
-        store.drop_empty(arguments[0])
-        return _members(gone[::-1] if last else gone, True)
-
-    return pop
-
-
-def _zrem(store: Store, arguments: Arguments) -> int:
-    found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = sum(found.remove(member) for member in arguments[1:])
-    store.drop_empty(arguments[0])
-    return gone
-
-
-def _zremrangebyrank(store: Store, arguments: Arguments) -> int:
-    found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = found.cut(found.by_rank(int(arguments[1]), int(arguments[2])))
-    store.drop_empty(arguments[0])
-    return gone
-
-
-def _zremrangebyscore(store: Store, arguments: Arguments) -> int:
-    found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = found.cut(found.by_score(arguments[1], arguments[2]))
-    store.drop_empty(arguments[0])
-    return gone
-
-
 #: Name -> the function, and how many arguments it needs.
 _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"PING": (_ping, 0),
@@ -360,7 +223,10 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"FLUSHALL": (_flush, 0),
     b"FLUSHDB": (_flush, 0),
     b"KEYS": (_keys, 1),
+    b"SCAN": (_scan, 1),
     b"TYPE": (_type, 1),
+    b"SET": (_set, 2),
+    b"GET": (_get, 1),
     b"PUBLISH": (_publish, 2),
     b"HSET": (_hset, 3),
     b"HGET": (_hget, 2),
@@ -376,21 +242,11 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"SADD": (_sadd, 2),
     b"SMEMBERS": (_smembers, 1),
     b"SREM": (_srem, 2),
-    b"ZADD": (_zadd, 3),
-    b"ZSCORE": (_zscore, 2),
-    b"ZMSCORE": (_zmscore, 2),
-    b"ZCARD": (_zcard, 1),
-    b"ZCOUNT": (_zcount, 3),
-    b"ZRANGE": (_zrange, 3),
-    b"ZPOPMIN": (_zpop(False), 1),
-    b"ZPOPMAX": (_zpop(True), 1),
-    b"ZREM": (_zrem, 2),
-    b"ZREMRANGEBYRANK": (_zremrangebyrank, 3),
-    b"ZREMRANGEBYSCORE": (_zremrangebyscore, 3),
+    **SORTED_SETS,
 }
 
 #: What a script that only reads may not call.
 WRITING: Final = frozenset(
     {b"DEL", b"UNLINK", b"FLUSHALL", b"FLUSHDB", b"HSET", b"HDEL", b"HINCRBY", b"ZADD", b"ZPOPMIN", b"ZPOPMAX"}
-    | {b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}
+    | {b"SET", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}
 )

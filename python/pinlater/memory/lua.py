@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pinlater.errors import InvalidArgument
-from pinlater.memory.commands import WRITING, CommandError, Status, Store
+from pinlater.memory.commands import WRITING, run
+from pinlater.memory.store import CommandError, Status, Store
 from pinlater.memory.values import number_text
 
 _SETUP: Final = rb"""
@@ -31,7 +32,9 @@ local function parse(format)
   while at <= #format do
     local kind, digits = string.match(format, '^([BIc])(%d*)', at)
     local size = kind == 'B' and 1 or tonumber(digits)
-    if not size or kind == 'I' and (size > 6 or sub(format, 1, 1) ~= '>') then error('struct: not of the memory store: ' .. format) end
+    if not size or kind == 'I' and (size > 6 or sub(format, 1, 1) ~= '>') then
+      error('struct: not of the memory store: ' .. format)
+    end
     items[#items + 1] = { text = kind == 'c', size = size }
     at = at + 1 + #digits
   end
@@ -104,10 +107,11 @@ class Scripts:
         self._store = store
         self._lua = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
         self._error: type[Exception] = lua51.LuaError
-        self._is_table = lambda value: lua51.lua_type(value) == "table"
+        self._type_of: Any = lua51.lua_type
         self._loaded: dict[bytes, tuple[Any, bool]] = {}
         self._reads = False
-        self._lua.compile(_SETUP)(self._call)
+        setup: Any = self._lua.compile(_SETUP)
+        setup(self._call)
 
     def load(self, source: bytes) -> bytes:
         """SCRIPT LOAD: the digest. Raises CommandError for what does not compile."""
@@ -153,7 +157,7 @@ class Scripts:
         if self._reads and name in WRITING:
             raise CommandError("ERR Write commands are not allowed from read-only scripts.")
         texts = [value if type(value) is bytes else _text(value) for value in arguments]
-        return self._to_lua(self._store.run(name, texts))
+        return self._to_lua(run(self._store, name, texts))
 
     def _to_lua(self, reply: Any) -> Any:
         if reply is None:
@@ -172,7 +176,7 @@ class Scripts:
             return 1 if value else None
         if isinstance(value, int | float):
             return int(value)
-        if not self._is_table(value):
+        if self._type_of(value) != "table":
             return None
         if value[b"err"] is not None:
             raise _Refusal(value[b"err"].decode("utf-8", "replace"))

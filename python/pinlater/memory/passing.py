@@ -14,8 +14,9 @@ from typing import Final
 from pinlater.config import StoredConfig
 from pinlater.keys import queue_key, script_keys
 from pinlater.lanes import Lane
-from pinlater.memory.commands import Store
+from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts
+from pinlater.memory.store import Store
 from pinlater.scripts import load_scripts
 
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:m")
@@ -33,12 +34,12 @@ def let_expire(store: Store, scripts: Scripts) -> None:
 
 def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     head = queue_key(queue, shard, "m")
-    packed, monitor = store.run(b"HMGET", [head, b"c", b"o"])
+    packed, monitor = run(store, b"HMGET", [head, b"c", b"o"])
     config = StoredConfig.unpack(packed) if packed else None
     if config is None or config.deleted:
         return
     # no jump of the clock, but time that passed; and the look is that of the active monitor, if there is one
-    store.run(b"HDEL", [head, b"g"])
+    run(store, b"HDEL", [head, b"g"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
     keys = script_keys(queue, shard, script.keys, config.config.levels)

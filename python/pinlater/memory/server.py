@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import secrets
 import shutil
 import tempfile
 import threading
@@ -23,9 +22,10 @@ import hiredis
 import uvloop
 
 from pinlater.errors import InvalidArgument
-from pinlater.memory.commands import OK, Clock, CommandError, Status, Store
+from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts, require_lupa
 from pinlater.memory.passing import let_expire
+from pinlater.memory.store import OK, Clock, CommandError, Status, Store
 
 T = TypeVar("T")
 _START_S: Final = 10.0
@@ -136,6 +136,7 @@ class _Peer(asyncio.Protocol):
         self._server = server
         self._reader = hiredis.Reader()
         self._channels: set[bytes] = set()
+        self._name = b""
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -171,7 +172,7 @@ class _Peer(asyncio.Protocol):
             if own is not None:
                 own(self, arguments)
             else:
-                self.answer(self._server._store.run(name, arguments))
+                self.answer(run(self._server._store, name, arguments))
         except (CommandError, IndexError, ValueError) as error:
             self.answer(error if isinstance(error, CommandError) else CommandError(f"ERR syntax error: {error}"))
 
@@ -183,8 +184,14 @@ class _Peer(asyncio.Protocol):
         self.answer([b"server", b"redis", b"proto", 2])
 
     def _client(self, arguments: list[bytes]) -> None:
-        if arguments[0].upper() not in (b"SETNAME", b"SETINFO", b"NO-EVICT", b"NO-TOUCH"):
-            raise CommandError(f"ERR CLIENT {arguments[0].decode(errors='replace')}: not of the memory store")
+        verb = arguments[0].upper()
+        if verb == b"LIST":
+            self.answer(b"".join(b"id=%d name=%b\n" % (id(peer), peer._name) for peer in self._server._peers))
+            return
+        if verb not in (b"SETNAME", b"SETINFO"):
+            raise CommandError(f"ERR CLIENT {verb.decode(errors='replace')}: not of the memory store")
+        if verb == b"SETNAME":
+            self._name = arguments[1]
         self.answer(OK)
 
     def _select(self, arguments: list[bytes]) -> None:

@@ -1,7 +1,7 @@
 """What a key of the memory store holds: a hash or a sorted set, and how numbers are written in replies.
 
-Promises order by score and then by bytes, as Redis has it, and that a scan over pages meets every field that is there all
-the while. Risks: a sorted set costs a shift of what stands behind each change; for tests that is nothing.
+Promises order by score and then by bytes, as Redis has it, and that a scan over pages meets every field that is there
+all the while. Risks: a change in the middle of a sorted set shifts what stands behind it; for tests that is nothing.
 """
 
 from __future__ import annotations
