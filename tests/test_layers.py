@@ -50,7 +50,8 @@ LAYERS = [
     },
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"framework"},
-    {"cli", "__main__"},
+    {"cli", "testing", "__main__"},
+    {"pytest_plugin"},
 ]
 
 

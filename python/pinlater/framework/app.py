@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -15,10 +16,11 @@ from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
 from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.errors import InvalidArgument
 from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
-from pinlater.framework.clients import AppClients
+from pinlater.framework.clients import AppClients, Servers
 from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
+from pinlater.framework.immediate import Immediate
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import Producer, Running, Sending, Task
 
@@ -43,17 +45,24 @@ class _Decorator(Protocol):
 
 class PinLater:
     """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
-    timeout_s: for a call of a producer or a handle.
+    timeout_s: for a call of a producer or a handle. immediate: what is put in line runs at once, in this process; see
+    immediate().
 
     Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
     """
 
     def __init__(
-        self, url: str | None = None, *, shards: Mapping[str, str] | None = None, timeout_s: float = 10.0
+        self,
+        url: str | None = None,
+        *,
+        shards: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+        immediate: bool = False,
     ) -> None:
         #: By name.
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.clients = AppClients(url, shards, timeout_s, self.queue_config)
+        servers = Servers(url, shards, timeout_s)
+        self.clients = AppClients(Immediate(self) if immediate else servers, self.queue_config)
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +83,15 @@ class PinLater:
     async def aclose(self) -> None:
         """Closes what the running loop's code used. Twice is fine; the next use connects again."""
         await self.clients.aclose()
+
+    def immediate(self) -> AbstractContextManager[None]:
+        """For the block whatever is put in line has run when the call returns, in this process, on a store in memory.
+
+        It runs as a worker runs it, retries included; delays and backoffs pass at once. The call raises the error of a
+        job that stays failed. What a task itself puts in line has run when the outermost call returns. Needs the
+        package lupa (`pinlater[testing]`).
+        """
+        return Immediate(self).switched_on()
 
     # tasks
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -56,6 +56,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(threads, self._loop)
         self.stats = TaskStats()
+        #: Told of each attempt that failed, with its error.
+        self.on_error: Callable[[Job, BaseException], None] | None = None
 
     def close(self) -> None:
         """Lets the threads end."""
@@ -76,6 +78,8 @@ class Dispatcher:
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
         self.stats.unreadable += 1
+        if self.on_error is not None:
+            self.on_error(job, error)
         log.error("job %s: its body can not be read: %s", job.descriptor, error)
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
 
@@ -168,6 +172,8 @@ class Dispatcher:
         began_s: float,
     ) -> End:
         self.stats.timeouts += isinstance(error, TimedOut)
+        if self.on_error is not None:
+            self.on_error(job, error)
         final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
         last = final or job.attempts_remaining <= 1
         status = report(error, job, self._worker, time.monotonic() - began_s, last=last)

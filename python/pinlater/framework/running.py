@@ -16,7 +16,7 @@ import uvloop
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
-from pinlater.handlers import load_object
+from pinlater.handlers import Handler, load_object
 from pinlater.supervisor import StopSignals, supervise
 from pinlater.worker import Worker, WorkerConfig
 
@@ -33,9 +33,14 @@ def load_app(name: str) -> PinLater:
 
 @asynccontextmanager
 async def worker_of(
-    app: PinLater, queues: Iterable[str] | None = None, config: WorkerConfig | None = None
+    app: PinLater,
+    queues: Iterable[str] | None = None,
+    config: WorkerConfig | None = None,
+    around: Callable[[Dispatcher], Handler] | None = None,
 ) -> AsyncIterator[Worker]:
-    """A worker of the app's tasks, not started yet. queues: by default those of its tasks."""
+    """A worker of the app's tasks, not started yet. queues: by default those of its tasks. around: makes the worker's
+    handler of the dispatcher, which it is itself otherwise.
+    """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     async with app.clients.new() as client:
@@ -46,7 +51,7 @@ async def worker_of(
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app.tasks, client, config.concurrency)
         try:
-            yield Worker(client, names, dispatcher, config)
+            yield Worker(client, names, dispatcher if around is None else around(dispatcher), config)
         finally:
             dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)
