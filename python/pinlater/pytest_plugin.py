@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def pinlater_target(request: pytest.FixtureRequest) -> str | PinLater:
-    """The app of `pinlater_app`, or its name, module:app: what the option pinlater_app says, unless it is overridden."""
+    """The app of `pinlater_app`, or its name, module:app: as the option pinlater_app says, unless it is overridden."""
     name: str = request.config.getini("pinlater_app")
     if not name:
         raise pytest.UsageError(
