@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 if typing.TYPE_CHECKING:
-    from pinlater import PinLater
+    from pinlater.framework import PinLater
     from pinlater.testing import Harness
 
 
