@@ -26,12 +26,7 @@ def run(fresh_server: Callable[..., Server], tmp_path: Path) -> Callable[[str], 
     server = fresh_server()
 
     def run(name: str) -> list[str]:
-        environment = {
-            **os.environ,
-            "PINLATER_URL": server.url,
-            "TMPDIR": str(tmp_path),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        own = {"PINLATER_URL": server.url, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, f"examples/{name}.py"]
         ran = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, timeout=100)
         assert ran.returncode == 0, ran.stderr

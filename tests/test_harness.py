@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -255,42 +256,24 @@ def test_nothing_is_left_of_a_store() -> None:
 
 # the plugin
 
-TASKS = """
-from pinlater import PinLater
-app = PinLater("redis://127.0.0.1:1")
-
-@app.task(attempts=2, backoff=10)
-def greet(name: str) -> None:
-    if name == "nobody":
-        raise ValueError(name)
-"""
-TESTS = """
+PAGE = (Path(__file__).parent.parent / "docs" / "testing.md").read_text("utf-8")
+OTHER = """
 import pytest
-import tasks
 
-def test_one(pinlater_app):
-    tasks.greet.enqueue("Ada")
-    pinlater_app.assert_enqueued(tasks.greet, args=["Ada"], count=1)
-    assert [ran.outcome for ran in pinlater_app.drain()] == ["succeeded"]
+@pytest.fixture
+def pinlater_target():
+    from pinlater import PinLater
+    return PinLater()
 
-def test_it_is_fresh(pinlater_app):
+def test_another_app_and_its_store_is_empty(pinlater_app, pinlater_target):
+    assert pinlater_app.app is pinlater_target
     assert pinlater_app.enqueued() == []
-    tasks.greet.enqueue("nobody")
-    with pytest.raises(ValueError, match="nobody"):
-        pinlater_app.drain()
-    pinlater_app.clock.advance(11)
-    assert [ran.outcome for ran in pinlater_app.drain(raising=False)] == ["failed"]
-
-class TestOther:
-    @pytest.fixture
-    def pinlater_target(self):
-        from pinlater import PinLater
-        self.app = PinLater()
-        return self.app
-
-    def test_another_app(self, pinlater_app):
-        assert pinlater_app.app is self.app
 """
+
+
+def blocks() -> list[str]:
+    """The Python of docs/testing.md."""
+    return re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -299,12 +282,19 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_plugin(tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "test_tasks.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\npinlater_app = tasks:app\n")
+def test_the_page_as_it_stands_and_another_app(tmp_path: Path) -> None:
+    for block in blocks():
+        if block.startswith("# "):
+            (tmp_path / block.split()[1]).write_text(block)
+    [option] = re.findall(r"pinlater_app = \"(.*)\"", PAGE)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npinlater_app = {option}\n")
+    (tmp_path / "test_other.py").write_text(OTHER)
     ran = run_pytest(tmp_path)
     assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+    scripts = [block for block in blocks() if not block.startswith("# ")]
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=tmp_path, check=True)
 
 
 def test_the_plugin_says_what_it_needs_and_costs_nothing_unused(tmp_path: Path) -> None:
