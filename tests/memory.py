@@ -21,6 +21,7 @@ EVERY_KIND: Final[tuple[AnyKind, ...]] = (*KINDS, "memory")
 CONFORMANCE: Final = frozenset(
     {
         "test_behaviour",
+        "test_commands",
         "test_behaviour_clients",
         "test_behaviour_shards",
         "test_scripts",

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-import uvloop
-
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.errors import InvalidArgument
@@ -126,6 +124,8 @@ class Immediate:
 
 def _run(work: Callable[[], Any]) -> None:
     """Runs async work to its end: in this thread, or in another one where a loop runs in this one."""
+    import uvloop  # producers have no use for it
+
     if asyncio._get_running_loop() is None:
         uvloop.run(work())
         return
