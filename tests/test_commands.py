@@ -48,7 +48,8 @@ SCRIPTS: dict[str, tuple[str, Any]] = {
     "ranges": (
         "c('ZADD', k, 1, 'a', 2, 'b', 3, 'c'); "
         "local function by(...) return c('ZRANGE', k, ...) end; "
-        "return {by('(1', '+inf', 'BYSCORE'), by('-inf', '(3', 'BYSCORE', 'LIMIT', 1, 1), by(-2, -1), by(5, 9), by(2, 1), by(0, -9)}",
+        "return {by('(1', '+inf', 'BYSCORE'), by('-inf', '(3', 'BYSCORE', 'LIMIT', 1, 1), "
+        "by(-2, -1), by(5, 9), by(2, 1), by(0, -9)}",
         [[b"b", b"c"], [b"b"], [b"b", b"c"], [], [], []],
     ),
     "greater scores only": (
