@@ -278,7 +278,7 @@ def blocks() -> list[str]:
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "pinlater.pytest_plugin", "-W", "error", "-q", *options]
+    command = [sys.executable, "-m", "pytest", "-p", "pinlater_pytest", "-W", "error", "-q", *options]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -299,8 +299,7 @@ def test_the_page_as_it_stands_and_another_app(tmp_path: Path) -> None:
 
 def test_the_plugin_says_what_it_needs_and_costs_nothing_unused(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import sys\ndef test_unused():\n    assert 'pinlater.framework' not in sys.modules\n"
-        "def test_unset(pinlater_app): pass\n"
+        "import sys\ndef test_unused():\n    assert 'pinlater' not in sys.modules\ndef test_unset(pinlater_app): pass\n"
     )
     ran = run_pytest(tmp_path)
     assert "1 passed, 1 error" in ran.stdout, ran.stdout + ran.stderr
@@ -309,4 +308,4 @@ def test_the_plugin_says_what_it_needs_and_costs_nothing_unused(tmp_path: Path) 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"pinlater": "pinlater.pytest_plugin"}
+    assert project["entry-points"]["pytest11"] == {"pinlater": "pinlater_pytest"}

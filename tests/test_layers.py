@@ -51,7 +51,6 @@ LAYERS = [
     {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"framework"},
     {"cli", "testing", "__main__"},
-    {"pytest_plugin"},
 ]
 
 

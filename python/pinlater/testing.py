@@ -2,7 +2,7 @@
 
 Promises that jobs run as in production, by the worker engine and the shipped Lua scripts; only the store is in this
 process and its clock can be moved. Risks: a harness redirects its app for all threads. Needs the package lupa
-(`pinlater[testing]`). The pytest plugin is pinlater.pytest_plugin.
+(`pinlater[testing]`). The pytest plugin is the package pinlater_pytest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The pytest plugin: the fixture `pinlater_app`, an app on a fresh store in memory.
 
-Promises that a session that does not use it imports nothing more. Risks: none of its own.
+A package of its own, beside pinlater, so that a session of pytest that does not use it imports nothing but this file.
+Risks: none of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 if typing.TYPE_CHECKING:
-    from pinlater.framework import PinLater
+    from pinlater import PinLater
     from pinlater.testing import Harness
 
 
