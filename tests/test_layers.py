@@ -48,8 +48,9 @@ LAYERS = [
         "maintaining",
         "queues",
     },
-    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
+    {"claiming", "doctor", "ending", "handlers", "monitor", "renewal", "supervisor", "worker"},
     {"framework"},
+    {"demo"},
     {"cli", "testing", "__main__"},
 ]
 
