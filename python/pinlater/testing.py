@@ -15,9 +15,11 @@ from typing import Any, Self
 
 import uvloop
 
+from pinlater.async_client import AsyncClient
+from pinlater.client import Client
 from pinlater.errors import InvalidArgument
+from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
-from pinlater.framework.clients import Servers
 from pinlater.framework.draining import Enqueued, Ran, call_of, drain, pending, raise_first
 from pinlater.framework.tasks import Producer, Task
 from pinlater.memory.server import MemoryServer
@@ -40,6 +42,21 @@ class MovableClock:
         return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
 
 
+class _Direct:
+    """Clients of a store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def sync(self) -> Client:
+        return Client(self._url)
+
+    def new(self) -> AsyncClient:
+        return AsyncClient(self._url)
+
+    of_loop = new
+
+
 class Harness:
     """An app on a store of its own, for a `with` block: whatever its clients do meanwhile is done there.
 
@@ -57,7 +74,7 @@ class Harness:
         with ExitStack() as stack:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)
-            stack.enter_context(self.app.clients.redirected(Servers(self.server.url, None, 10.0)))
+            stack.enter_context(self.app.clients.redirected(_Direct(self.server.url)))
             self._stack = stack.pop_all()
         return self
 
@@ -90,7 +107,7 @@ class Harness:
         return ran
 
     def enqueued(self) -> list[Enqueued]:
-        """The jobs in line, due or not, in the order in which they run."""
+        """The jobs in line, due or not, by the time from which they may run, and of one queue and time by arrival."""
 
         async def look() -> list[Enqueued]:
             async with self.app.clients.new() as client:
@@ -137,7 +154,9 @@ class Harness:
         producer = self.app.by_name(task) if isinstance(task, str) else task
         if producer._raw:
             return call_of(self.app, producer._queue, args[0] if args else b"")
-        return call_of(self.app, "", producer._body(tuple(args), kwargs))
+        codec = producer._sending.codec
+        body = envelope.packer(codec)(envelope.document(args, kwargs, {}))
+        return call_of(self.app, "", envelope.head(producer._sending.name, codec) + body)
 
 
 def _line(job: Enqueued) -> str:

@@ -16,7 +16,7 @@ from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
 from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.errors import InvalidArgument
 from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
-from pinlater.framework.clients import AppClients, Servers
+from pinlater.framework.clients import AppClients
 from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
@@ -61,8 +61,9 @@ class PinLater:
     ) -> None:
         #: By name.
         self.tasks: dict[str, Task[..., Any]] = {}
-        servers = Servers(url, shards, timeout_s)
-        self.clients = AppClients(Immediate(self) if immediate else servers, self.queue_config)
+        self.clients = AppClients(url, shards, timeout_s, self.queue_config)
+        if immediate:
+            self.clients.source = Immediate(self)
 
     def __enter__(self) -> Self:
         return self

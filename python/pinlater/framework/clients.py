@@ -18,9 +18,7 @@ from pinlater.config import QueueConfig
 
 
 class Source(Protocol):
-    """Where an app's clients come from: for producers in sync and in async code, and for workers."""
-
-    named: bool
+    """Where clients come from instead: for producers in sync and in async code, and for workers."""
 
     def sync(self) -> Client:
         """A blocking client."""
@@ -32,30 +30,21 @@ class Source(Protocol):
         """A client for a worker."""
 
 
-class Servers:
-    """Clients of servers: url, shards, timeout_s as of Client; PINLATER_URL is read when a client is made."""
-
-    def __init__(self, url: str | None, shards: Mapping[str, str] | None, timeout_s: float) -> None:
-        self._url, self._shards, self._timeout_s = url, shards, timeout_s
-        self.named = url is not None or shards is not None
-
-    def sync(self) -> Client:
-        """See Source."""
-        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
-
-    def new(self) -> AsyncClient:
-        """See Source."""
-        return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
-
-    of_loop = new
-
-
 class AppClients:
-    """source: where they come from. queue_config: how a queue is made that is not there yet."""
+    """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
+    made that is not there yet. source: where the clients come from instead of the URL, if it is set.
+    """
 
-    def __init__(self, source: Source, queue_config: Callable[[str], QueueConfig]) -> None:
-        self._source = source
+    def __init__(
+        self,
+        url: str | None,
+        shards: Mapping[str, str] | None,
+        timeout_s: float,
+        queue_config: Callable[[str], QueueConfig],
+    ) -> None:
+        self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
+        self.source: Source | None = None
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
@@ -63,14 +52,14 @@ class AppClients:
     @property
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
-        return self._source.named
+        return self.source is not None or self._url is not None or self._shards is not None
 
     def sync(self) -> Client:
         """The blocking client."""
         if self._sync is None:
             with self._lock:
                 if self._sync is None:
-                    self._sync = self._source.sync()
+                    self._sync = self._new_sync()
         return self._sync
 
     def of_loop(self) -> AsyncClient:
@@ -80,23 +69,30 @@ class AppClients:
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
-                client = self._async[loop] = self._source.of_loop()
+                client = self._async[loop] = self.source.of_loop() if self.source else self.new()
         return client
 
     def new(self) -> AsyncClient:
         """One more client, its caller's own to close."""
-        return self._source.new()
+        if self.source is not None:
+            return self.source.new()
+        return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
+
+    def _new_sync(self) -> Client:
+        if self.source is not None:
+            return self.source.sync()
+        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:
         """For the block every client comes from another source; those of before are there again after it."""
-        before = self._source, self._sync, self._async
-        self._source, self._sync, self._async = source, None, {}
+        before = self.source, self._sync, self._async
+        self.source, self._sync, self._async = source, None, {}
         try:
             yield
         finally:
             self.close()
-            self._source, self._sync, self._async = before
+            self.source, self._sync, self._async = before
 
     def close(self) -> None:
         """Closes the blocking client; the next use makes another."""

@@ -111,13 +111,13 @@ async def drain(app: PinLater, client: AsyncClient, concurrency: int = 1) -> lis
     ran: list[Ran] = []
     queues = list(dict.fromkeys([*app.queue_names(), *await client.queue_names()]))
     config = WorkerConfig(concurrency=concurrency, monitor=False)
-    async with worker_of(app, queues, config, lambda dispatcher: _Recorder(app, dispatcher, ran)) as worker:
+    async with worker_of(app, queues, config, around=lambda each: _Recorder(app, each, ran)) as worker:
         await worker.run(burst=True)
     return ran
 
 
 async def pending(app: PinLater, client: AsyncClient) -> list[Enqueued]:
-    """The jobs in line, whenever they are due, in the order in which they run: by time, then by arrival."""
+    """The jobs in line, whenever they are due, by time, and of one queue and time by arrival."""
     found = [
         _enqueued(app, queue, info)
         for queue in await client.queue_names()

@@ -37,8 +37,6 @@ _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
 class Immediate:
     """A source of clients whose enqueues run what they put in line. Its store is made with the first client."""
 
-    named = True
-
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._server: MemoryServer | None = None
