@@ -11,7 +11,7 @@ SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -n
 help:
 	@printf '%s\n' 'make demo      thumbnails of 200 images by two worker processes, one killed on the way' \
 	  'make test      lint and every test (starts and stops its own servers)' \
-	  'make bench     the figures of the core (minutes; a quiet machine)' \
+	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make campaign  the long versions of the tests' \
 	  'make wheel     an installable wheel in dist/'
 
@@ -53,6 +53,7 @@ bench: setup
 	$(BIN)/python benches/native.py
 	$(BIN)/python benches/core.py
 	$(BIN)/python benches/tasks.py
+	$(BIN)/python benches/worker.py $(if $(PEERS),--peers $(PEERS))
 
 campaign: setup
 	PINLATER_CAMPAIGN=1 $(BIN)/python -m pytest --timeout 3600

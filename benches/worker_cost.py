@@ -47,8 +47,8 @@ def drain(kind: Kind, options: Options) -> list[Figure]:
         for _ in range(options.rounds):
             for _ in range(count // 1000):
                 client.enqueue_many(QUEUE, [BODY] * 1000)
-            with _process("drain", server, QUEUE, count) as process:
-                found.append(_result(process))
+            with process("drain", server, QUEUE, count) as draining:
+                found.append(result(draining))
     jobs, tasks = [each["job_us"] for each in found], [each["task_us"] for each in found]
     note = f"a job {per_job(jobs)}, a gathered task {per_job(tasks)}"
     return [figure("7 worker CPU a no-op job / a gathered task", kind, ratios(jobs, tasks), 2.5, 1.5, note=note)]
@@ -92,12 +92,12 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
         waiting = queue_key(QUEUE, shard, "w")
         with _processes("stamp", server, QUEUE, workers // processes, processes) as stamping:
             wait_until(lambda: native.call("ZCARD", waiting) == workers, f"{workers} waiting workers")
-            with _process("subscribe", server, CHANNEL, count) as bell:
+            with process("subscribe", server, CHANNEL, count) as bell:
                 wait_until(lambda: native.call("PUBSUB", "NUMSUB", CHANNEL)[1] == 1, "a subscriber")
                 _send_all(client, native, count)
-                bells: list[float] = _result(bell)
+                bells: list[float] = result(bell)
             wait_until(lambda: client.count(QUEUE).pending == client.count(QUEUE).in_progress == 0, "no job left")
-            stamped = sorted(tuple(each) for process in stamping for each in _result(process))
+            stamped = sorted(tuple(each) for stamper in stamping for each in result(stamper))
             jobs: list[float] = [us for _, us in stamped]
         native.close()
     assert len(jobs) == len(bells) == count, (len(jobs), len(bells), count)
@@ -125,10 +125,10 @@ def idle(kind: Kind, options: Options) -> list[Figure]:
         client.create_queue(QUEUE)
         waiting = queue_key(QUEUE, next(iter(client._session.shards)), "w")
         native = Native(server)
-        with _process("idle", server, QUEUE, 1) as process:
+        with process("idle", server, QUEUE, 1) as idling:
             wait_until(lambda: native.call("ZCARD", waiting) == 1, "a waiting worker")
             sent = _watch(server, native, seconds)
-            _result(process)
+            result(idling)
         native.close()
     own = sum(count for verb, count in sent.items() if verb not in MONITOR_VERBS)
     note = f"{seconds} s: " + ", ".join(f"{verb} {count}" for verb, count in sorted(sent.items()))
@@ -151,13 +151,16 @@ def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
 
 
 @contextmanager
-def _process(role: str, server: Server, name: str, count: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, str(ROOT / "benches" / "worker_process.py"), role, server.url, name, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def process(
+    role: str, server: Server, name: str, *numbers: int, script: str = "worker_process.py"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a role of the script, killed at the block's end."""
+    command = [sys.executable, str(ROOT / "benches" / script), role, server.url, name, *map(str, numbers)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         try:
-            yield process
+            yield started
         finally:
-            process.kill()
+            started.kill()
 
 
 @contextmanager
@@ -165,12 +168,12 @@ def _processes(role: str, server: Server, name: str, each: int, count: int) -> I
     if count == 0:
         yield []
         return
-    with _process(role, server, name, each) as first, _processes(role, server, name, each, count - 1) as others:
+    with process(role, server, name, each) as first, _processes(role, server, name, each, count - 1) as others:
         yield [first, *others]
 
 
-def _result(process: subprocess.Popen[bytes]) -> Any:
+def result(ended: subprocess.Popen[bytes]) -> Any:
     """Ends the process by closing its stdin; its JSON line."""
-    output, _ = process.communicate()
-    assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}"
+    output, _ = ended.communicate()
+    assert ended.returncode == 0, f"{ended.args!r} ended with {ended.returncode}"
     return json.loads(output)

@@ -21,6 +21,8 @@ EVERY_KIND: Final[tuple[AnyKind, ...]] = (*KINDS, "memory")
 CONFORMANCE: Final = frozenset(
     {
         "test_behaviour",
+        "test_batches",
+        "test_dependencies",
         "test_monitor",
         "test_worker_ends",
         "test_commands",

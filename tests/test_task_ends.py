@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from pinlater import (
     Expired,
     Exponential,
     Failure,
+    Item,
     JobInfo,
     Linear,
     PinLater,
@@ -34,8 +36,9 @@ from pinlater.framework.backoff import Backoff
 from pinlater.framework.running import worker_of
 from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
+from tests import calls_app
 from tests.handlers_for_tests import on_loop, until
-from tests.servers import Server
+from tests.servers import Server, is_alive
 
 PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text("utf-8")
 HOUR_MS = 3_600_000
@@ -215,6 +218,79 @@ async def _thread_timeout(app: PinLater) -> None:
     assert worker.stats.succeeded == 1
 
 
+async def _in_process(
+    app: PinLater, task: Task[[str], Any], argument: str, **config: Any
+) -> tuple[JobInfo | None, int]:
+    """As `one`, of a task of tests/calls_app.py, with the servers of the app."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PINLATER_URL", app.clients._url or "")
+        async with calls_app.app as own, worker_of(own, ["default"], task_processes=1) as worker:
+            handle = await task.aenqueue(argument)
+            await asyncio.wait_for(worker.run_once(), 30)
+            info = await handle.ainfo()
+    return info, 0 if info is None or info.run_after_ms is None else info.run_after_ms - info.created_ms
+
+
+@line("a task in a process is past its timeout")
+async def _process_timeout(app: PinLater) -> None:
+    with tempfile.NamedTemporaryFile() as out:
+        info, due_ms = await _in_process(app, calls_app.spin, out.name)
+        (line,) = out.read().decode().splitlines()
+    assert not is_alive(int(line.split()[1]))
+    assert is_pending(info, 1)
+    assert info is not None
+    assert info.status.startswith(
+        "TimedOut: its process ran longer than its timeout, 0.5 s\n  attempt 1 of 5 by python:"
+    )
+    assert about_an_hour(due_ms)
+
+
+@line("the process of a task dies (a crash, `os._exit`, no memory left)")
+async def _process_dies(app: PinLater) -> None:
+    for how, said in (
+        ("exit", "ended with exit code 7"),
+        ("segfault", "was killed by SIGSEGV"),
+        ("kill", "was killed by SIGKILL"),
+    ):
+        info, due_ms = await _in_process(app, calls_app.die, how)
+        assert is_pending(info, 1)
+        assert info is not None
+        assert info.status.startswith(f"ProcessDied: its process {said}\n  attempt 1 of 5 by python:")
+        assert about_an_hour(due_ms)
+
+
+@line("a job of a batch is marked: `item.fail(error)`, `item.retry(delay=5)`")
+async def _item_failed(app: PinLater) -> None:
+    @app.task(batch=3, backoff=3600)
+    async def task(items: list[Item[str]]) -> None:
+        for item in items:
+            if item.value == "fail":
+                item.fail(ValueError("no"))
+            elif item.value == "cancel":
+                item.fail(Cancel("why"))
+
+    handles = [await task.aenqueue(value) for value in ("fine", "fail", "cancel")]
+    await run(app)
+    fine, failed, cancelled = [await handle.ainfo() for handle in handles]
+    assert fine is None
+    assert is_pending(failed, 1)
+    assert is_failed(cancelled, "Cancel: why")
+
+
+@line("the function of a batch raises")
+async def _batch_fails(app: PinLater) -> None:
+    @app.task(batch=2, backoff=3600)
+    async def task(items: list[Item[int]]) -> None:
+        items[0].fail(Cancel("why"))
+        raise ValueError("no")
+
+    handles = await task.aenqueue_many([(1,), (2,)])
+    await run(app)
+    infos = sorted([await handle.ainfo() for handle in handles], key=lambda info: info.state.code if info else 9)
+    assert is_pending(infos[0], 1)
+    assert is_failed(infos[1], "Cancel: why")
+
+
 @line("it comes later than it expires")
 async def _expires(app: PinLater) -> None:
     ran = []
@@ -282,6 +358,40 @@ async def _thread_left_at_a_stop(app: PinLater) -> None:
 
     info = await _stopped(app, task, lambda: begun, 0.1)
     gate.set()
+    assert is_pending(info, 0)
+    assert info is not None
+    assert info.run_after_ms == info.created_ms
+
+
+@line("a task in a process does not end in time at a stop")
+async def _process_killed_at_a_stop(app: PinLater) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as out:
+        patch.setenv("PINLATER_URL", app.clients._url or "")
+        async with calls_app.app as own:
+            handle = await calls_app.last.aenqueue(out.name)
+            config = WorkerConfig(stop_timeout_s=0.1)
+            async with worker_of(own, ["default"], config, task_processes=1) as worker:
+                await worker.start()
+                await until(lambda: Path(out.name).read_text(), "its begin")
+                await worker.stop()
+            info = await handle.ainfo()
+        assert not is_alive(int(out.read().split()[1]))
+    assert is_pending(info, 0)
+    assert info is not None
+    assert info.run_after_ms == info.created_ms
+
+
+@line("a job waits in a batch that has not begun at a stop")
+async def _collected_at_a_stop(app: PinLater) -> None:
+    @app.task(batch=9, batch_wait=60, attempts=2)
+    async def task(items: list[Item[int]]) -> None: ...
+
+    handle = await task.aenqueue(1)
+    async with worker_of(app) as worker:
+        await worker.start()
+        await until(lambda: worker._running, "its collection")
+        await worker.stop()
+    info = await handle.ainfo()
     assert is_pending(info, 0)
     assert info is not None
     assert info.run_after_ms == info.created_ms

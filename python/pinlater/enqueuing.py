@@ -41,6 +41,8 @@ def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], d
     if not jobs:
         return []
     sizes, packed = _validate(jobs, places)
+    if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
+        return (yield from _enqueue_at(places[0], jobs, deadline_s, True, packed))
     parts = [
         (candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)
     ]
@@ -71,7 +73,7 @@ def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> li
     """Candidate places and positions of jobs: keyed jobs have one candidate, the others all, in random order."""
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
-    if len(places) == 1 and len(session.shards) == 1:
+    if len(session.shards) == 1:
         return [(places, list(range(len(jobs))))]
     names = list(session.shards)
     for position, job in enumerate(jobs):

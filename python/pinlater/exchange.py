@@ -76,24 +76,41 @@ def write(
     another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried
     out.
     """
-    request = _Write(place, load_scripts()[verb], arguments, place.lanes.take())
-    return (yield from request.run(deadline_s, patient))
+    script, lane, stored = load_scripts()[verb], place.lanes.take(), place.stored
+    command = answer = None
+    if stored is not None and not stored.deleted:
+        # nearly every call ends here; what does not begins anew as a _Write, with the first answer
+        try:
+            command = _write_command(place, script, stored, (lane.field, lane.sequence), arguments)
+            answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
+        except BaseException:
+            place.lanes.give_back(lane)  # abandoned, as in _Write.__del__
+            raise
+        if _answers(answer, lane.sequence):
+            place.lanes.give_back(lane)
+            place.h = max(place.h, answer[1])
+            return answer  # type: ignore[no-any-return]
+    request = _Write(place, script, arguments, lane, command)
+    return (yield from request.run(deadline_s, patient, answer))
 
 
 class _Write:
-    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell.
+    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell. command: as
+    it was sent.
 
     The lane is its own until the outcome is known, or until nobody can ask for it any more.
     """
 
-    def __init__(self, place: QueueShard, script: Script, arguments: Arguments, lane: Lane) -> None:
+    def __init__(
+        self, place: QueueShard, script: Script, arguments: Arguments, lane: Lane, command: Command | None = None
+    ) -> None:
         self.place = place
         self.script = script
         self.arguments = arguments
         self.field, self.sequence = lane.field, lane.sequence
         self.maybe_done = False
         self._lanes = [lane]
-        self._command: Command | None = None  # as sent: a resend says the same, whatever the configuration is by now
+        self._command = command  # as sent: a resend says the same, whatever the configuration is by now
         self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
         self._outcome: list[Any] | PinLaterError | None = None
 
@@ -102,12 +119,15 @@ class _Write:
         # it stale.
         self._let_go()
 
-    def run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
-        """The reply, once and for all: whoever asks again is told the same, also where the lane went on meanwhile."""
+    def run(self, deadline_s: float, patient: bool, answer: Any = None) -> Flow[list[Any]]:
+        """The reply, once and for all: whoever asks again is told the same, also where the lane went on meanwhile.
+
+        answer: of the first try, if there was one.
+        """
         outcome = self._outcome
         if outcome is None:
             try:
-                outcome = yield from self._run(deadline_s, patient)
+                outcome = yield from self._run(deadline_s, patient, answer)
             except OutcomeUnknown as error:
                 self._asked = True
                 outcome = self._outcome or error
@@ -124,14 +144,15 @@ class _Write:
         with suppress(IndexError):  # given back before
             self.place.lanes.give_back(self._lanes.pop())
 
-    def _run(self, deadline_s: float, patient: bool) -> Flow[list[Any]]:
+    def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
         pauses, changes = _pauses(), _pauses(0.0)
         while True:
-            answer = yield from self._try(deadline_s)
+            if answer is None or _not_loaded(answer):
+                answer = yield from self._try(deadline_s)
+            if _answers(answer, self.sequence):
+                self.place.h = max(self.place.h, answer[1])
+                return answer  # type: ignore[no-any-return]
             if isinstance(answer, list):
-                if len(answer) > 1 and answer[0] == self.sequence:
-                    self.place.h = max(self.place.h, answer[1])
-                    return answer
                 answer = Failure(
                     True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request")
                 )
@@ -148,6 +169,7 @@ class _Write:
                 yield from _pause_or_raise(changes if changed else pauses, deadline_s, error)
             except PinLaterError as last:
                 raise (self._unknown(last) if self.maybe_done else last) from None
+            answer = None
 
     def _try(self, deadline_s: float) -> Flow[Any]:
         """One try; an answer, or what kept the configuration from being read, as a Failure that was not sent."""
@@ -160,10 +182,7 @@ class _Write:
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
         config = yield from known_config(self.place, deadline_s, patient=False)  # who is patient tries again as a whole
-        head: list[Argument] = [self.field, self.sequence]
-        if "version" in self.script.arguments:
-            head.append(config.version)
-        return _command(self.place, self.script, config, [*head, *_arguments(self.arguments, config)])
+        return _write_command(self.place, self.script, config, (self.field, self.sequence), self.arguments)
 
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
@@ -238,12 +257,32 @@ def _command(place: QueueShard, script: Script, config: StoredConfig | None, arg
     return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
 
 
+def _write_command(
+    place: QueueShard, script: Script, config: StoredConfig, request: tuple[bytes, bytes], arguments: Arguments
+) -> Command:
+    """request: a lane's field and sequence."""
+    keys, given = place.keys(script.verb, config.config.levels), _arguments(arguments, config)
+    if "version" in script.arguments:
+        return ("EVALSHA", script.sha, len(keys), *keys, *request, config.version, *given)
+    return ("EVALSHA", script.sha, len(keys), *keys, *request, *given)
+
+
+def _answers(answer: Any, sequence: bytes) -> bool:
+    """Whether it is the reply of the request of this sequence."""
+    return type(answer) is list and len(answer) > 1 and answer[0] == sequence
+
+
+def _not_loaded(answer: Any) -> bool:
+    """The server does not know the script, so it was certainly not run."""
+    return isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT")
+
+
 def _evaluate(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
     """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly
     not run).
     """
     answer = (yield [Send(server, [command], deadline_s)])[0][0]
-    if isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT"):
+    if _not_loaded(answer):
         loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
         if isinstance(loaded, ReplyError):
             return loaded  # why it can not be run says more than that it was not

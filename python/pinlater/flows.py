@@ -25,7 +25,7 @@ Command: TypeAlias = tuple[Argument, ...]
 LEAST_WAIT_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs more than the rest of its making
 class Send:
     """Effect: commands for one server, in one pipeline. Result: one answer a command, in order.
 

@@ -14,6 +14,7 @@ from pinlater.errors import PinLaterError
 
 MAX_SLOTS: Final = 65_536  # a slot is a u16 on the wire
 _MAX_SEQUENCE: Final = 2**32 - 1
+_pack_sequence: Final = struct.Struct(">I").pack
 
 
 class Lane:
@@ -29,7 +30,7 @@ class Lane:
     def advance(self) -> bool:
         """Numbers the next request; False when the numbers are used up."""
         self._number += 1
-        self.sequence = struct.pack(">I", self._number & _MAX_SEQUENCE)
+        self.sequence = _pack_sequence(self._number & _MAX_SEQUENCE)
         return self._number <= _MAX_SEQUENCE
 
 

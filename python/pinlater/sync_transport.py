@@ -76,9 +76,9 @@ class SyncTransport:
             raise ClientClosed("expected an open client, this one is closed")
 
     def _perform(self, effect: Effect) -> Any:
+        if type(effect) is list:
+            return self._exchange(effect)
         match effect:
-            case list():
-                return self._exchange(effect)
             case Sleep(seconds):
                 time.sleep(seconds)
             case Listen(servers):
@@ -91,11 +91,10 @@ class SyncTransport:
 
     def _exchange(self, sends: list[Send]) -> list[list[Any]]:
         """Sends to every server first, then reads: the servers work side by side."""
+        if len(sends) == 1:
+            return [self._read(sends[0], self._send(sends[0]))]
         opened = [self._send(effect) for effect in sends]
-        return [
-            [link] * len(effect.commands) if isinstance(link, Failure) else self._read(effect, link)
-            for effect, link in zip(sends, opened, strict=True)
-        ]
+        return [self._read(effect, link) for effect, link in zip(sends, opened, strict=True)]
 
     def _send(self, effect: Send) -> _Link | Failure:
         server, packed = effect.server, _core.pack_commands(effect.commands)
@@ -110,7 +109,9 @@ class SyncTransport:
             return Failure(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
         return link
 
-    def _read(self, effect: Send, link: _Link) -> list[Any]:
+    def _read(self, effect: Send, link: _Link | Failure) -> list[Any]:
+        if isinstance(link, Failure):
+            return [link] * len(effect.commands)
         answers: list[Any] = []
         try:
             for _ in effect.commands:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -79,6 +79,7 @@ class Worker:
     client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close
     it. handler: `async def` or a plain function (run in threads) of one argument, the Job; if it returns, the
     job succeeded, if it raises, it failed and the error is its custom status. What else it can return: handlers.End.
+    on_stop: called when a stop begins; handlers that it cancels are handed back.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Worker:
         queues: str | Iterable[str],
         handler: Handler,
         config: WorkerConfig | None = None,
+        on_stop: Callable[[], object] | None = None,
     ) -> None:
         names = [check_queue_name(name) for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))]
         if not names:
@@ -94,6 +96,7 @@ class Worker:
         self.config = config or WorkerConfig()
         self._stats = WorkerStats()
         self._client, self._queues = client, names
+        self._on_stop = on_stop
         self._handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
@@ -349,6 +352,8 @@ class Worker:
         deadline_s = time.monotonic() + self.config.stop_timeout_s
         self._stopping.set()
         self._claimer.stop()
+        if self._on_stop is not None:
+            self._on_stop()
         handing_back = self._loop.create_task(self._hand_back(claiming))
         handing_back.add_done_callback(lambda _: self._progress.set())
         try:
@@ -356,6 +361,9 @@ class Worker:
                 if (left_s := deadline_s - time.monotonic()) <= 0:
                     break
                 await self._wait_progress(left_s)
+                if self._waiting and handing_back.done():  # given up by their handlers
+                    handing_back = self._loop.create_task(self._hand_back(None))
+                    handing_back.add_done_callback(lambda _: self._progress.set())
             await self._cut_short(handing_back, claiming)
             await self._give_up()
             await self._ending.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))

@@ -93,6 +93,12 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
 @click.option(
     "--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]"
 )
+@click.option(
+    "--task-processes",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help='For tasks with runs_in="process", in each process. [default: the cores]',
+)
 @click.option("--burst", is_flag=True, help="Stop when nothing is due.")
 @click.option(
     "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]"
@@ -107,6 +113,7 @@ def run_(
     queues: str | None,
     concurrency: int,
     processes: int,
+    task_processes: int | None,
     burst: bool,
     stop_timeout: float,
 ) -> int:
@@ -127,7 +134,10 @@ def run_(
     _log_at_least_info(settings)
     command = [sys.executable, "-m", "pinlater", "run", app, "--processes", "1", "--concurrency", str(concurrency)]
     command += ["--stop-timeout", str(stop_timeout), *(["--queues", queues] if queues else []), *["--burst"] * burst]
-    code = run_app(app, names, config=config, processes=processes, burst=burst, command=command)
+    command += [] if task_processes is None else ["--task-processes", str(task_processes)]
+    code = run_app(
+        app, names, config=config, processes=processes, task_processes=task_processes, burst=burst, command=command
+    )
     return _ended(settings, "run", code)
 
 

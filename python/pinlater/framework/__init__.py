@@ -5,9 +5,12 @@ Promises what docs/tasks.md says of each end of a task. Risks: at-least-once, as
 
 from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import Constant, Exponential, Linear
+from pinlater.framework.batches import Item
 from pinlater.framework.context import Context, SyncContext
-from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
+from pinlater.framework.depending import Depends, Shared
+from pinlater.framework.ends import Cancel, Expired, ProcessDied, RaisedInProcess, Retry, Snooze
 from pinlater.framework.handles import Handle
+from pinlater.framework.middleware import Execution, Middleware
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import Task
 
@@ -15,13 +18,20 @@ __all__ = [
     "Cancel",
     "Constant",
     "Context",
+    "Depends",
+    "Execution",
     "Expired",
     "Exponential",
     "Failure",
     "Handle",
+    "Item",
     "Linear",
+    "Middleware",
     "PinLater",
+    "ProcessDied",
+    "RaisedInProcess",
     "Retry",
+    "Shared",
     "Snooze",
     "SyncContext",
     "Task",

@@ -6,30 +6,40 @@ imports is unknown to all of them.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast, get_args, overload
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY
 from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.errors import InvalidArgument
 from pinlater.framework.backoff import Backoff, Constant, Exponential, milliseconds
+from pinlater.framework.batches import Item
 from pinlater.framework.clients import AppClients
 from pinlater.framework.context import Context, SyncContext
+from pinlater.framework.depending import Lifespan, Made, living
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
 from pinlater.framework.immediate import Immediate
+from pinlater.framework.middleware import Middleware, enqueue_hook
 from pinlater.framework.reports import Failure
-from pinlater.framework.tasks import Producer, Running, Sending, Task
+from pinlater.framework.tasks import Kind, Producer, Running, Sending, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+LifespanFunction = TypeVar("LifespanFunction", bound=Lifespan)
 
 DEFAULT_QUEUE: Final = "default"
 #: With the default backoff they take a quarter of a minute: enough for a restart of what a task calls.
 DEFAULT_ATTEMPTS: Final = 5
+#: So long the first job of a batch waits for others.
+DEFAULT_BATCH_WAIT_S: Final = 0.05
+#: As many as a worker may run at once.
+MAX_BATCH: Final = 100_000
 
 
 class _Decorator(Protocol):
@@ -43,10 +53,16 @@ class _Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
+class _BatchDecorator(Protocol):
+    """`@app.task(batch=…)`: producers give the value of one item."""
+
+    def __call__(self, function: Callable[[list[Item[T]]], R], /) -> Task[[T], R]: ...
+
+
 class PinLater:
     """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
-    timeout_s: for a call of a producer or a handle. immediate: what is put in line runs at once, in this process, and
-    no server is used; see immediate().
+    timeout_s: for a call of a producer or a handle. middleware: the first is the outermost. immediate: what is put in
+    line runs at once, in this process, and no server is used; see immediate().
 
     Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
     """
@@ -57,13 +73,20 @@ class PinLater:
         *,
         shards: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
+        middleware: Iterable[Middleware] = (),
         immediate: bool = False,
     ) -> None:
         #: By name.
         self.tasks: dict[str, Task[..., Any]] = {}
+        #: As they were added.
+        self.middleware: list[Middleware] = []
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         if immediate:
             self.clients.source = Immediate(self)
+        self._lifespan: Lifespan | None = None
+        self._imported_as: str | None = None
+        for each in middleware:
+            self.add_middleware(each)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +142,29 @@ class PinLater:
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
+        runs_in: Kind | None = None,
     ) -> _Decorator: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        batch: int,
+        batch_wait: float = ...,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 1,
+        attempts: int = DEFAULT_ATTEMPTS,
+        backoff: Backoff | float = ...,
+        give_up_on: tuple[type[BaseException], ...] = (),
+        timeout: float | None = None,
+        lease: float | None = None,
+        expires: float | None = None,
+        codec: Codec = "msgpack",
+        on_failure: Callable[[Failure], Any] | None = None,
+        runs_in: Kind | None = None,
+    ) -> _BatchDecorator: ...
 
     def task(
         self,
@@ -137,15 +182,20 @@ class PinLater:
         expires: float | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
+        runs_in: Kind | None = None,
+        batch: int | None = None,
+        batch_wait: float = DEFAULT_BATCH_WAIT_S,
     ) -> Any:
         """Makes a function a task; bare or with options. Times are seconds.
 
         name: in the envelope; by default module.function. attempts: how often it may be tried. backoff: how long a
         failed job waits: seconds, or a function of the attempt and the error (Constant, Linear, Exponential).
         give_up_on: errors that no further attempt will mend. timeout: an async task is cancelled after it, one in a
-        thread is reported and left behind. lease: of its queue, if that is not there yet. expires: not run so long
-        after it was due. codec: msgpack, json, or raw. on_failure: called with a Failure when a job stays failed: async
-        on the loop, a plain function in a thread.
+        thread is reported and left behind, one in a process is killed. lease: of its queue, if that is not
+        there yet. expires: not run so long after it was due. codec: msgpack, json, or raw. on_failure: called with a
+        Failure when a job stays failed: async on the loop, a plain function in a thread. runs_in: "process" for plain
+        functions that need a core; else "loop" (async) or "thread" (plain). batch: the function gets a list of Items,
+        so many at most; the first waits batch_wait at most for others.
         """
         running = Running(
             backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
@@ -154,6 +204,9 @@ class PinLater:
             expires_ms=None if expires is None else milliseconds("expires", expires),
             lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
             on_failure=on_failure,
+            kind=_check_kind(runs_in),
+            batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
+            batch_wait_s=milliseconds("batch_wait", batch_wait) / 1000,
         )
         options = {
             "priority": check_integer("priority", priority, 1, MAX_PRIORITY),
@@ -180,6 +233,47 @@ class PinLater:
                 )
         self.tasks[task.name] = task
         return task
+
+    # what is around tasks
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Puts code around every call of the tasks, inside of what was added before. Before a worker starts."""
+        if not isinstance(middleware, Middleware):
+            raise InvalidArgument(f"middleware: expected a Middleware, got {middleware!r:.60}")
+        self.middleware.append(middleware)
+        hook = enqueue_hook(middleware)
+        if hook is not None:
+            self.clients.enqueue_hooks.append(hook)
+
+    def lifespan(self, function: LifespanFunction) -> LifespanFunction:
+        """Makes an async generator function what is entered when a worker starts, and left when it ends.
+
+        It yields once: a dict of objects by their type, for tasks and providers that ask for them by `Shared(type)`;
+        or nothing. Of process tasks that do, each process enters it too.
+        """
+        if not inspect.isasyncgenfunction(function):
+            raise InvalidArgument(f"lifespan: expected an async generator function, got {function!r:.60}")
+        if self._lifespan is not None:
+            raise InvalidArgument(f"lifespan: the app has one, {self._lifespan!r:.60}")
+        self._lifespan = function
+        return cast(LifespanFunction, function)
+
+    def living(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Made]:
+        """What the lifespan shares, in a block of a worker; in_process: of one of its task processes."""
+        needs = {name: task.needs for name, task in self.tasks.items() if (task.kind == "process") is in_process}
+        needed = not in_process or any(each.shared for each in needs.values())
+        return living(self._lifespan if needed else None, needs)
+
+    def import_name(self) -> str:
+        """module:app, by which another process finds it. Or InvalidArgument."""
+        if self._imported_as is None:
+            for module in {task.function.__module__ for task in self.tasks.values()}:
+                for name, value in vars(sys.modules[module]).items():
+                    if value is self:
+                        self._imported_as = f"{_module_name(module)}:{name}"
+        if self._imported_as is None:
+            raise InvalidArgument('runs_in="process": expected the app as a variable of a module that has tasks of it')
+        return self._imported_as
 
     # by name
 
@@ -222,14 +316,23 @@ class PinLater:
         return [check_queue_name(name) for name in dict.fromkeys(chosen)]
 
 
+def _check_kind(kind: Any) -> Kind | None:
+    if kind is not None and kind not in get_args(Kind):
+        raise InvalidArgument(f"runs_in: expected one of {', '.join(get_args(Kind))}, got {kind!r:.60}")
+    return cast("Kind | None", kind)
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     """module.function; of a program that is run, by its file's name, as a worker will import it."""
-    module = getattr(function, "__module__", None) or ""
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec is not None else Path(file).stem if file else module
     name = getattr(function, "__qualname__", None)
     if name is None:
         raise InvalidArgument(f"task: expected a function, or name=, got {function!r:.60}")
-    return f"{module}.{name}"
+    return f"{_module_name(getattr(function, '__module__', None) or '')}.{name}"
+
+
+def _module_name(module: str) -> str:
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec is not None else Path(file).stem if file else module
+    return module

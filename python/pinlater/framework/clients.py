@@ -15,6 +15,7 @@ from typing import Protocol
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
+from pinlater.framework.middleware import EnqueueHook
 
 
 class Source(Protocol):
@@ -45,6 +46,8 @@ class AppClients:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
         self.source: Source | None = None
+        #: Of the app's middleware; every producer has this list.
+        self.enqueue_hooks: list[EnqueueHook] = []
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 from pinlater.jobs import Job
 
 log: Final = logging.getLogger("pinlater.task")
+
+#: The trace context of the task that runs: what it puts in line is told it too.
+current_trace: Final[ContextVar[str | None]] = ContextVar("pinlater_trace", default=None)
 
 #: Keeps a state in a job.
 Keep = Callable[[Job, Any], Awaitable[None]]

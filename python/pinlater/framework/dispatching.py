@@ -10,19 +10,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pinlater.async_client import AsyncClient
-from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
+from pinlater.errors import BodyUnreadable, ClaimLost
 from pinlater.framework import envelope
+from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import milliseconds
-from pinlater.framework.context import BaseContext
-from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
+from pinlater.framework.batches import Batcher, HandedBack
+from pinlater.framework.calling import Calling
+from pinlater.framework.context import current_trace
+from pinlater.framework.depending import Made
+from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
+from pinlater.framework.middleware import Runner, wrapped
+from pinlater.framework.processes import ProcessPool, cores
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
-from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, describe
+from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, clip, describe
 from pinlater.jobs import Checkpoint, Job
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -43,25 +49,53 @@ class TaskStats:
     timeouts: int = 0
 
 
+class Known(NamedTuple):
+    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it."""
+
+    task: Task[..., Any]
+    plain: Callable[..., Awaitable[Any]] | None
+    run: Runner
+
+
 class Dispatcher:
-    """tasks: by name. client: the worker's. threads: how many tasks that are plain functions run at once. Made on the
-    worker's loop.
+    """client: the worker's. concurrency: how many tasks run at once; of those that are plain functions, as many in
+    threads. processes: how many in processes. made: what the app's lifespan shares. Made on the worker's loop.
     """
 
-    def __init__(self, tasks: Mapping[str, Task[..., Any]], client: AsyncClient, threads: int) -> None:
-        self._tasks = {name.encode(): task for name, task in tasks.items() if task.codec != "raw"}
-        self._raw = {task.queue: task for task in tasks.values() if task.codec == "raw"}
+    def __init__(
+        self,
+        app: PinLater,
+        client: AsyncClient,
+        concurrency: int,
+        processes: int | None = None,
+        made: Made | None = None,
+    ) -> None:
         self._client = client
         self._worker = client._settings.source
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPool(threads, self._loop)
+        self._threads = ThreadPool(concurrency, self._loop)
+        name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body)
+        self._batchers: list[Batcher] = []
+        calling = Calling(
+            self._loop, self._threads, self._processes, self._keep_state, made or {}, concurrency, self._batchers
+        )
+        known = {name: _known(app, calling, task) for name, task in app.tasks.items()}
+        self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
+        self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
         self.stats = TaskStats()
         #: Told of each attempt that failed, with its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
 
-    def close(self) -> None:
-        """Lets the threads end."""
+    async def close(self) -> None:
+        """Lets the threads end, and ends the processes."""
         self._threads.close()
+        await self._processes.close()
+
+    def on_stop(self) -> None:
+        """The worker begins to stop: batches that were not started are handed back."""
+        for batcher in self._batchers:
+            batcher.hand_back()
 
     async def __call__(self, job: Job) -> End:
         """Runs the task of a job."""
@@ -71,10 +105,10 @@ class Dispatcher:
             name, args, kwargs, headers = envelope.read(job.body)
         except BodyUnreadable as error:
             return self._unreadable(job, error)
-        task = self._tasks.get(name)
-        if task is None:
+        known = self._tasks.get(name)
+        if known is None:
             return self._unknown(job, name.decode("utf-8", "replace"))
-        return await self._run(task, job, args, kwargs, headers)
+        return await self._run(known, job, args, kwargs, headers)
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
         self.stats.unreadable += 1
@@ -98,22 +132,24 @@ class Dispatcher:
         return Postponed(UNKNOWN_PAUSE_MS)
 
     async def _run(
-        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
+        self, known: Known, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         began_s = time.monotonic()
-        running = task.running
+        task, plain, run = known
+        expires_ms = task.running.expires_ms
         try:
-            if running.expires_ms is not None:
-                self._check_expiry(job, running.expires_ms, headers)
-            called = args if task.context is None else [self._context(task, job, headers), *args]
-            if not task.is_async:
-                await self._threads.run(lambda _: task.function(*called, **kwargs), job, running.timeout_s)
-            elif running.timeout_s is None:
-                await task.function(*called, **kwargs)
+            if expires_ms is not None:
+                self._check_expiry(job, expires_ms, headers)
+            if headers and type(trace := headers.get("trace")) is str:
+                current_trace.set(trace)  # in this job's own asyncio task
+            if plain is not None:
+                await plain(*args, **kwargs)
             else:
-                await self._in_time(running.timeout_s, task, called, kwargs)
+                await run(job, args, kwargs, headers)
         except Snooze as snooze:
             return Postponed(milliseconds("Snooze: delay", snooze.delay))
+        except HandedBack:
+            raise asyncio.CancelledError from None  # as the worker's own at a stop
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():  # the worker gives it up at a stop
@@ -122,15 +158,6 @@ class Dispatcher:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
         return None
-
-    async def _in_time(self, timeout_s: float, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(timeout_s) as clock:
-                await task.function(*args, **kwargs)
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            raise TimedOut("it", timeout_s) from error.__cause__
 
     def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
         """By Redis's clock: ids and tokens carry its time."""
@@ -141,23 +168,11 @@ class Dispatcher:
                 f"not run: it came {job.claimed_ms - due_ms} ms after it was due, and expires after {expires_ms}"
             )
 
-    def _context(self, task: Task[..., Any], job: Job, headers: dict[str, Any]) -> BaseContext:
-        assert task.context is not None
-        timeout_s = task.running.timeout_s
-        return task.context(
-            job,
-            task.name,
-            self._keep_state,
-            state=headers.get("state"),
-            trace=headers.get("trace"),
-            deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
-            loop=self._loop,
-        )
-
     async def _keep_state(self, job: Job, state: Any) -> None:
-        if job.queue in self._raw:
-            raise InvalidArgument("checkpoint: a raw body has no place for a state")
-        if await self._client.checkpoint(Checkpoint(job=job, body=envelope.with_state(job.body, state))):
+        await self._keep_body(job, envelope.with_state(job.body, state))
+
+    async def _keep_body(self, job: Job, body: bytes) -> None:
+        if await self._client.checkpoint(Checkpoint(job=job, body=body)):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
     # failing
@@ -174,9 +189,10 @@ class Dispatcher:
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
             self.on_error(job, error)
-        final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
-        last = final or job.attempts_remaining <= 1
-        status = report(error, job, self._worker, time.monotonic() - began_s, last=last)
+        if isinstance(error, RaisedInProcess):
+            end = error.end
+        else:
+            end = judged(task, job, error, self._worker, time.monotonic() - began_s)
         deliberate = isinstance(error, Retry | Cancel | Expired)
         log.log(
             logging.INFO if deliberate else logging.WARNING,
@@ -185,14 +201,12 @@ class Dispatcher:
             task.name,
             job.attempt,
             job.attempts_allowed,
-            describe(error, 200),
+            clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
             exc_info=None if deliberate else error,
         )
-        if not last:
-            return Failed(status, _delay_ms(task, job, error))
-        if task.running.on_failure is not None:
-            await self._tell(task, Failure(job, task.name, args, kwargs, error, status))
-        return Failed(status, 0, final)
+        if task.running.on_failure is not None and (end.final or job.attempts_remaining <= 1):
+            await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
+        return end
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
         """Calls the hook; what it raises is told, and changes nothing."""
@@ -205,6 +219,22 @@ class Dispatcher:
                 await self._threads.run(lambda _: hook(failure), failure.job)
         except Exception:
             log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
+
+
+def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
+    bare = calling.runner(task)
+    run = wrapped(task.name, bare, app.middleware)
+    asks = (task.context, task.running.timeout_s, task.running.batch)
+    plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
+    return Known(task, task.function if plain else None, run)
+
+
+def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
+    """How an attempt that failed counts, by its error and the task's options. Raises what its backoff raises."""
+    final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
+    last = final or job.attempts_remaining <= 1
+    status = report(error, job, worker, lasted_s, last=last)
+    return Failed(status, 0 if last else _delay_ms(task, job, error), final)
 
 
 def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:

@@ -5,6 +5,8 @@ Promises nothing by itself: the dispatcher reads them. Risks: a task that catche
 
 from __future__ import annotations
 
+from pinlater.handlers import Failed
+
 
 class TaskEnd(Exception):
     """Base of Retry, Snooze and Cancel: not errors of PinLater, but words of a task."""
@@ -35,3 +37,16 @@ class Cancel(TaskEnd):
 
 class Expired(Exception):
     """The job came too late for its task's `expires`: it was not run, and stays failed."""
+
+
+class ProcessDied(Exception):
+    """The process of a task ended before the task did: a crash, os._exit, or a kill for want of memory."""
+
+
+class RaisedInProcess(Exception):
+    """What a task raised in its process: the text of that, and how it counts there. Its notes have the traceback."""
+
+    def __init__(self, text: str, traceback: str, end: Failed) -> None:
+        super().__init__(text)
+        self.end = end
+        self.add_note(traceback)

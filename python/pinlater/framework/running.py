@@ -36,24 +36,28 @@ async def worker_of(
     app: PinLater,
     queues: Iterable[str] | None = None,
     config: WorkerConfig | None = None,
+    *,
+    task_processes: int | None = None,
     around: Callable[[Dispatcher], Handler] | None = None,
 ) -> AsyncIterator[Worker]:
-    """A worker of the app's tasks, not started yet. queues: by default those of its tasks. around: makes the worker's
-    handler of the dispatcher, which it is itself otherwise.
+    """A worker of the app's tasks, not started yet. queues: by default those of its tasks. task_processes: the most
+    processes for tasks that run in such; by default as many as there are cores. around: makes the worker's handler of
+    the dispatcher, which it is itself otherwise.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
-    async with app.clients.new() as client:
+    async with app.clients.new() as client, app.living() as made:
         try:
             for name in names:
                 await client.create_queue(name, app.queue_config(name))
         except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
             log.warning("queues not made yet: %s", error)
-        dispatcher = Dispatcher(app.tasks, client, config.concurrency)
+        dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
-            yield Worker(client, names, dispatcher if around is None else around(dispatcher), config)
+            handler = dispatcher if around is None else around(dispatcher)
+            yield Worker(client, names, handler, config, dispatcher.on_stop)
         finally:
-            dispatcher.close()
+            await dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)
 
 
@@ -63,12 +67,13 @@ def run_app(
     *,
     config: WorkerConfig | None = None,
     processes: int = 1,
+    task_processes: int | None = None,
     burst: bool = False,
     command: Sequence[str] = (),
 ) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
-    command: starts one of several processes.
+    command: starts one of several processes. task_processes: as of worker_of.
     """
     config = config or WorkerConfig()
     app = load_app(name)
@@ -76,7 +81,7 @@ def run_app(
     if processes > 1:
         return supervise(command, processes, config, burst=burst)
     with StopSignals(config.stop_timeout_s) as signals:
-        uvloop.run(_work(app, names, config, burst, signals.connect))
+        uvloop.run(_work(app, names, config, task_processes, burst, signals.connect))
     return 0
 
 
@@ -84,10 +89,11 @@ async def _work(
     app: PinLater,
     queues: list[str],
     config: WorkerConfig,
+    task_processes: int | None,
     burst: bool,
     connect: Callable[[Callable[[], None]], None],
 ) -> None:
-    async with app, worker_of(app, queues, config) as worker:
+    async with app, worker_of(app, queues, config, task_processes=task_processes) as worker:
         connect(worker.request_stop)
         log.info("working on %s: %d tasks", ", ".join(queues), len(app.tasks))
         await worker.run(burst=burst)

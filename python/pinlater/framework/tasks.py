@@ -6,18 +6,21 @@ call is checked against the function's signature by the type checker alone; a wr
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from pinlater.client import listed
 from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff, milliseconds
+from pinlater.framework.batches import Item
 from pinlater.framework.clients import AppClients
-from pinlater.framework.context import BaseContext, Context, SyncContext
+from pinlater.framework.context import BaseContext, Context, SyncContext, current_trace
+from pinlater.framework.depending import Needs
 from pinlater.framework.envelope import Codec
 from pinlater.framework.handles import Handle
 from pinlater.framework.reports import Failure
@@ -38,19 +41,25 @@ class Arguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
+#: Where a task runs: async ones on the loop, plain functions in a thread or in another process.
+Kind: TypeAlias = Literal["loop", "thread", "process"]
+
 #: A call of enqueue_many: task.args(…), or a plain tuple of positional arguments.
 Call: TypeAlias = Arguments | tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope."""
+    """How a producer sends: where, how packed, options of Client.enqueue, headers of the envelope. given: parameters
+    that are the worker's to give.
+    """
 
     name: str
     queue: str
     codec: Codec
     options: dict[str, Any]
     headers: dict[str, Any]
+    given: frozenset[str] = frozenset()
 
 
 class Producer(Generic[P]):
@@ -63,14 +72,15 @@ class Producer(Generic[P]):
     def __init__(self, clients: AppClients, sending: Sending) -> None:
         self._clients, self._sending = clients, sending
         self._queue, self._options = sending.queue, sending.options
-        self._headers = sending.headers
+        self._headers, self._given = sending.headers, sending.given
+        self._hooks = clients.enqueue_hooks
         self._raw = sending.codec == "raw"
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
         self._pack = envelope.packer(sending.codec)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Puts one call in line."""
-        body, client = self._body(args, kwargs), self._clients.sync()
+        body, client = self._body(args, kwargs, self._told()), self._clients.sync()
         try:
             descriptor = client.enqueue(self._queue, body, **self._options)
         except QueueNotFound:
@@ -83,7 +93,7 @@ class Producer(Generic[P]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """See enqueue."""
-        body, client = self._body(args, kwargs), self._clients.of_loop()
+        body, client = self._body(args, kwargs, self._told()), self._clients.of_loop()
         try:
             descriptor = await client.enqueue(self._queue, body, **self._options)
         except QueueNotFound:
@@ -155,14 +165,29 @@ class Producer(Generic[P]):
                 codec=sending.codec,
                 options=options,
                 headers={} if self._raw else headers,
+                given=sending.given,
             ),
         )
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    def _told(self) -> dict[str, Any]:
+        """The headers of what is put in line now: those of using(), the trace of the task that runs, those of hooks."""
+        headers, trace = self._headers, current_trace.get()
+        if trace is not None:
+            headers = {"trace": trace, **headers}
+        if self._hooks and not self._raw:
+            headers = dict(headers)
+            for hook in self._hooks:
+                hook(self._sending.name, headers)
+        return headers
+
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], headers: dict[str, Any]) -> bytes:
         if self._raw:
             return self._raw_body(args, kwargs)
+        if self._given and not self._given.isdisjoint(kwargs):
+            told = ", ".join(sorted(self._given))
+            raise InvalidArgument(f"task {self._sending.name!r}: {told}: given by the worker, got {kwargs!r:.60}")
         try:
-            return self._head + self._pack(envelope.document(args, kwargs, self._headers))
+            return self._head + self._pack(envelope.document(args, kwargs, headers))
         except Exception as error:
             sending = self._sending
             raise InvalidArgument(
@@ -177,12 +202,12 @@ class Producer(Generic[P]):
         return args[0]
 
     def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:
-        bodies = []
+        bodies, headers = [], self._told()
         for call in listed("calls", calls):
             if type(call) is Arguments:
-                bodies.append(self._body(*call))
+                bodies.append(self._body(*call, headers))
             elif isinstance(call, tuple):
-                bodies.append(self._body(call, {}))
+                bodies.append(self._body(call, {}, headers))
             else:
                 raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {call!r:.60}")
         jobs: list[NewJob] = checked(lambda: [NewJob(body, **self._options) for body in bodies])
@@ -191,7 +216,7 @@ class Producer(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """How a task is run; see PinLater.task. Times are in the units of the engine."""
+    """How a task is run; see PinLater.task. Times are in the units of the engine. kind: None: as its function asks."""
 
     backoff: Backoff
     give_up_on: tuple[type[BaseException], ...]
@@ -199,29 +224,66 @@ class Running:
     expires_ms: int | None
     lease_ms: int | None
     on_failure: Callable[[Failure], Any] | None
+    kind: Kind | None = None
+    batch: int | None = None
+    batch_wait_s: float = 0.0
 
 
 class Task(Producer[P], Generic[P, R]):
-    """A function with `@app.task`. A plain call runs it here and now, with a context of its own if it takes one."""
+    """A function with `@app.task`. A plain call runs it here and now, with a context of its own if it takes one; what
+    the worker would give it (`Depends`, `Shared`) is given by the caller.
+    """
 
     def __init__(self, function: Callable[..., R], clients: AppClients, sending: Sending, running: Running) -> None:
+        self.needs = Needs(f"task {sending.name!r}", function)
+        sending = dataclasses.replace(sending, given=frozenset(self.needs.parameters))
         super().__init__(clients, sending)
         functools.update_wrapper(self, function)
         self.name, self.queue = sending.name, sending.queue
         self.codec, self.priority = sending.codec, sending.options["priority"]
         self.function, self.running = function, running
         self.is_async = is_async(function)
+        self.kind: Kind = running.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = running.on_failure is not None and is_async(running.on_failure)
         self.context = _context_of(sending.name, function, self.is_async)
+        self._check()
 
     def __repr__(self) -> str:
         return f"<task {self.name!r} of queue {self.queue!r}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.context is None:
+        if missing := self.needs.parameters.keys() - kwargs.keys():
+            told = ", ".join(sorted(missing))
+            raise InvalidArgument(f"task {self.name!r}: expected {told} from the caller of a plain call, got none")
+        if self.context is None and self.running.batch is None:
             return self.function(*args, **kwargs)
         job = Job(self.queue, INLINE, self.priority, 1, b"", bytes(8), 1, 1)
-        return self.function(self.context(job, self.name, _keep_nothing), *args, **kwargs)
+        if self.context is not None:
+            return self.function(self.context(job, self.name, _keep_nothing), *args, **kwargs)
+        item: Item[Any] = Item(job, *args)
+        value: Any = self.function([item], **kwargs)
+        return cast(R, _raising(item, value) if self.is_async else _raised(item, value))
+
+    def _check(self) -> None:
+        """What goes together, or InvalidArgument."""
+        name, kind = self.name, self.kind
+        if self.is_async is not (kind == "loop"):
+            wanted, got = ("async def", "a plain function") if kind == "loop" else ("a plain function", "async def")
+            raise InvalidArgument(f"task {name!r}: expected {wanted} for runs_in={kind!r}, got {got}")
+        if self.running.batch is not None and kind == "process":
+            raise InvalidArgument(f"task {name!r}: expected a batch task in the loop or in a thread, got {kind!r}")
+        if self.running.batch is not None and self.context is not None:
+            raise InvalidArgument(f"task {name!r}: expected no context for a batch, as each item has its job")
+
+
+def _raised(item: Item[Any], value: Any) -> Any:
+    if item.error is not None:
+        raise item.error
+    return value
+
+
+async def _raising(item: Item[Any], call: Awaitable[Any]) -> Any:
+    return _raised(item, await call)
 
 
 async def _keep_nothing(job: Job, state: Any) -> None:

@@ -1,0 +1,141 @@
+"""Batch tasks: jobs collected for one call of their function, each of which ends by itself.
+
+Promises that a batch goes when it is full, or has waited long enough, and that jobs which were only collected are
+handed back at a stop. Risks: a job that waits in a batch holds one of the worker's slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from pinlater.framework.ends import Retry
+from pinlater.jobs import Job
+
+T = TypeVar("T")
+
+
+class HandedBack(Exception):
+    """The job was collected, and not started when the worker stopped."""
+
+
+class Item(Generic[T]):
+    """One job of a batch. value: its argument. error: how the handler said that it failed; None: it succeeds."""
+
+    __slots__ = ("error", "job", "value")
+
+    def __init__(self, job: Job, value: T) -> None:
+        self.job = job
+        self.value = value
+        self.error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"Item({self.job.descriptor}, {self.value!r:.60})"
+
+    def fail(self, error: BaseException) -> None:
+        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on."""
+        self.error = error
+
+    def retry(self, reason: str = "", *, delay: float | None = None) -> None:
+        """As `fail(Retry(reason, delay=delay))`."""
+        self.fail(Retry(reason, delay=delay))
+
+
+def single(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The one argument of a job in a batch."""
+    if len(args) != 1 or kwargs:
+        raise TypeError(f"a batch task takes one argument by position, got {len(args)} and {sorted(kwargs)!r:.60}")
+    return args[0]
+
+
+class _Waiting:
+    """A job until its batch has ended. ended: with its error, and the traceback of that. batch, call: once it began."""
+
+    __slots__ = ("batch", "call", "ended", "item")
+
+    def __init__(self, item: Item[Any], ended: asyncio.Future[_Ended]) -> None:
+        self.item, self.ended = item, ended
+        self.batch: list[_Waiting] = []
+        self.call: asyncio.Task[None] | None = None
+
+
+_Ended: TypeAlias = tuple[BaseException, TracebackType | None] | None
+
+
+class Batcher:
+    """The batches of one task. call: runs its function. size: the most items in one. wait_s: the longest that the first
+    one waits. Made on the worker's loop.
+    """
+
+    def __init__(self, call: Callable[[list[Item[Any]]], Awaitable[Any]], size: int, wait_s: float) -> None:
+        self._call, self._size, self._wait_s = call, size, wait_s
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._collected: list[_Waiting] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def run(self, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> None:
+        """One job, until its batch has ended; raises what became of it."""
+        waiting = _Waiting(Item(job, single(args, kwargs)), self._loop.create_future())
+        self._collected.append(waiting)
+        if len(self._collected) >= self._size:
+            self._start()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._wait_s, self._start)
+        try:
+            failed = await waiting.ended
+        except asyncio.CancelledError:
+            if waiting.call is not None and _all_ended(waiting.batch):  # so is the call, which ends first
+                await asyncio.wait([waiting.call])
+            raise
+        if failed is not None:
+            error, traceback = failed
+            raise error.with_traceback(traceback)  # it may be raised for other jobs too
+
+    def hand_back(self) -> None:
+        """The worker stops: what was only collected is not started any more."""
+        for waiting in self._take():
+            if not waiting.ended.done():
+                waiting.ended.set_exception(HandedBack())
+
+    def _take(self) -> list[_Waiting]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        taken, self._collected = self._collected, []
+        return taken
+
+    def _start(self) -> None:
+        batch = [waiting for waiting in self._take() if not waiting.ended.done()]  # else it was cancelled
+        if not batch:
+            return
+        call = self._loop.create_task(self._run(batch), context=self._context.copy())
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        for waiting in batch:
+            waiting.batch, waiting.call = batch, call
+            waiting.ended.add_done_callback(lambda _: _all_ended(batch) and call.cancel())
+
+    async def _run(self, batch: list[_Waiting]) -> None:
+        """When all its jobs were cancelled, so is this."""
+        failed: BaseException | None = None
+        try:
+            await self._call([waiting.item for waiting in batch])
+        except asyncio.CancelledError as error:
+            if _all_ended(batch):
+                raise
+            failed = error
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            failed = error
+        for waiting in batch:
+            why = waiting.item.error or failed
+            if not waiting.ended.done():
+                waiting.ended.set_result(None if why is None else (why, why.__traceback__))
+
+
+def _all_ended(batch: list[_Waiting]) -> bool:
+    return all(waiting.ended.done() for waiting in batch)

@@ -1,0 +1,139 @@
+"""How a task's function is called: on the loop, in a thread, in another process, or with a batch of jobs.
+
+Promises that what a task does not use is found out when the worker starts, and costs its jobs nothing. Risks: as those
+of the kind: a thread can not be stopped, a process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pinlater.errors import InvalidArgument
+from pinlater.framework.batches import Batcher
+from pinlater.framework.context import BaseContext, Keep
+from pinlater.framework.depending import Made
+from pinlater.framework.middleware import Runner
+from pinlater.framework.processes import ProcessPool
+from pinlater.framework.tasks import Task
+from pinlater.handlers import ThreadPool, TimedOut
+from pinlater.jobs import Job
+
+
+@dataclass(slots=True)
+class Calling:
+    """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. batchers: of
+    the tasks that have one, so far.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    threads: ThreadPool
+    processes: ProcessPool
+    keep: Keep
+    made: Made
+    concurrency: int
+    batchers: list[Batcher]
+
+    def runner(self, task: Task[..., Any]) -> Runner:
+        """What runs one job of the task."""
+        if task.kind == "process":
+            return partial(self.processes.run, task)
+        run: Runner = self._in_thread(task) if task.kind == "thread" else self._on_loop(task)
+        if task.running.batch is None:
+            return run
+
+        async def call(items: list[Any]) -> Any:
+            return await run(items[0].job, [items], {}, {})
+
+        size = min(task.running.batch, self.concurrency)  # no more can be collected at once
+        batcher = Batcher(call, size, task.running.batch_wait_s)
+        self.batchers.append(batcher)
+        return batcher.run
+
+    def _on_loop(self, task: Task[..., Any]) -> Runner:
+        function, needs, timeout_s = task.function, task.needs, task.running.timeout_s
+
+        async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+            called = with_context(task, job, args, headers, self.keep, self.loop)
+            if needs:
+                return await needs.call_async(function, called, kwargs, self.made)
+            return await function(*called, **kwargs)
+
+        return run if timeout_s is None else partial(_in_time, run, timeout_s)
+
+    def _in_thread(self, task: Task[..., Any]) -> Runner:
+        async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+            called = with_context(task, job, args, headers, self.keep, self.loop)
+            returned: list[Any] = []
+
+            def call(_: Job) -> Any:
+                returned.append(call_plain_task(task, called, kwargs, self.loop, self.made))
+                return returned[0]
+
+            context = copy_context()
+            await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+            return returned[0]
+
+        return run
+
+
+async def _in_time(
+    run: Runner, timeout_s: float, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
+) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s) as clock:
+            return await run(job, args, kwargs, headers)
+    except TimeoutError as error:
+        if not clock.expired():
+            raise
+        raise TimedOut("it", timeout_s) from error.__cause__
+
+
+def call_plain_task(
+    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, made: Made
+) -> Any:
+    """Calls a plain function in this thread, which is not the loop's, with what it needs."""
+    if not task.needs:
+        return task.function(*called, **kwargs)
+
+    def wait(work: Awaitable[Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(_awaited(work), loop).result()
+
+    return task.needs.call_plain(task.function, called, kwargs, made, wait)
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+async def _keep_nowhere(job: Job, state: Any) -> None:
+    raise InvalidArgument("checkpoint: a raw body has no place for a state")
+
+
+def with_context(
+    task: Task[..., Any],
+    job: Job,
+    args: list[Any],
+    headers: dict[str, Any],
+    keep: Keep,
+    loop: asyncio.AbstractEventLoop,
+) -> list[Any]:
+    """The arguments, behind the context if the task takes one."""
+    if task.context is None:
+        return args
+    timeout_s = task.running.timeout_s
+    context: BaseContext = task.context(
+        job,
+        task.name,
+        _keep_nowhere if task.codec == "raw" else keep,
+        state=headers.get("state"),
+        trace=headers.get("trace"),
+        deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
+        loop=loop,
+    )
+    return [context, *args]

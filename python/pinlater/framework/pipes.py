@@ -1,0 +1,55 @@
+"""What a worker and its task processes say to each other, over a pair of sockets.
+
+Promises that nothing is pickled: a message is a list in msgpack behind its length, and a job's arguments go as the
+bytes of its body. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import IntEnum
+from typing import Any, Final
+
+import msgpack
+
+from pinlater.jobs import Job
+
+_LENGTH_BYTES: Final = 4
+
+
+class Said(IntEnum):
+    """What a message is about; what follows it in the list.
+
+    From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or nothing).
+    From the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (value); ENDED (a word of
+    framework.ends, its reason, its delay); FAILED (error, its traceback, status, delay_ms, final).
+    """
+
+    READY = 1
+    JOB = 2
+    KEEP = 3
+    KEPT = 4
+    RETURNED = 5
+    ENDED = 6
+    FAILED = 7
+    BEGUN = 8
+
+
+def pack(said: Said, *rest: Any) -> bytes:
+    """A message as it is written. Raises what msgpack raises."""
+    message: bytes = msgpack.packb([said, *rest], datetime=True)
+    return len(message).to_bytes(_LENGTH_BYTES, "big") + message
+
+
+async def read(reader: asyncio.StreamReader) -> list[Any]:
+    """The next message, or EOFError."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+    packed = await reader.readexactly(length)
+    message: list[Any] = msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
+    return message
+
+
+def parts_of(job: Job) -> list[Any]:
+    """What Job() makes the same job of."""
+    told = [job.queue, job.shard, job.priority, job.id, job.body, job.token]
+    return [*told, job.attempts_allowed, job.attempts_remaining]

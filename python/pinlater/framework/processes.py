@@ -1,0 +1,221 @@
+"""The task processes of a worker: tasks with runs_in="process" run in them, one job each at a time.
+
+Promises that a process is started when there is work for it, as a new interpreter that imports the app; that one whose
+task is past its timeout, or given up at a stop, is killed; that one that dies costs its own job's attempt and nothing
+else; and that none outlives its worker. Risks: what a task started in turn is its own to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from pinlater.errors import PinLaterError
+from pinlater.framework import pipes
+from pinlater.framework.ends import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze
+from pinlater.framework.pipes import Said
+from pinlater.framework.tasks import Task
+from pinlater.handlers import Failed, TimedOut
+from pinlater.jobs import Job
+from pinlater.supervisor import _how
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: For the interpreter, the app's imports and its lifespan.
+START_TIMEOUT_S: Final = 60.0
+#: For an idle process to leave the lifespan; after that it is killed.
+CLOSE_TIMEOUT_S: Final = 5.0
+#: Between the end of a process's socket and its own.
+EXIT_TIMEOUT_S: Final = 1.0
+_BOOT: Final = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])["path"]
+from pinlater.framework import child
+child.main()
+"""
+
+
+def cores() -> int:
+    """How many processes can run at once."""
+    return len(os.sched_getaffinity(0))
+
+
+class _Child:
+    """One process. exited: with its exit code, negative if a signal ended it. begun: whether it has its last job."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.process, self._reader, self._writer = process, reader, writer
+        self.begun = False
+        self.exited = asyncio.get_running_loop().create_task(process.wait())
+        # what it started may have the socket too, and so there may be no end of it
+        self.exited.add_done_callback(lambda _: writer.transport.abort())
+
+    def say(self, said: Said, *rest: Any) -> None:
+        self._writer.write(pipes.pack(said, *rest))
+
+    async def hear(self) -> list[Any]:
+        """Its next message, or ProcessDied."""
+        try:
+            return await pipes.read(self._reader)
+        except (EOFError, OSError):
+            await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
+            self.kill()
+            raise ProcessDied(f"its process {_how(await self.exited)}") from None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    async def close(self) -> None:
+        self._writer.close()
+        done, _ = await asyncio.wait([self.exited], timeout=CLOSE_TIMEOUT_S)
+        if not done:
+            log.warning("task process %d did not end in time and is killed", self.process.pid)
+            self.kill()
+        await self.exited
+
+
+class ProcessPool:
+    """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
+    job's new body. Made on the worker's loop.
+    """
+
+    def __init__(self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]]) -> None:
+        self._app, self._worker, self._keep_body = app, worker, keep
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[_Child] = []
+        self._leaving: set[asyncio.Task[Any]] = set()
+
+    async def run(
+        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
+    ) -> Any:
+        """Runs a job in a process that is free, or a new one; its value, or what it raised. The process reads the
+        arguments from the job's body. The timeout begins when it has the job.
+        """
+        async with self._free:
+            answer = None
+            while answer is None:
+                idle = self._take()
+                child = idle or await self._start()
+                try:
+                    answer = await self._in_time(child, task, job)
+                except BaseException as error:
+                    self._kill(child)
+                    if idle is None or child.begun or not isinstance(error, ProcessDied):
+                        raise
+                    log.warning("task process %d was idle, and %s", child.process.pid, error)
+            self._idle.append(child)
+        return _value_of(answer)
+
+    async def close(self) -> None:
+        """Ends the processes: those that run a task were killed when that was given up."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(child.close() for child in idle), *self._leaving)
+
+    def _take(self) -> _Child | None:
+        """The idle process that was used last; some may have died meanwhile."""
+        while self._idle:
+            child = self._idle.pop()
+            if not child.exited.done():
+                return child
+        return None
+
+    async def _start(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            told = {
+                "path": sys.path,
+                "app": self._app,
+                "socket": theirs.fileno(),
+                "parent": os.getpid(),
+                "worker": self._worker,
+                **_logging(),
+            }
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _BOOT,
+                json.dumps(told),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+            child = _Child(process, *await asyncio.open_unix_connection(sock=ours))
+            unless_started.pop_all()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await child.hear()
+        except BaseException as error:
+            self._kill(child)
+            if isinstance(error, TimeoutError):
+                raise ProcessDied(f"its process was not ready after {START_TIMEOUT_S:g} s") from None
+            raise
+        return child
+
+    def _kill(self, child: _Child) -> None:
+        child.kill()
+        self._leaving.add(child.exited)
+        child.exited.add_done_callback(self._leaving.discard)
+
+    async def _in_time(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
+        timeout_s = task.running.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ask(child, task, job)
+        except TimeoutError:
+            assert timeout_s is not None
+            raise TimedOut("its process", timeout_s) from None
+
+    async def _ask(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
+        """Hands the job to the process; its last message about it."""
+        child.begun = False
+        child.say(Said.JOB, task.name, *pipes.parts_of(job))
+        while True:
+            said, *rest = await child.hear()
+            if said == Said.BEGUN:
+                child.begun = True
+            elif said == Said.KEEP:
+                child.say(Said.KEPT, *await self._keep(job, rest[0]))
+            else:
+                return [said, *rest]
+
+    async def _keep(self, job: Job, body: bytes) -> tuple[str, str] | tuple[()]:
+        """A checkpoint, and what it raised."""
+        try:
+            await self._keep_body(job, body)
+        except PinLaterError as error:
+            return type(error).__name__, str(error)
+        return ()
+
+
+def _value_of(answer: list[Any]) -> Any:
+    """What the task returned, or raised."""
+    said, *rest = answer
+    if said == Said.RETURNED:
+        return rest[0]
+    if said == Said.FAILED:
+        text, traceback, status, delay_ms, final = rest
+        raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))
+    word, reason, delay = rest
+    if word == Snooze.__name__:
+        raise Snooze(delay)
+    raise Cancel(reason) if word == Cancel.__name__ else Retry(reason, delay=delay)
+
+
+def _logging() -> dict[str, Any]:
+    """How this process logs, for the others to do the same."""
+    root = logging.getLogger()
+    formats = [handler.formatter._fmt for handler in root.handlers if handler.formatter is not None]
+    return {"log_level": root.level, "log_format": formats[0] if formats else None}

@@ -1,0 +1,116 @@
+"""The app of tests/test_processes.py: its tasks run in processes, which import this module.
+
+Promises nothing. Risks: PINLATER_URL says where it works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pinlater import Cancel, Depends, PinLater, Retry, Shared, Snooze, SyncContext
+
+app = PinLater()
+
+
+@dataclass
+class Folder:
+    path: str
+
+
+@app.lifespan
+async def lifespan() -> AsyncIterator[dict[type, Any]]:
+    path = os.environ.get("PINLATER_TEST_RECORD", os.devnull)
+    note(path, f"lifespan {os.getpid()}")
+    yield {Folder: Folder(path)}
+    note(path, f"left {os.getpid()}")
+
+
+def note(path: str, text: str) -> None:
+    with Path(path).open("a") as file:
+        file.write(text + "\n")
+
+
+def maker(*, folder: Folder = Shared(Folder)) -> Iterator[str]:
+    yield folder.path
+    note(folder.path, "closed")
+
+
+@app.task(runs_in="process")
+def add(path: str, x: int, *, y: int) -> int:
+    assert threading.current_thread() is threading.main_thread()
+    note(path, f"{x + y} {os.getpid()}")
+    return x + y
+
+
+@app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError,))
+def fail(how: str) -> None:
+    ends: dict[str, BaseException] = {
+        "retry": Retry("why", delay=3600),
+        "snooze": Snooze(3600),
+        "cancel": Cancel("why"),
+        "error": ValueError("no", 3600),
+        "lookup": KeyError("no"),
+        "exit": SystemExit("no"),
+    }
+    raise ends[how]
+
+
+@app.task(runs_in="process", backoff=3600, timeout=20)
+def die(how: str) -> None:
+    if how == "segfault":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        ctypes.string_at(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(7)
+
+
+@app.task(runs_in="process", timeout=0.5, backoff=3600)
+def spin(path: str) -> None:
+    note(path, f"begun {os.getpid()}")
+    while True:
+        pass
+
+
+@app.task(runs_in="process", attempts=2)
+def last(path: str) -> None:
+    """For long."""
+    note(path, f"begun {os.getpid()}")
+    time.sleep(60)
+
+
+@app.task(runs_in="process", backoff=0)
+def checkpointed(context: SyncContext, path: str) -> None:
+    note(path, f"{context.attempt} {context.state} {context.trace} {context.deadline_s}")
+    if context.attempt == 1:
+        context.checkpoint({"at": 1})
+        context.checkpoint({"at": 2})
+        raise ValueError
+    try:
+        context.checkpoint(object())
+    except ValueError as error:
+        note(path, str(error))
+    cheap.enqueue(path)
+
+
+@app.task(queue="cheap")
+async def cheap(path: str) -> None: ...
+
+
+@app.task(runs_in="process", queue="given")
+def given(text: str, *, path: str = Depends(maker), folder: Folder = Shared(Folder)) -> None:
+    assert path == folder.path
+    note(path, f"{text} {os.getpid()}")
+
+
+@app.task(runs_in="process", queue="raw", codec="raw")
+def raw(body: bytes) -> None:
+    note(body.decode(), f"raw {os.getpid()}")

@@ -1,0 +1,225 @@
+"""Tasks with runs_in="process", on real servers and real processes: tests/calls_app.py has them.
+
+Promises: shown by process ids. Risks: the lines of the table of ends are in test_task_ends.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlater import Failure, InvalidArgument, Middleware, PinLater, ProcessDied, RaisedInProcess, State, SyncContext
+from pinlater.framework import envelope
+from pinlater.framework.running import worker_of
+from pinlater.worker import WorkerConfig
+from tests import calls_app
+from tests.calls_app import app
+from tests.handlers_for_tests import RECORD_VARIABLE, on_loop, until
+from tests.servers import Server, is_alive
+
+
+@pytest.fixture
+def out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that tasks write to; the app works on the server."""
+    monkeypatch.setenv("PINLATER_URL", server.url)
+    path = tmp_path / "out"
+    path.touch()
+    yield path
+    app.close()
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def pid_of(line: str) -> int:
+    return int(line.split()[-1])
+
+
+async def run(*queues: str, processes: int = 1, **config: Any) -> Any:
+    """Runs what is due; the worker's counts."""
+    async with worker_of(app, queues or None, WorkerConfig(**config), task_processes=processes) as worker:
+        await asyncio.wait_for(worker.run(burst=True), 60)
+        return worker.stats
+
+
+@on_loop
+async def test_jobs_share_processes_that_end_with_the_worker(out: Path) -> None:
+    async with app:
+        await calls_app.add.aenqueue_many([calls_app.add.args(str(out), x, y=1) for x in range(20)])
+        assert (await run(processes=2)).succeeded == 20
+    assert sorted(int(line.split()[0]) for line in lines(out)) == list(range(1, 21))
+    pids = {pid_of(line) for line in lines(out)}
+    assert 1 <= len(pids) <= 2
+    assert os.getpid() not in pids
+    assert not any(is_alive(pid) for pid in pids)
+
+
+@on_loop
+async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Path) -> None:
+    async with app:
+        await calls_app.checkpointed.using(trace="00-ab").aenqueue(str(out))
+        assert (await run("default")).failed == 1
+        client = app.clients.of_loop()
+        (sent,) = await client.dequeue("cheap")
+        assert envelope.read(sent.body)[3] == {"trace": "00-ab"}
+    said = lines(out)
+    assert said[:2] == ["1 None 00-ab None", "2 {'at': 2} 00-ab None"]
+    assert said[2].startswith("checkpoint: the state can not be packed as msgpack")
+
+
+@on_loop
+async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RECORD_VARIABLE, str(out))
+    async with app:
+        await calls_app.given.aenqueue_many([("a",), ("b",)])
+        assert (await run("given")).succeeded == 2
+    said = [line.split() for line in lines(out)]
+    here, there = str(os.getpid()), said[2][1]
+    assert [line[0] for line in said] == ["lifespan", "lifespan", "a", "closed", "b", "closed", "left", "left"]
+    assert [line[-1] for line in said if len(line) > 1] == [here, there, there, there, there, here]
+    assert here != there
+
+
+@on_loop
+async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
+    async with app:
+        await calls_app.raw.aenqueue(str(out).encode())
+        assert (await run("raw")).succeeded == 1
+    assert pid_of(lines(out)[0]) != os.getpid()
+
+
+@on_loop
+async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> None:
+    async with app, worker_of(app, task_processes=1) as worker:
+        await worker.start()
+        for number in range(2):
+            await calls_app.add.aenqueue(str(out), 0, y=0)
+            await until(lambda number=number: len(lines(out)) > number, "its line")  # type: ignore[misc]
+            await until(lambda number=number: worker.stats.succeeded > number, "its end")  # type: ignore[misc]
+            pid = pid_of(lines(out)[-1])
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: not is_alive(pid), "its end")  # type: ignore[misc]
+        await worker.stop()
+        assert worker.stats.failed == 0
+
+
+@on_loop
+async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: Path) -> None:
+    seen = list[BaseException | None]()
+    told = list[Failure]()
+
+    class Watch(Middleware):
+        async def after(self, execution: Any, error: BaseException | None) -> None:
+            seen.append(error)
+
+    async def hook(failure: Failure) -> None:
+        told.append(failure)
+
+    async with app, app.clients.new() as client:
+        await client.create_queue("default")
+        await calls_app.fail.aenqueue("lookup")
+        await calls_app.die.aenqueue("exit")
+        running = calls_app.fail.running
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app, "middleware", [Watch()])
+            patch.setattr(calls_app.fail, "running", dataclasses.replace(running, on_failure=hook))
+            patch.setattr(calls_app.fail, "hook_is_async", True)
+            await run()
+    by_kind = {type(error): error for error in seen}
+    assert set(by_kind) == {RaisedInProcess, ProcessDied}
+    raised = by_kind[RaisedInProcess]
+    assert str(raised) == "KeyError: 'no'"
+    assert raised is not None
+    assert "raise ends[how]\nKeyError: 'no'" in "".join(raised.__notes__)
+    (failure,) = told
+    assert (failure.error, failure.args) == (raised, ["lookup"])
+    assert "calls_app.py" in failure.status
+
+
+@on_loop
+async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
+    async with app:
+        await calls_app.last.aenqueue(str(out))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pinlater", "run", "tests.calls_app:app", "--task-processes", "1"),
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await until(lambda: lines(out), "its begin", 30)
+        finally:
+            process.kill()
+            await process.wait()
+        pid = pid_of(lines(out)[0])
+        await until(lambda: not is_alive(pid), "the end of the task's process")
+
+
+@on_loop
+async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
+    """As an orchestrator sends it, or Ctrl-C in a terminal."""
+    async with app, worker_of(app, task_processes=1) as worker:
+        await worker.start()
+        handle = await calls_app.last.aenqueue(str(out))
+        await until(lambda: lines(out), "its begin")
+        pid = pid_of(lines(out)[0])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid, number)
+        await asyncio.sleep(0.1)
+        assert is_alive(pid)
+        worker.request_stop()
+        worker.request_stop()
+        await worker.stop()
+        info = await handle.ainfo()
+    assert info is not None
+    assert (info.state, info.attempts_remaining) == (State.PENDING, 2)
+    assert not is_alive(pid)
+
+
+def _plain() -> None: ...
+
+
+async def _async() -> None: ...
+
+
+def _with_context(context: SyncContext) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "said"),
+    [
+        ({"runs_in": "process"}, _async, "expected a plain function for runs_in='process', got async def"),
+        ({"runs_in": "thread"}, _async, "expected a plain function for runs_in='thread', got async def"),
+        ({"runs_in": "loop"}, _plain, "expected async def for runs_in='loop', got a plain function"),
+        ({"runs_in": "fork"}, _plain, "runs_in: expected one of loop, thread, process, got 'fork'"),
+        ({"runs_in": "process", "batch": 2}, _plain, "expected a batch task in the loop or in a thread, got 'process'"),
+        ({"batch": 2}, _with_context, "expected no context for a batch, as each item has its job"),
+        ({"batch": 0}, _plain, "batch: expected an integer from 1 to 100,000"),
+        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
+    ],
+)
+def test_bad_kinds_are_told_where_the_task_is_made(options: dict[str, Any], function: Any, said: str) -> None:
+    made = PinLater("redis://nobody:1")
+    with pytest.raises(InvalidArgument, match=said):
+        made.task(**options)(function)
+    assert made.tasks == {}
+    assert made.task(runs_in="loop")(_async).kind == "loop"
+    assert made.task(runs_in="thread")(_plain).kind == "thread"
+
+
+@on_loop
+async def test_an_app_that_no_module_has_can_not_be_imported(server: Server) -> None:
+    async with PinLater(server.url) as made:
+        made.task(runs_in="process")(_plain)
+        with pytest.raises(InvalidArgument, match="expected the app as a variable of a module that has tasks of it"):
+            async with worker_of(made):
+                pass
