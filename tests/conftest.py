@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import KINDS, Kind, Server, is_alive, wait_until
+from tests.memory import CONFORMANCE, AnyKind, MemoryKind
+from tests.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
 
@@ -26,19 +27,28 @@ LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
 
 
 @pytest.fixture(scope="session")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kind, Server]]:
-    running: dict[Kind, Server] = {}
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    running: dict[str, Any] = {}
     for kind in KINDS:
         running[kind] = Server(kind, tmp_path_factory.mktemp(kind), unix_socket=True).start()
+    running["memory"] = MemoryKind()
     yield running
     for server in running.values():
         server.stop()
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, _running: dict[Kind, Server]) -> Server:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`server` is of each kind in turn; where tests/memory.py says so, the memory store too."""
+    if "server" in metafunc.fixturenames:
+        memory = metafunc.module.__name__.rpartition(".")[2] in CONFORMANCE
+        real = metafunc.definition.get_closest_marker("real_server")
+        metafunc.parametrize("server", [*KINDS, *["memory"] * (memory and not real)], indirect=True)
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, _running: dict[str, Any]) -> Server:
     """The session's server of each kind in turn, flushed (data and scripts)."""
-    running = _running[request.param]
+    running: Server = _running[request.param]
     running.start()  # a test that ended it by mistake fails alone, not everything after it
     with running.client() as client:
         client.flushall()
@@ -49,9 +59,12 @@ def server(request: pytest.FixtureRequest, _running: dict[Kind, Server]) -> Serv
 @pytest.fixture
 def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServer]:
     """`fresh_server(kind="valkey", **options of Server) -> Server`, started; stopped when the test ends."""
-    made: list[Server] = []
+    made: list[Any] = []
 
-    def make(kind: Kind = "valkey", **options: Any) -> Server:
+    def make(kind: AnyKind = "valkey", **options: Any) -> Any:
+        if kind == "memory":
+            made.append(MemoryKind())
+            return made[-1]
         server = Server(kind, options.pop("directory", None) or tmp_path_factory.mktemp("server"), **options)
         made.append(server)
         return server.start()

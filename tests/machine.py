@@ -14,6 +14,7 @@ from pinlater import Client, Job
 from pinlater._core import decode_claim
 from pinlater.flows import Command, Flow, ReplyError, Send, send
 from pinlater.keys import queue_key
+from pinlater.memory.store import Clock
 from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
@@ -50,6 +51,24 @@ class FrozenClock:
         return int(self._client.execute_command("EVAL", "return redis.call('TIME')[1]", 0))  # type: ignore[no-untyped-call]
 
 
+class MemoryClock(Clock):
+    """The clock of a memory store, in whole seconds, as FrozenClock has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = START_S * 1000
+
+    def now_us(self) -> int:
+        return self.now_ms * 1000
+
+    def advance(self, seconds: int) -> None:
+        """Later."""
+        self.now_ms += 1000 * seconds
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 @dataclass(frozen=True)
 class Sent:
     """A write that was answered. lane: key m and lane; sequence: its number there."""
@@ -66,7 +85,7 @@ class Sent:
 class RememberingTransport(SyncTransport):
     """Keeps what was sent and answered on each lane last, and a few requests that others followed."""
 
-    def __init__(self, channel: bytes, clock: FrozenClock) -> None:
+    def __init__(self, channel: bytes, clock: FrozenClock | MemoryClock) -> None:
         super().__init__(channel, 5.0, 5.0)
         self._clock = clock
         self.last: dict[tuple[Any, Any], Sent] = {}
@@ -102,7 +121,7 @@ class RememberingTransport(SyncTransport):
 class Rig:
     """One example's client, on one or two shards of a server, and its queue."""
 
-    def __init__(self, server: Server, clock: FrozenClock, shards: int, queue: str) -> None:
+    def __init__(self, server: Server, clock: FrozenClock | MemoryClock, shards: int, queue: str) -> None:
         self.clock = clock
         self.queue = queue
         self.shards = ["a", "b"][:shards]

@@ -19,7 +19,7 @@ from pinlater import Ack, Checkpoint, Job, NewJob, QueueConfig
 from pinlater.audit import audit_queue
 from pinlater.errors import EnqueueRefused, InvalidArgument, QueueNotFound
 from pinlater.shards import shard_for_key
-from tests.machine import FrozenClock, Rig
+from tests.machine import FrozenClock, MemoryClock, Rig
 from tests.model import FAILED, RUNNING, Model
 from tests.servers import Server
 
@@ -60,7 +60,7 @@ class WorkingMachine(RuleBasedStateMachine):
     """server, clock, shards: set by the test."""
 
     server: ClassVar[Server]
-    clock: ClassVar[FrozenClock]
+    clock: ClassVar[FrozenClock | MemoryClock]
     shards: ClassVar[int] = 1
 
     def __init__(self) -> None:

@@ -315,6 +315,7 @@ def test_of_two_that_ack_one_job_the_second_is_refused(server: Server, succeeded
     asyncio.run(run())
 
 
+@pytest.mark.real_server("a proxy stands before its port")
 def test_the_second_ack_of_one_job_has_its_own_outcome_where_the_first_is_lost(server: Server) -> None:
     async def run(proxy: CutProxy) -> None:
         async with AsyncClient(proxy.url, timeout_s=0.1) as client, AsyncClient(server.url) as direct:

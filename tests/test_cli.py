@@ -50,7 +50,10 @@ def test_help_names_the_exit_codes(run: Run) -> None:
         (["queue", "create", "x", "--levels", "0"], "levels: expected an integer from 1 to 100, got 0"),
         (["--timeout", "0", "queue", "ls"], "--timeout"),
         (["--shard", "nonsense", "queue", "ls"], "expected NAME=URL"),
-        (["--url", "http://x", "queue", "ls"], "expected redis://, rediss://, unix:// or embedded://, got 'http://x'"),
+        (
+            ["--url", "http://x", "queue", "ls"],
+            "expected redis://, rediss://, unix://, embedded:// or memory://, got 'http://x'",
+        ),
         (["--url", "redis://x", "--shard", "1=redis://y", "queue", "ls"], "expected a URL or shards, got both"),
         (["job", "ack", "mail:s1:p1:7"], "expected descriptor@token"),
         (["job", "ack", "mail:s1:p1:7@00", "--failed"], "expected descriptor@token"),

@@ -31,6 +31,7 @@ LAYERS = [
         "flows",
         "keys",
         "lanes",
+        "memory",
         "scripts",
         "servers",
         "shards",
@@ -53,7 +54,7 @@ LAYERS = [
     {"claiming", "doctor", "ending", "handlers", "monitor", "removals", "renewal", "supervisor", "worker"},
     {"framework"},
     {"demo"},
-    {"cli", "__main__"},
+    {"cli", "testing", "__main__"},
 ]
 
 

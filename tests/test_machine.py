@@ -22,14 +22,22 @@ from pinlater import Job, NewJob, State
 from pinlater.audit import audit_queue
 from pinlater.errors import InvalidArgument
 from pinlater.exchange import write
-from tests.machine import FrozenClock
+from tests.machine import FrozenClock, MemoryClock
 from tests.machine_tickets import TicketMachine
 from tests.machine_working import ATTEMPTS, PICKS, PRIORITIES, RARELY, TIMES, WorkingMachine
+from tests.memory import EVERY_KIND, MemoryKind
 from tests.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
-from tests.servers import KINDS, Server
+from tests.servers import Server
 
 #: Examples by server kind and shards: a minute and a half a kind.
-EXAMPLES = {("valkey", 1): 300, ("valkey", 2): 120, ("redis", 1): 150, ("redis", 2): 60}
+EXAMPLES = {
+    ("valkey", 1): 300,
+    ("valkey", 2): 120,
+    ("redis", 1): 150,
+    ("redis", 2): 60,
+    ("memory", 1): 15,
+    ("memory", 2): 10,
+}
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 FAR_MS = (1 << 44) - 1
 MONITOR = b"monitor1"
@@ -241,11 +249,17 @@ class Machine(TicketMachine):
             assert self.rig.tickets(shard) == dict(each.field for each in self.model.tickets if each.shard == shard)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def frozen(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, FrozenClock]]:
+Frozen = tuple[Server | MemoryKind, FrozenClock | MemoryClock]
+
+
+@pytest.fixture(scope="module", params=EVERY_KIND)
+def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frozen]:
     """A server of each kind whose clock stands still."""
+    if request.param == "memory":
+        still = MemoryClock()
+        with MemoryKind(still) as memory:
+            yield memory, still
+        return
     with Server(request.param, tmp_path_factory.mktemp("frozen"), fake_clock=True, env={"TZ": "UTC"}) as server:
         clock = FrozenClock(server)
         yield server, clock
@@ -254,7 +268,7 @@ def frozen(
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 300)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_any_operations_in_any_order(frozen: tuple[Server, FrozenClock], shards: int) -> None:
+def test_any_operations_in_any_order(frozen: Frozen, shards: int) -> None:
     server, clock = frozen
     server.call("FLUSHALL")
     examples = 3000 if CAMPAIGN else EXAMPLES[server.kind, shards]

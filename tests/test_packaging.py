@@ -82,7 +82,8 @@ def test_the_wheel_is_abi3_and_carries_the_lua_of_the_tree(wheel: Path) -> None:
     tree = {str(path.relative_to(ROOT / "lua")): path.read_bytes() for path in (ROOT / "lua").rglob("*.lua")}
     assert carried == tree
     assert {"pinlater/py.typed", "pinlater/_core.pyi"} <= set(names)
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pinlater"}
+    assert {"pinlater/memory/lua.py", "pinlater_pytest/__init__.py"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pinlater", "pinlater_pytest"}
 
 
 @pytest.mark.timeout(600)

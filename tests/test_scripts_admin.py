@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.servers import KINDS, Kind, Server
+from tests.memory import EVERY_KIND, AnyKind
+from tests.servers import Server
 from tests.wire import Wire, connect, drain, fail_all, is_clean, jump, known, refused, snapshot
 from tests.wire_format import (
     ABSOLUTE,
@@ -28,7 +29,7 @@ from tests.wire_format import (
     settings,
 )
 
-EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
 FreshServer = Callable[..., Server]
 
 
@@ -265,7 +266,7 @@ def test_more_running_jobs_than_a_page_are_deleted_in_several_calls(wire: Wire) 
 
 
 @EACH_KIND
-def test_collect_removes_what_is_past_its_time(kind: Kind, fresh_server: FreshServer) -> None:
+def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)
@@ -290,7 +291,7 @@ def test_collect_removes_what_is_past_its_time(kind: Kind, fresh_server: FreshSe
 
 
 @EACH_KIND
-def test_collect_pages_and_waits_after_a_jump(kind: Kind, fresh_server: FreshServer) -> None:
+def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)

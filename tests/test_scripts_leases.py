@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.servers import KINDS, Server
+from tests.memory import EVERY_KIND
+from tests.servers import Server
 from tests.wire import (
     Timed,
     Wire,
@@ -52,7 +53,7 @@ def wire(server: Server) -> Iterator[Wire]:
         yield made
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EVERY_KIND)
 def timed(request: pytest.FixtureRequest, fresh_server: FreshServer) -> Iterator[Timed]:
     server = fresh_server(request.param, fake_clock=True)
     with connect(server) as client:

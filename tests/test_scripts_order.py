@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.servers import KINDS, Kind, Server
+from tests.memory import EVERY_KIND, AnyKind
+from tests.servers import Server
 from tests.wire import Wire, connect, drain, is_clean, jump, snapshot
 from tests.wire_format import ABSOLUTE, DELAY, Claimed, Job, created_ms, ends, number, record
 
-EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
 FreshServer = Callable[..., Server]
 MIB = 1 << 20
 
@@ -165,7 +166,7 @@ def test_running_jobs_without_records_can_be_acked_failed_and_released(wire: Wir
 
 
 @EACH_KIND
-def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(kind: Kind, fresh_server: FreshServer) -> None:
+def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)
@@ -186,7 +187,7 @@ def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(kind: Kind, f
 
 
 @EACH_KIND
-def test_only_what_is_needed_of_what_is_due_is_moved(kind: Kind, fresh_server: FreshServer) -> None:
+def test_only_what_is_needed_of_what_is_due_is_moved(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)
@@ -201,7 +202,7 @@ def test_only_what_is_needed_of_what_is_due_is_moved(kind: Kind, fresh_server: F
 
 
 @EACH_KIND
-def test_a_clock_that_went_back_hides_no_ready_job(kind: Kind, fresh_server: FreshServer) -> None:
+def test_a_clock_that_went_back_hides_no_ready_job(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)

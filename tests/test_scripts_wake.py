@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import redis
 
-from tests.servers import KINDS, Kind, Server
+from tests.memory import EVERY_KIND, AnyKind
+from tests.servers import Server
 from tests.wire import Wire, connect, jump
 from tests.wire_format import DELAY, FAR_MS, PENDING, Job, ends, settings
 
-EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
 FreshServer = Callable[..., Server]
 
 
@@ -158,7 +159,7 @@ def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, bells: Calla
 
 
 @EACH_KIND
-def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: Kind, fresh_server: FreshServer) -> None:
+def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: AnyKind, fresh_server: FreshServer) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:
         wire = Wire(client)
@@ -227,7 +228,7 @@ def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, bells: Callabl
 
 @EACH_KIND
 def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
-    kind: Kind, fresh_server: FreshServer
+    kind: AnyKind, fresh_server: FreshServer
 ) -> None:
     server = fresh_server(kind, fake_clock=True)
     with connect(server) as client:

@@ -19,7 +19,7 @@ from pinlater.errors import InvalidArgument, ServerTooOld
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
 #: What one read of a socket takes at most.
 READ_BYTES: Final = 65_536
-SCHEMES: Final = ("redis", "rediss", "unix", "embedded")
+SCHEMES: Final = ("redis", "rediss", "unix", "embedded", "memory")
 
 
 class Server:
@@ -28,7 +28,8 @@ class Server:
     def __init__(self, url: str) -> None:
         if _scheme(url) not in SCHEMES:
             raise InvalidArgument(
-                f"server URL: expected redis://, rediss://, unix:// or embedded://, got {hide_password(url)!r}"
+                "server URL: expected redis://, rediss://, unix://, embedded:// or memory://, "
+                f"got {hide_password(url)!r}"
             )
         self.url = url
         self.contacted = False
@@ -53,8 +54,13 @@ class Server:
         }
 
     def resolve(self) -> str:
-        """The URL to connect to; an embedded server is started if it does not run."""
-        if urlsplit(self.url).scheme != "embedded":
+        """The URL to connect to; an embedded server, or a memory store, is started if it does not run."""
+        scheme = urlsplit(self.url).scheme
+        if scheme == "memory":
+            from pinlater.memory.server import attach  # for tests alone
+
+            return attach(self.url)
+        if scheme != "embedded":
             return self.url
         if self._attachment is None:
             self._attachment = embedded.attach(self.url)
@@ -89,7 +95,13 @@ class Server:
 def check_url(url: str) -> None:
     """Raises InvalidArgument for a URL that redis-py can not read."""
     server = Server(url)
-    if urlsplit(server.url).scheme == "embedded":
+    scheme = urlsplit(server.url).scheme
+    if scheme == "memory":
+        from pinlater.memory.server import check_url as check_memory_url
+
+        check_memory_url(url)
+        return
+    if scheme == "embedded":
         embedded.check_url(url)
         return
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast, get_args, overload
 
@@ -23,6 +23,7 @@ from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.depending import Lifespan, Made, living
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
+from pinlater.framework.immediate import Immediate
 from pinlater.framework.middleware import Middleware, enqueue_hook
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import Kind, Producer, Running, Sending, Task
@@ -60,7 +61,8 @@ class _BatchDecorator(Protocol):
 
 class PinLater:
     """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
-    timeout_s: for a call of a producer or a handle. middleware: the first is the outermost.
+    timeout_s: for a call of a producer or a handle. middleware: the first is the outermost. immediate: what is put in
+    line runs at once, in this process, and no server is used; see immediate().
 
     Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
     """
@@ -72,12 +74,15 @@ class PinLater:
         shards: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
         middleware: Iterable[Middleware] = (),
+        immediate: bool = False,
     ) -> None:
         #: By name.
         self.tasks: dict[str, Task[..., Any]] = {}
         #: As they were added.
         self.middleware: list[Middleware] = []
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
+        if immediate:
+            self.clients.source = Immediate(self)
         self._lifespan: Lifespan | None = None
         self._imported_as: str | None = None
         for each in middleware:
@@ -102,6 +107,15 @@ class PinLater:
     async def aclose(self) -> None:
         """Closes what the running loop's code used. Twice is fine; the next use connects again."""
         await self.clients.aclose()
+
+    def immediate(self) -> AbstractContextManager[None]:
+        """For the block whatever is put in line has run when the call returns, in this process, on a store in memory.
+
+        It runs as a worker runs it, retries included; delays and backoffs pass at once. The call raises the error of a
+        job that stays failed. What a task itself puts in line has run when the outermost call returns. Needs the
+        package lupa (`pinlater[testing]`).
+        """
+        return Immediate(self).switched_on()
 
     # tasks
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
@@ -16,9 +18,22 @@ from pinlater.config import QueueConfig
 from pinlater.framework.middleware import EnqueueHook
 
 
+class Source(Protocol):
+    """Where clients come from instead: for producers in sync and in async code, and for workers."""
+
+    def sync(self) -> Client:
+        """A blocking client."""
+
+    def of_loop(self) -> AsyncClient:
+        """A client for what the running loop's code puts in line."""
+
+    def new(self) -> AsyncClient:
+        """A client for a worker."""
+
+
 class AppClients:
     """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
-    made that is not there yet.
+    made that is not there yet. source: where the clients come from instead of the URL, if it is set.
     """
 
     def __init__(
@@ -30,6 +45,7 @@ class AppClients:
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
+        self.source: Source | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
         self._sync: Client | None = None
@@ -39,14 +55,14 @@ class AppClients:
     @property
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
-        return self._url is not None or self._shards is not None
+        return self.source is not None or self._url is not None or self._shards is not None
 
     def sync(self) -> Client:
         """The blocking client."""
         if self._sync is None:
             with self._lock:
                 if self._sync is None:
-                    self._sync = Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
+                    self._sync = self._new_sync()
         return self._sync
 
     def of_loop(self) -> AsyncClient:
@@ -56,12 +72,30 @@ class AppClients:
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
-                client = self._async[loop] = self.new()
+                client = self._async[loop] = self.source.of_loop() if self.source else self.new()
         return client
 
     def new(self) -> AsyncClient:
         """One more client, its caller's own to close."""
+        if self.source is not None:
+            return self.source.new()
         return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
+
+    def _new_sync(self) -> Client:
+        if self.source is not None:
+            return self.source.sync()
+        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
+
+    @contextmanager
+    def redirected(self, source: Source) -> Iterator[None]:
+        """For the block every client comes from another source; those of before are there again after it."""
+        before = self.source, self._sync, self._async
+        self.source, self._sync, self._async = source, None, {}
+        try:
+            yield
+        finally:
+            self.close()
+            self.source, self._sync, self._async = before
 
     def close(self) -> None:
         """Closes the blocking client; the next use makes another."""

@@ -94,6 +94,8 @@ class Dispatcher:
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
         self.stats = TaskStats()
+        #: Told of each attempt that failed, with its error.
+        self.on_error: Callable[[Job, BaseException], None] | None = None
 
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
@@ -120,6 +122,8 @@ class Dispatcher:
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
         self.stats.unreadable += 1
+        if self.on_error is not None:
+            self.on_error(job, error)
         log.error("job %s: its body can not be read: %s", job.descriptor, error)
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
 
@@ -231,6 +235,8 @@ class Dispatcher:
         began_s: float,
     ) -> End:
         self.stats.timeouts += isinstance(error, TimedOut)
+        if self.on_error is not None:
+            self.on_error(job, error)
         if isinstance(error, RaisedInProcess):
             end = error.end
         else:

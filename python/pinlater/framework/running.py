@@ -16,7 +16,7 @@ import uvloop
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
-from pinlater.handlers import load_object
+from pinlater.handlers import Handler, load_object
 from pinlater.supervisor import StopSignals, supervise
 from pinlater.worker import Worker, WorkerConfig
 
@@ -39,9 +39,11 @@ async def worker_of(
     config: WorkerConfig | None = None,
     *,
     task_processes: int | None = None,
+    around: Callable[[Dispatcher], Handler] | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet. queues: by default those of its tasks. task_processes: the most
-    processes for tasks that run in such; by default as many as there are cores.
+    processes for tasks that run in such; by default as many as there are cores. around: makes the worker's handler of
+    the dispatcher, which it is itself otherwise.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
@@ -53,7 +55,8 @@ async def worker_of(
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
-            yield Worker(client, names, dispatcher, config, dispatcher.on_stop)
+            handler = dispatcher if around is None else around(dispatcher)
+            yield Worker(client, names, handler, config, dispatcher.on_stop)
         finally:
             await dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)

@@ -1,0 +1,146 @@
+"""Runs what is due of an app's jobs and says what ran: for tests, and for immediate mode.
+
+Promises that jobs run as in production: by the worker engine and the dispatcher, on whatever store the app's clients
+have. Risks: it is one worker, which stops when nothing is due: what comes later waits for the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pinlater.async_client import AsyncClient
+from pinlater.errors import BodyUnreadable
+from pinlater.framework import envelope
+from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.ends import Expired, TaskEnd
+from pinlater.framework.running import worker_of
+from pinlater.handlers import End, Failed, Postponed
+from pinlater.jobs import Job, JobInfo, State
+from pinlater.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from pinlater.framework.app import PinLater
+
+Outcome: TypeAlias = Literal["succeeded", "retried", "failed", "postponed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a body says. task: its name; "" for a body that is none of a task, with the body as its argument."""
+
+    task: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued(Call):
+    """A job in line. due_ms: when it may run, in milliseconds since 1970 by the store's clock."""
+
+    queue: str
+    descriptor: str
+    priority: int
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Call):
+    """One attempt that was run. error: what the task raised, Retry and Cancel included; None for other ends."""
+
+    queue: str
+    descriptor: str
+    attempt: int
+    outcome: Outcome
+    error: BaseException | None
+
+
+def call_of(app: PinLater, queue: str, body: bytes) -> Call:
+    """The call that a body of a queue is."""
+    raw = next((task.name for task in app.tasks.values() if task.codec == "raw" and task.queue == queue), None)
+    if raw is not None:
+        return Call(raw, (body,), {})
+    try:
+        name, args, kwargs, _ = envelope.read(body)
+    except BodyUnreadable:
+        return Call("", (body,), {})
+    return Call(name.decode("utf-8", "replace"), tuple(args), kwargs)
+
+
+class _Recorder:
+    """The dispatcher, and a note of each job it ran."""
+
+    def __init__(self, app: PinLater, dispatcher: Dispatcher, ran: list[Ran]) -> None:
+        self._app, self._dispatcher, self._ran = app, dispatcher, ran
+        self._errors: dict[str, BaseException] = {}
+        dispatcher.on_error = self._keep
+
+    def _keep(self, job: Job, error: BaseException) -> None:
+        self._errors[job.descriptor] = error
+
+    async def __call__(self, job: Job) -> End:
+        end = await self._dispatcher(job)
+        call = call_of(self._app, job.queue, job.body)
+        self._ran.append(
+            Ran(
+                call.task,
+                call.args,
+                call.kwargs,
+                job.queue,
+                job.descriptor,
+                job.attempt,
+                _outcome(job, end),
+                self._errors.pop(job.descriptor, None),
+            )
+        )
+        return end
+
+
+def _outcome(job: Job, end: End) -> Outcome:
+    if isinstance(end, Failed):
+        return "failed" if end.final or job.attempts_remaining <= 1 else "retried"
+    return "postponed" if isinstance(end, Postponed) else "succeeded"
+
+
+async def drain(app: PinLater, client: AsyncClient, concurrency: int = 1) -> list[Ran]:
+    """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
+
+    client: of the app's store.
+    """
+    ran: list[Ran] = []
+    queues = list(dict.fromkeys([*app.queue_names(), *await client.queue_names()]))
+    config = WorkerConfig(concurrency=concurrency, monitor=False)
+    async with worker_of(app, queues, config, around=lambda each: _Recorder(app, each, ran)) as worker:
+        await worker.run(burst=True)
+    return ran
+
+
+async def pending(app: PinLater, client: AsyncClient) -> list[Enqueued]:
+    """The jobs in line, whenever they are due, by time, and of one queue and time by arrival."""
+    found = [
+        _enqueued(app, queue, info)
+        for queue in await client.queue_names()
+        for future in (False, True)
+        async for info in client.scan(queue, State.PENDING, future=future, with_body=True)
+    ]
+    return sorted(found, key=lambda job: (job.due_ms, int(job.descriptor.rpartition(":")[2])))
+
+
+def _enqueued(app: PinLater, queue: str, info: JobInfo) -> Enqueued:
+    call = call_of(app, queue, info.body or b"")
+    return Enqueued(
+        call.task, call.args, call.kwargs, queue, info.descriptor, info.priority, info.run_after_ms or info.created_ms
+    )
+
+
+def raise_first(ran: Sequence[Ran]) -> None:
+    """Raises the first error among attempts that no task meant to end so, with a note of where it came from."""
+    bad = [each for each in ran if each.error is not None and not isinstance(each.error, TaskEnd | Expired)]
+    if not bad:
+        return
+    error = bad[0].error
+    assert error is not None
+    more = f"; {len(bad) - 1} more attempts failed" if len(bad) > 1 else ""
+    error.add_note(f"task {bad[0].task!r}, attempt {bad[0].attempt}, job {bad[0].descriptor}{more}")
+    raise error

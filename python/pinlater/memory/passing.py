@@ -1,0 +1,52 @@
+"""What happens when the clock of a memory store is moved on: leases run out, and those who wait come to look.
+
+Promises that it is the shipped script `expire` that gives jobs back, as if a monitor had looked at that moment. Risks:
+a job whose worker is alive, in this process, is given back too when its lease is shorter than the move.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import struct
+from typing import Final
+
+from pinlater.config import StoredConfig
+from pinlater.keys import queue_key, script_keys
+from pinlater.lanes import Lane
+from pinlater.memory.commands import run
+from pinlater.memory.lua import Scripts
+from pinlater.memory.store import Store
+from pinlater.scripts import load_scripts
+
+_HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:m")
+_ANY_TIME: Final = bytes(6) + b"\xff" * 6
+_MORE: Final = struct.Struct(">xxB")
+
+
+def let_expire(store: Store, scripts: Scripts) -> None:
+    """Has every queue's monitor look now, and somebody wake for what has become due."""
+    for key in list(store.values):
+        found = _HEAD.fullmatch(key)
+        if found:
+            _expire(store, scripts, found[1].decode(), found[2].decode())
+
+
+def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
+    head = queue_key(queue, shard, "m")
+    packed, monitor = run(store, b"HMGET", [head, b"c", b"o"])
+    config = StoredConfig.unpack(packed) if packed else None
+    if config is None or config.deleted:
+        return
+    # no jump of the clock, but time that passed; and the look is that of the active monitor, if there is one
+    run(store, b"HDEL", [head, b"g"])
+    script = load_scripts()["expire"]
+    digest = scripts.load(script.source)
+    keys = script_keys(queue, shard, script.keys, config.config.levels)
+    owner, hold = (monitor[:8], 1000) if monitor else (secrets.token_bytes(8), 1)
+    lane, more = Lane(secrets.token_bytes(8), 0), True
+    while more:
+        lane.advance()
+        arguments = [lane.field, lane.sequence, b"", owner, b"%d" % hold, _ANY_TIME, b""]
+        reply = scripts.run(digest, [b"%d" % len(keys), *keys, *arguments])
+        (more,) = _MORE.unpack_from(reply[2])

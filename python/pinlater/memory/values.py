@@ -1,0 +1,101 @@
+"""What a key of the memory store holds: a hash or a sorted set, and how numbers are written in replies.
+
+Promises order by score and then by bytes, as Redis has it, and that a scan over pages meets every field that is there
+all the while. Risks: a change in the middle of a sorted set shifts what stands behind it; for tests that is nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from typing import Final
+
+Hash = dict[bytes, bytes]
+
+#: Smaller hashes are scanned in one page, as Redis does with those it packs.
+ONE_PAGE: Final = 512
+
+
+class SortedSet:
+    """Members by score."""
+
+    __slots__ = ("_order", "scores")
+
+    def __init__(self) -> None:
+        self.scores: dict[bytes, float] = {}
+        self._order: list[tuple[float, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, member: bytes, score: float) -> bool:
+        """True if the member is new."""
+        old = self.scores.get(member)
+        if old == score:
+            return False
+        if old is not None:
+            del self._order[bisect_left(self._order, (old, member))]
+        self.scores[member] = score
+        insort(self._order, (score, member))
+        return old is None
+
+    def remove(self, member: bytes) -> bool:
+        """True if it was there."""
+        score = self.scores.pop(member, None)
+        if score is None:
+            return False
+        del self._order[bisect_left(self._order, (score, member))]
+        return True
+
+    def by_rank(self, first: int, last: int) -> list[tuple[float, bytes]]:
+        """From rank to rank, both included; from the end where negative."""
+        count = len(self._order)
+        first = max(first + count, 0) if first < 0 else first
+        last = last + count if last < 0 else last
+        return self._order[first : last + 1] if last >= 0 else []
+
+    def by_score(self, lowest: bytes, highest: bytes) -> list[tuple[float, bytes]]:
+        """From score to score, as Redis writes them: `(` in front excludes it, `-inf` and `+inf`."""
+        first = _edge(self._order, lowest, lower=True)
+        return self._order[first : max(first, _edge(self._order, highest, lower=False))]
+
+    def cut(self, gone: Iterable[tuple[float, bytes]]) -> int:
+        """Removes members that stand in a row; returns how many."""
+        row = list(gone)
+        if row:
+            first = bisect_left(self._order, row[0])
+            del self._order[first : first + len(row)]
+            for _, member in row:
+                del self.scores[member]
+        return len(row)
+
+
+def _edge(order: list[tuple[float, bytes]], bound: bytes, *, lower: bool) -> int:
+    excluded = bound[:1] == b"("
+    score = float(bound[1:] if excluded else bound)
+    look = bisect_left if excluded is not lower else bisect_right
+    return look(order, score, key=lambda entry: entry[0])
+
+
+def scan_page(fields: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
+    """The next cursor (0: the end), and the fields of a page.
+
+    Fields go by a number of their own, so that what comes and goes between two pages moves no other.
+    """
+    numbered = sorted((_number(field), field) for field in fields)
+    if len(numbered) <= ONE_PAGE and not cursor:
+        return 0, [field for _, field in numbered]
+    first = bisect_left(numbered, (cursor, b""))
+    last = first + max(1, count)
+    while first < last < len(numbered) and numbered[last][0] == numbered[last - 1][0]:
+        last += 1
+    return (numbered[last][0] if last < len(numbered) else 0), [field for _, field in numbered[first:last]]
+
+
+def _number(field: bytes) -> int:
+    return (hash(field) & (1 << 48) - 1) + 1
+
+
+def number_text(value: float) -> bytes:
+    """As Redis writes a score, and an argument that a script gives as a number."""
+    return b"%d" % value if abs(value) < 1e17 and value == int(value) else b"%.17g" % value

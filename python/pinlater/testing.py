@@ -1,0 +1,172 @@
+"""For tests of apps: a store in memory, and a harness that runs an app's jobs on it.
+
+Promises that jobs run as in production, by the worker engine and the shipped Lua scripts; only the store is in this
+process and its clock can be moved. Risks: a harness redirects its app for all threads. Needs the package lupa
+(`pinlater[testing]`). The pytest plugin is the package pinlater_pytest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import uvloop
+
+from pinlater.async_client import AsyncClient
+from pinlater.client import Client
+from pinlater.errors import InvalidArgument
+from pinlater.framework import envelope
+from pinlater.framework.app import PinLater
+from pinlater.framework.draining import Enqueued, Ran, call_of, drain, pending, raise_first
+from pinlater.framework.tasks import Producer, Task
+from pinlater.memory.server import MemoryServer
+
+__all__ = ["Enqueued", "Harness", "MemoryServer", "MovableClock", "Ran"]
+
+
+class MovableClock:
+    """The clock of a harness's store."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    def advance(self, seconds: float) -> None:
+        """Moves it on: delayed jobs and backoffs become due, leases of jobs that run end. Nothing is run."""
+        self._server.advance(seconds)
+
+    def now(self) -> datetime.datetime:
+        """The time by it, in UTC."""
+        return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
+
+
+class _Direct:
+    """Clients of a store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def sync(self) -> Client:
+        return Client(self._url)
+
+    def new(self) -> AsyncClient:
+        return AsyncClient(self._url)
+
+    of_loop = new
+
+
+class Harness:
+    """An app on a store of its own, for a `with` block: whatever its clients do meanwhile is done there.
+
+    app: the app. server: the store; its `url` is for clients and programs that the app does not make. clock: moves its
+    time.
+    """
+
+    def __init__(self, app: PinLater) -> None:
+        if not isinstance(app, PinLater):
+            raise InvalidArgument(f"app: expected a PinLater, got {app!r:.60}")
+        self.app = app
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.server = stack.enter_context(MemoryServer())
+            self.clock = MovableClock(self.server)
+            stack.enter_context(self.app.clients.redirected(_Direct(self.server.url)))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def drain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
+        """Runs due jobs until nothing is due, those that they put in line too; returns the attempts, in order.
+
+        raising: in the end the first error of a task is raised, whether it is tried again or not; Retry, Snooze,
+        Cancel and a job that expired are no errors. concurrency: jobs at once. In async code: adrain.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise InvalidArgument("drain: expected no running loop; in async code: await adrain()")
+
+        async def work() -> list[Ran]:
+            try:
+                return await self.adrain(raising=raising, concurrency=concurrency)
+            finally:
+                await self.app.aclose()  # what the tasks used: their loop ends now
+
+        return uvloop.run(work())
+
+    async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
+        """See drain."""
+        async with self.app.clients.new() as client:
+            ran = await drain(self.app, client, concurrency)
+        if raising:
+            raise_first(ran)
+        return ran
+
+    def enqueued(self) -> list[Enqueued]:
+        """The jobs in line, due or not, by the time from which they may run, and of one queue and time by arrival."""
+
+        async def look() -> list[Enqueued]:
+            async with self.app.clients.new() as client:
+                return await pending(self.app, client)
+
+        if asyncio._get_running_loop() is None:
+            return uvloop.run(look())
+        return _in_a_thread(look)
+
+    def assert_enqueued(
+        self,
+        task: Task[..., Any] | Producer[...] | str,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        count: int | None = None,
+    ) -> list[Enqueued]:
+        """Raises AssertionError unless jobs of a task (or its name) are in line; returns them.
+
+        args, kwargs, queue: of those jobs, where given; arguments as they were put in line, not as the function calls
+        them. count: exactly so many; without it one at least.
+        """
+        name = task if isinstance(task, str) else task._sending.name
+        found = self.enqueued()
+        matching = [
+            job
+            for job in found
+            if job.task == name
+            and (args is None or job.args == self._packed(task, args, {}).args)
+            and (kwargs is None or job.kwargs == self._packed(task, (), kwargs).kwargs)
+            and queue in (None, job.queue)
+        ]
+        if len(matching) == count or (count is None and matching):
+            return matching
+        wanted = {"args": args, "kwargs": kwargs, "queue": queue}
+        told = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value is not None)
+        number = "at least one job" if count is None else f"{count} jobs"
+        there = "".join(f"\n  {_line(job)}" for job in found) or " nothing"
+        raise AssertionError(f"expected {number} of {name!r} ({told}), found {len(matching)}; in line:{there}")
+
+    def _packed(self, task: Task[..., Any] | Producer[...] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Arguments as they come out of a body: of tuples lists are made."""
+        producer = self.app.by_name(task) if isinstance(task, str) else task
+        if producer._raw:
+            return call_of(self.app, producer._queue, args[0] if args else b"")
+        codec = producer._sending.codec
+        body = envelope.packer(codec)(envelope.document(args, kwargs, {}))
+        return call_of(self.app, "", envelope.head(producer._sending.name, codec) + body)
+
+
+def _line(job: Enqueued) -> str:
+    named = [f"{key}={value!r}" for key, value in job.kwargs.items()]
+    return f"{job.task}({', '.join([*map(repr, job.args), *named])}) in {job.queue!r}"
+
+
+def _in_a_thread(look: Any) -> list[Enqueued]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        found: list[Enqueued] = pool.submit(lambda: uvloop.run(look())).result()
+    return found

@@ -1,0 +1,170 @@
+"""Immediate mode: what is put in line has run when the call returns.
+
+Promises: shown with tasks of all kinds, from sync and async code. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pinlater import Cancel, Context, PinLater, Snooze, State
+from pinlater.errors import InvalidArgument
+
+app = PinLater("redis://127.0.0.1:1")  # where nobody is
+done: list[object] = []
+
+
+@app.task(name="note")
+async def note(what: str | int | tuple[int, int] | dict[str, list[int]]) -> None:
+    done.append(what)
+
+
+@app.task(name="outer")
+def outer() -> None:
+    note.enqueue("inner")
+    done.append("outer")
+
+
+@app.task(name="outer_async")
+async def outer_async() -> None:
+    await note.aenqueue("inner")
+    note.enqueue("inner by a sync call")
+    done.append("outer")
+
+
+@app.task(name="flaky", attempts=3, backoff=3600)
+async def flaky(context: Context) -> None:
+    done.append((context.attempt, context.state))
+    await context.checkpoint(context.attempt)
+    if context.attempt < 3:
+        raise ConnectionError
+
+
+@app.task(name="broken", attempts=2, backoff=60)
+def broken(how: str) -> None:
+    done.append(how)
+    raise Cancel("why") if how == "cancel" else KeyError(how)
+
+
+@app.task(name="endless")
+async def endless() -> None:
+    raise Snooze(60)
+
+
+@pytest.fixture(autouse=True)
+def immediate() -> Iterator[None]:
+    done.clear()
+    with app.immediate():
+        yield
+
+
+def test_it_has_run_when_the_call_returns() -> None:
+    assert note.enqueue({"a": [1]}).status() is None, "it succeeded, and its queue keeps none such"
+    note.delay("by its other name")
+    note.using(delay=3600).enqueue("later")
+    note.enqueue_many([("first",), note.args("second")])
+    app.send("note", "by name")
+    assert done == [{"a": [1]}, "by its other name", "later", "first", "second", "by name"]
+
+
+def test_what_a_task_puts_in_line_has_run_too() -> None:
+    outer.enqueue()
+    assert done == ["outer", "inner"]
+    done.clear()
+    outer_async.enqueue()
+    assert done == ["outer", "inner", "inner by a sync call"]
+
+
+def test_retries_run_at_once_with_their_checkpoints() -> None:
+    began_s = time.monotonic()
+    flaky.enqueue()
+    assert done == [(1, None), (2, 1), (3, 2)]
+    assert time.monotonic() - began_s < 3600, "the backoff passed on the store's clock alone"
+
+
+def test_the_error_of_a_job_that_stays_failed_is_raised() -> None:
+    with pytest.raises(KeyError, match="x") as raised:
+        broken.enqueue("x")
+    assert "task 'broken', attempt 2" in raised.value.__notes__[0]
+    assert done == ["x", "x"]
+    assert broken.enqueue("cancel").status() is State.FAILED, "Cancel is no error"
+
+
+def test_arguments_that_can_not_be_packed_show() -> None:
+    with pytest.raises(InvalidArgument, match="can not be packed as msgpack"):
+        note.enqueue(object())  # type: ignore[arg-type]
+    note.enqueue((1, 2))
+    assert done == [[1, 2]], "as a worker gets them"
+
+
+def test_a_wrong_call_shows() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        note.using().enqueue()  # type: ignore[call-arg]
+
+
+def test_async_code() -> None:
+    loops: list[object] = []
+
+    @app.task(name="where")
+    async def where() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    async def run() -> None:
+        await asyncio.gather(note.aenqueue(1), note.aenqueue(2), flaky.aenqueue())
+        assert sorted(map(repr, done)) == ["(1, None)", "(2, 1)", "(3, 2)", "1", "2"]
+        await note.aenqueue_many([(3,), (4,)])
+        outer.enqueue()  # a sync call in async code: in a thread of its own
+        assert done[-4:] == [3, 4, "outer", "inner"]
+        await where.aenqueue()
+        assert loops == [asyncio.get_running_loop()]
+        await app.aclose()
+
+    try:
+        asyncio.run(run())
+    finally:
+        del app.tasks["where"]
+
+
+def test_threads_take_turns() -> None:
+    threads = [threading.Thread(target=note.enqueue, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done, key=repr) == [0, 1, 2, 3]
+
+
+def test_a_task_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.immediate.MAX_ROUNDS", 5)
+    with pytest.raises(InvalidArgument, match="is not at an end after 5 rounds"):
+        endless.enqueue()
+
+
+def test_an_unknown_task_stays_in_line() -> None:
+    handle = app.send("elsewhere.task", 1)
+    assert handle.status() is State.PENDING
+    note.enqueue("goes on")
+    assert done == ["goes on"]
+
+
+def test_an_app_can_be_so_for_good() -> None:
+    with PinLater(immediate=True) as always:
+
+        @always.task(name="always")
+        def task() -> None:
+            done.append("always")
+
+        task.enqueue()
+    assert done == ["always"]
+
+
+def test_without_lupa_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lupa", None)
+    with pytest.raises(InvalidArgument, match=r"pip install 'pinlater\[testing\]'"), PinLater().immediate():
+        pass
