@@ -252,9 +252,8 @@ class Worker:
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
         lost = self._renewal.take_lost()
-        for held in self._running.values():
-            if held.lease in lost:
-                log.warning("job %s: its claim went stale while it runs", held.job.descriptor)
+        for job in [held.job for held in self._running.values() if held.lease in lost]:
+            log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
         if lost and not self._stopping.is_set():
             self._start_waiting()
 
@@ -330,7 +329,8 @@ class Worker:
         elif future.cancelled():
             self._ending.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
-            log.warning("job %s failed in attempt %d", held.job.descriptor, held.job.attempt, exc_info=error)
+            job = held.job
+            log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
             self._ending.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
         else:
             self._ending.end(held, future.result())
