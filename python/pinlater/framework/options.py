@@ -124,7 +124,7 @@ class RunOptions:
         if self.queues:
             weights = [f"{name}:{own.weight or 1}" for name, own in self.queues.items()]
             told += ["--queues", ",".join(weights)]
-        for name, value in (("--max-jobs", self.max_jobs), ("--max-memory", self.memory_mb)):
+        for name, value in (("--max-jobs", self.max_jobs), ("--max-memory", self.memory_mb), ("--http", self.http)):
             told += [] if value is None else [name, str(value)]
         return [*told, *["--strict"] * self.strict, *["--burst"] * self.burst]
 
