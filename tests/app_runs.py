@@ -74,10 +74,13 @@ async def grow(megabytes: int, gate: str = "/") -> None:
     line("grew")
     await until(gate)
 
-@app.task(name="die", attempts=1)
+@app.task(name="die")
 async def die() -> None:
-    line("dies")
-    os._exit(9)
+    if not Path("died").exists():
+        Path("died").touch()
+        line("dies")
+        os._exit(9)
+    line("lives")
 
 @app.task(name="say")
 async def say(text: str) -> None:
@@ -90,7 +93,7 @@ async def quietly(text: str) -> None:
 def say_plain(text: str) -> None:
     logging.getLogger("shop").info("plain %s", text)
 
-@app.task(name="fail", attempts=1)
+@app.task(name="fail", give_up_on=(ValueError,))
 async def fail() -> None:
     raise ValueError("as told")
 """
@@ -103,7 +106,8 @@ class AppRun:
         self.folder, self.notes_path = folder, folder / "notes"
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
         command = [sys.executable, "-m", "pinlater", "run", *(["tasks:app"] if app else []), *options]
-        environment = {**os.environ, "NOTES": str(self.notes_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
+        environment = {**kept, "NOTES": str(self.notes_path), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"PINLATER_URL": server.url} if url else {}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)

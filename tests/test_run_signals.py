@@ -20,6 +20,9 @@ from tests.servers import is_alive, wait_until
 
 __all__ = ["app", "client", "start"]  # fixtures
 
+#: Those that take a server: what is shown is not the server's.
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+
 
 def set_version(folder: Path, text: str) -> None:
     code = folder / "tasks.py"
@@ -40,6 +43,7 @@ def samples(run: AppRun) -> dict[str, float]:
 # reload
 
 
+@one_server
 def test_a_reload_leaves_no_gap_and_loses_nothing(start: Start, app: PinLater, client: Client, tmp_path: Path) -> None:
     run, gate = start("--processes", "2", "--concurrency", "5"), tmp_path / "gate"
     run.logged("working on", 2)
@@ -63,6 +67,7 @@ def test_a_reload_leaves_no_gap_and_loses_nothing(start: Start, app: PinLater, c
     assert "starting another" not in run.log
 
 
+@one_server
 def test_code_that_does_not_load_leaves_the_old_processes(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start("--processes", "2")
     run.logged("working on", 2)
@@ -74,6 +79,7 @@ def test_code_that_does_not_load_leaves_the_old_processes(start: Start, app: Pin
     assert run.end() == 0
 
 
+@one_server
 def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start()
     run.logged("working on")
@@ -87,6 +93,7 @@ def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path:
     assert run.end() == 0
 
 
+@one_server
 def test_a_stop_right_after_a_reload_is_graceful(start: Start, app: PinLater, tmp_path: Path) -> None:
     run, gate = start(), tmp_path / "gate"
     app.send("wait", str(gate))
@@ -102,6 +109,7 @@ def test_a_stop_right_after_a_reload_is_graceful(start: Start, app: PinLater, tm
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@one_server
 def test_a_dump_shows_running_jobs_with_their_stacks(
     start: Start, app: PinLater, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -123,6 +131,7 @@ def test_a_dump_shows_running_jobs_with_their_stacks(
     assert run.end() == 0
 
 
+@one_server
 def test_a_dump_while_a_task_keeps_the_loop_busy(start: Start, app: PinLater, tmp_path: Path) -> None:
     run, gate = start(), tmp_path / "gate"
     app.send("spin", str(gate))
@@ -137,6 +146,7 @@ def test_a_dump_while_a_task_keeps_the_loop_busy(start: Start, app: PinLater, tm
 # logs
 
 
+@one_server
 def test_json_logs_have_the_job_of_every_line(start: Start, app: PinLater) -> None:
     run = start("--log-format", "json", "--burst")
     handles = {name: app.send(name, "hello") for name in ("say", "say_plain")}
@@ -162,6 +172,7 @@ def test_json_logs_have_the_job_of_every_line(start: Start, app: PinLater) -> No
     assert all("job" not in line for message, line in lines.items() if message.startswith(("working on", "stopped")))
 
 
+@one_server
 def test_text_logs_have_it_at_the_end(start: Start, app: PinLater) -> None:
     handle = app.send("say", "hello")
     run = start("--burst")
@@ -173,6 +184,7 @@ def test_text_logs_have_it_at_the_end(start: Start, app: PinLater) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@one_server
 def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, processes: int) -> None:
     run, gate = start("--http", "127.0.0.1:0", "--processes", str(processes)), tmp_path / "gate"
     wait_until(lambda: run.get("/readyz") == (200, "ok\n"), "readiness")
@@ -202,6 +214,7 @@ def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, process
     assert run.end() == 0
 
 
+@one_server
 def test_counts_outlive_processes_and_restarts_are_counted(start: Start, app: PinLater) -> None:
     run = start("--http", "127.0.0.1:0", "--processes", "2", "--max-jobs", "30")
     app.by_name("note").enqueue_many([(str(number),) for number in range(100)])
@@ -233,6 +246,7 @@ def test_a_worker_without_its_server_is_alive_and_not_ready(tmp_path: Path, fres
 
 
 @pytest.mark.skipif(not os.environ.get("PINLATER_CAMPAIGN"), reason="10 s: part of a campaign")
+@one_server
 def test_a_stuck_loop_is_not_healthy(start: Start, app: PinLater, tmp_path: Path) -> None:
     run, gate = start("--http", "127.0.0.1:0", "--processes", "2"), tmp_path / "gate"
     wait_until(lambda: run.get("/readyz")[0] == 200, "readiness")
