@@ -5,6 +5,8 @@ Promises: every key has a wrong value here. Risks: how processes follow them is 
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.cli_runs import Run, run
 
 __all__ = ["run"]  # a fixture
 
+PAGE = (Path(__file__).parent.parent / "docs" / "running.md").read_text("utf-8")
 FULL = """
 app = "shop:app"
 url = "redis://there:1"
@@ -170,6 +173,19 @@ def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], sa
     ran = run("run", *arguments)
     assert ran.code == USAGE
     assert said in ran.err
+
+
+def test_the_page_has_what_there_is(folder: Path) -> None:
+    from pinlater.framework.metrics import FAMILIES
+
+    (folder / "pinlater.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+    options = options_of({}, None)
+    assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
+    table = PAGE.partition("## Options")[2].partition("\n\nThe command line")[0].replace("\\|", "/")
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
+    named = {"queues", "shards", *re.findall(r"`(\w+)`", " ".join(cells))}
+    assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
+    assert list(FAMILIES) == re.findall(r"^\| `(pinlater_\w+)`", PAGE, re.MULTILINE)
 
 
 def test_addresses() -> None:
