@@ -101,6 +101,7 @@ def test_the_command_line_goes_before_toml(start: Start, app: PinLater, tmp_path
     put(app, "a", "x")
     run = start("--queues", "a,c", "--burst", "--log-format", "text")
     assert run.process.wait(60) == 0
+    assert "queues of the app that are not worked on here: default" in run.log
     assert "worker process of c" in run.log
     assert "worker process of a" in run.log
     assert run.json_lines() == []

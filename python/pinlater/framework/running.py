@@ -88,6 +88,8 @@ def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
     if report_fd is not None:
         os.set_inheritable(int(report_fd), False)
         return _Run(app, names, options, int(report_fd)).run()
+    if left_out := sorted({task.queue for task in app.tasks.values()} - set(names)):
+        log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(names)
     alone = len(groups) == 1 and groups[0].processes == 1
     if alone and not options.watch and groups[0].max_jobs is None and groups[0].memory_mb is None:
@@ -167,10 +169,7 @@ class _Run:
                 await stack.enter_async_context(self._reporting(self._report_fd))
             if options.memory_mb is not None:
                 await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
-            left_out = sorted({task.queue for task in self._app.tasks.values()} - set(self._queues))
             log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
-            if left_out:
-                log.info("not working on %s", ", ".join(left_out))
             await worker.run(burst=options.burst)
             log.info("stopped: %s", worker.stats)
             if worker._claimer.left <= 0:
