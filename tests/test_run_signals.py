@@ -93,12 +93,17 @@ def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path:
     assert run.end() == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
 @one_server
-def test_a_stop_right_after_a_reload_is_graceful(start: Start, app: PinLater, tmp_path: Path) -> None:
-    run, gate = start(), tmp_path / "gate"
+def test_a_stop_right_after_a_reload_is_graceful(
+    start: Start, app: PinLater, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    run, gate = start(*options), tmp_path / "gate"
+    run.logged("working on", len(options) or 1)
     app.send("wait", str(gate))
     run.noted("waits")
     run.send(signal.SIGHUP)
+    run.logged("working on", 2 * len(options) or 1)
     run.send(signal.SIGTERM)
     gate.touch()
     assert run.process.wait(60) == 0

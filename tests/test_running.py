@@ -166,7 +166,7 @@ def test_watch_starts_anew_when_a_file_changes(start: Start, app: PinLater, tmp_
 
 
 def test_a_graceful_stop_under_load_loses_and_doubles_nothing(start: Start, app: PinLater, client: Client) -> None:
-    rounds, each = (20, 400) if CAMPAIGN else (4, 200)
+    rounds, each = (20, 400) if CAMPAIGN else (3, 200)
     for number in range(rounds):
         put(app, "a", *(f"{number}-{job}" for job in range(each)), seconds=0.01)
         run = start("--processes", "2", "--queues", "a", "--concurrency", "5")
