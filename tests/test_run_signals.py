@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlater import Client, PinLater
-from tests.app_runs import APP, AppRun, Start, app, client, start
 from tests.conftest import FreshServer
+from tests.run_processes import APP, AppRun, Start, app, client, start
 from tests.servers import is_alive, wait_until
 
 __all__ = ["app", "client", "start"]  # fixtures

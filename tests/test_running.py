@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, PinLater
-from tests.app_runs import Start, app, client, start
+from tests.run_processes import Start, app, client, start
 from tests.servers import Server, is_alive, wait_until
 
 __all__ = ["app", "client", "start"]  # fixtures
