@@ -49,7 +49,6 @@ LAYERS = [
     },
     {
         "claiming",
-        "demo",
         "doctor",
         "ending",
         "handlers",
@@ -61,6 +60,7 @@ LAYERS = [
         "worker",
     },
     {"framework"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 
