@@ -5,12 +5,24 @@ from __future__ import annotations
 import logging
 import sys
 
-from pinlater.framework.running import run_app
+import uvloop
+
+from pinlater.demo.thumbnails import app
+from pinlater.framework.running import worker_of
+from pinlater.supervisor import StopSignals
 from pinlater.worker import WorkerConfig
 
 #: A short tick, so that the demo shows in seconds what takes half a minute by default.
 CONFIG = WorkerConfig(concurrency=4, prefetch=4, tick_s=0.5)
 
+
+async def _work(signals: StopSignals) -> None:
+    async with app, worker_of(app, config=CONFIG) as worker:
+        signals.connect(worker.request_stop)
+        await worker.run()
+
+
 if __name__ == "__main__":
     logging.basicConfig(filename=sys.argv[1], level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
-    sys.exit(run_app("pinlater.demo.thumbnails:app", config=CONFIG))
+    with StopSignals(CONFIG.stop_timeout_s) as stop_signals:
+        uvloop.run(_work(stop_signals))

@@ -38,7 +38,7 @@ from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
 from pinlater.handlers import Failed, clip, describe
 from pinlater.jobs import Job
-from pinlater.supervisor import _PR_SET_PDEATHSIG
+from pinlater.process import PR_SET_PDEATHSIG
 
 #: Of an error and its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
@@ -106,7 +106,7 @@ def _error(name: str, text: str) -> errors.PinLaterError:
 def main() -> None:
     """Until the worker closes the socket. sys.argv: a JSON object, of processes.py."""
     told = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != told["parent"]:  # it died before that
         os._exit(1)
     os.set_inheritable(told["socket"], False)

@@ -25,6 +25,8 @@ from pinlater.framework.calling import Calling
 from pinlater.framework.context import SyncContext, current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
+from pinlater.framework.logs import current_job, raw_tasks
+from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.middleware import Runner, wrapped
 from pinlater.framework.processes import ProcessPool, cores
 from pinlater.framework.reports import Failure, report
@@ -93,9 +95,12 @@ class Dispatcher:
         known = {name: _known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
+        raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
         #: Told of each attempt that failed, with its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
+        #: By task; empty: nothing is counted but stats.
+        self.meters: dict[str, Meter] = {}
 
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
@@ -124,7 +129,7 @@ class Dispatcher:
         self.stats.unreadable += 1
         if self.on_error is not None:
             self.on_error(job, error)
-        log.error("job %s: its body can not be read: %s", job.descriptor, error)
+        log.error("job %s: its body can not be read: %s", job.descriptor, error, extra={"job": job})
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
 
     def _unknown(self, job: Job, name: str) -> End:
@@ -135,6 +140,7 @@ class Dispatcher:
                 job.descriptor,
                 name,
                 UNKNOWN_PAUSE_MS // 1000,
+                extra={"job": job},
             )
             unknown[name] = 0
         if name in unknown:
@@ -147,18 +153,21 @@ class Dispatcher:
         began_s = time.monotonic()
         task, plain, run = known
         expires_ms = task.running.expires_ms
+        current_job.set(job)  # in this job's own asyncio task
         try:
             if expires_ms is not None:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
-                current_trace.set(trace)  # in this job's own asyncio task
+                current_trace.set(trace)
             value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
-            return None if task.running.result_ttl_ms is None else self._result(task, job, value)
+            end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
             try:
-                return self._snoozed(job, snooze)
+                postponed = self._snoozed(job, snooze)
             except InvalidArgument as error:
                 return await self._failed(task, job, args, kwargs, error, began_s)
+            self._meter(task, "snoozed", began_s)
+            return postponed
         except HandedBack:
             raise asyncio.CancelledError from None  # as the worker's own at a stop
         except asyncio.CancelledError as error:
@@ -168,6 +177,9 @@ class Dispatcher:
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
+        if self.meters:
+            self.meters[task.name].succeeded(time.monotonic() - began_s)
+        return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a task whose result is kept."""
@@ -223,6 +235,10 @@ class Dispatcher:
         if await self._client.checkpoint(Checkpoint(job=job, body=body)):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
+    def _meter(self, task: Task[..., Any], end: RunEnd, began_s: float) -> None:
+        if self.meters:
+            self.meters[task.name].ended(end, time.monotonic() - began_s)
+
     # failing
 
     async def _failed(
@@ -241,6 +257,8 @@ class Dispatcher:
             end = error.end
         else:
             end = judged(task, job, error, self._worker, time.monotonic() - began_s)
+        last = end.final or job.attempts_remaining <= 1
+        self._meter(task, _run_end(error, last), began_s)
         deliberate = isinstance(error, Retry | Cancel | Expired)
         log.log(
             logging.INFO if deliberate else logging.WARNING,
@@ -283,6 +301,12 @@ def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, la
     last = final or job.attempts_remaining <= 1
     status = report(error, job, worker, lasted_s, last=last)
     return Failed(status, 0 if last else _delay_ms(task, job, error), final)
+
+
+def _run_end(error: BaseException, last: bool) -> RunEnd:
+    if isinstance(error, Cancel | Expired):
+        return "cancelled" if isinstance(error, Cancel) else "expired"
+    return "failed" if last else "retried"
 
 
 def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:

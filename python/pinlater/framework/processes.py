@@ -24,7 +24,7 @@ from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
 from pinlater.handlers import Failed, TimedOut
 from pinlater.jobs import Job
-from pinlater.supervisor import _how
+from pinlater.process import how
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -72,7 +72,7 @@ class _Child:
         except (EOFError, OSError):
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
             self.kill()
-            raise ProcessDied(f"its process {_how(await self.exited)}") from None
+            raise ProcessDied(f"its process {how(await self.exited)}") from None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
