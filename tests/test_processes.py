@@ -217,7 +217,7 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
         handle = await calls_app.last.aenqueue(str(out))
         await until(lambda: lines(out), "its begin")
         pid = pid_of(lines(out)[0])
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             os.kill(pid, number)
         await asyncio.sleep(0.1)
         assert is_alive(pid)
