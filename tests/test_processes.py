@@ -22,17 +22,15 @@ from pinlater.framework.running import load_app, worker_of
 from pinlater.worker import WorkerConfig
 from tests import calls_app
 from tests.calls_app import app
+from tests.conftest import FreshServer
 from tests.handlers_for_tests import RECORD_VARIABLE, on_loop, until
-from tests.servers import Server, is_alive
-
-#: What kind of server it is makes no difference to processes.
-VALKEY = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+from tests.servers import is_alive
 
 
 @pytest.fixture
-def out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that tasks write to; the app works on the server."""
-    monkeypatch.setenv("PINLATER_URL", server.url)
+def out(fresh_server: FreshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that tasks write to; the app works on a server, whose kind makes no difference to processes."""
+    monkeypatch.setenv("PINLATER_URL", fresh_server().url)
     path = tmp_path / "out"
     path.touch()
     yield path
@@ -54,7 +52,6 @@ async def run(*queues: str, processes: int = 1, **config: Any) -> Any:
         return worker.stats
 
 
-@VALKEY
 @on_loop
 async def test_jobs_share_processes_that_end_with_the_worker(out: Path) -> None:
     async with app:
@@ -67,7 +64,6 @@ async def test_jobs_share_processes_that_end_with_the_worker(out: Path) -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
-@VALKEY
 @on_loop
 async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Path) -> None:
     async with app:
@@ -81,7 +77,6 @@ async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Pat
     assert said[2].startswith("checkpoint: the state can not be packed as msgpack")
 
 
-@VALKEY
 @on_loop
 async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
     out: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +92,6 @@ async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
     assert here != there
 
 
-@VALKEY
 @on_loop
 async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
     async with app:
@@ -106,7 +100,6 @@ async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
     assert pid_of(lines(out)[0]) != os.getpid()
 
 
-@VALKEY
 @on_loop
 async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> None:
     async with app, worker_of(app, task_processes=1) as worker:
@@ -122,7 +115,6 @@ async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> N
         assert worker.stats.failed == 0
 
 
-@VALKEY
 @on_loop
 async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: Path) -> None:
     seen = list[BaseException | None]()
@@ -156,7 +148,6 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
     assert "calls_app.py" in failure.status
 
 
-@VALKEY
 @on_loop
 async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) -> None:
     """The line of the error is told by the process, which knows what its backoff says."""
@@ -178,7 +169,6 @@ async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) ->
     }
 
 
-@VALKEY
 @on_loop
 async def test_what_goes_wrong_beside_a_task_in_a_process_fails_its_attempt(out: Path) -> None:
     async with app:
@@ -190,7 +180,6 @@ async def test_what_goes_wrong_beside_a_task_in_a_process_fails_its_attempt(out:
     assert info.status.startswith("IndexError: tuple index out of range\n")
 
 
-@VALKEY
 @on_loop
 async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
     async with app:
@@ -208,7 +197,6 @@ async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
         await until(lambda: not is_alive(pid), "the end of the task's process")
 
 
-@VALKEY
 @on_loop
 async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
     """As an orchestrator sends it, or Ctrl-C in a terminal."""
@@ -217,7 +205,7 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
         handle = await calls_app.last.aenqueue(str(out))
         await until(lambda: lines(out), "its begin")
         pid = pid_of(lines(out)[0])
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             os.kill(pid, number)
         await asyncio.sleep(0.1)
         assert is_alive(pid)
@@ -230,7 +218,6 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
     assert not is_alive(pid)
 
 
-@VALKEY
 @on_loop
 async def test_the_app_is_imported_by_the_name_it_was_found_by(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -290,10 +277,9 @@ def test_bad_kinds_are_told_where_the_task_is_made(options: dict[str, Any], func
     assert made.task(runs_in="thread")(_plain).kind == "thread"
 
 
-@VALKEY
 @on_loop
-async def test_an_app_that_no_module_has_can_not_be_imported(server: Server) -> None:
-    async with PinLater(server.url) as made:
+async def test_an_app_that_no_module_has_can_not_be_imported(fresh_server: FreshServer) -> None:
+    async with PinLater(fresh_server().url) as made:
         made.task(runs_in="process")(_plain)
         with pytest.raises(InvalidArgument, match="expected the app as a variable of a module that has tasks of it"):
             async with worker_of(made):

@@ -221,13 +221,11 @@ async def _thread_timeout(app: PinLater) -> None:
 async def _in_process(
     app: PinLater, task: Task[[str], Any], argument: str, **config: Any
 ) -> tuple[JobInfo | None, int]:
-    """As `one`, of a task of tests/calls_app.py, with the servers of the app."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PINLATER_URL", app.clients._url or "")
-        async with calls_app.app as own, worker_of(own, ["default"], task_processes=1) as worker:
-            handle = await task.aenqueue(argument)
-            await asyncio.wait_for(worker.run_once(), 30)
-            info = await handle.ainfo()
+    """As `one`, of a task of tests/calls_app.py, which is on the same server."""
+    async with calls_app.app as own, worker_of(own, ["default"], task_processes=1) as worker:
+        handle = await task.aenqueue(argument)
+        await asyncio.wait_for(worker.run_once(), 30)
+        info = await handle.ainfo()
     return info, 0 if info is None or info.run_after_ms is None else info.run_after_ms - info.created_ms
 
 
@@ -365,8 +363,7 @@ async def _thread_left_at_a_stop(app: PinLater) -> None:
 
 @line("a task in a process does not end in time at a stop")
 async def _process_killed_at_a_stop(app: PinLater) -> None:
-    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as out:
-        patch.setenv("PINLATER_URL", app.clients._url or "")
+    with tempfile.NamedTemporaryFile() as out:
         async with calls_app.app as own:
             handle = await calls_app.last.aenqueue(out.name)
             config = WorkerConfig(stop_timeout_s=0.1)
@@ -476,7 +473,8 @@ async def _unreadable(app: PinLater) -> None:
 
 @pytest.mark.parametrize("end", LINES)
 @on_loop
-async def test_the_line(server: Server, end: str) -> None:
+async def test_the_line(server: Server, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PINLATER_URL", server.url)  # for what runs in processes
     async with PinLater(server.url) as app:
         await LINES[end](app)
 

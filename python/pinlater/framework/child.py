@@ -110,8 +110,8 @@ def main() -> None:
     if os.getppid() != told["parent"]:  # it died before that
         os._exit(1)
     os.set_inheritable(told["socket"], False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # a stop comes from the worker, after what runs
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # they are the worker's to act on
     logging.basicConfig(level=told["log_level"], format=told["log_format"])
     sys.argv[1:] = []
     app = load_app(told["app"])
