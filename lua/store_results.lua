@@ -1,6 +1,6 @@
 -- store_results: keeps for a while what running jobs returned, and tells those who wait for it.
 -- KIND   write
--- NEEDS  base lane head clock mint results
+-- NEEDS  base send lane head clock mint results
 -- KEYS   m v V r*
 -- ARGV   lane sequence version channel items values…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold

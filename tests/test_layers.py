@@ -50,8 +50,9 @@ LAYERS = [
         "queues",
         "results",
     },
-    {"claiming", "demo", "doctor", "ending", "handlers", "monitor", "removals", "renewal", "supervisor", "worker"},
+    {"claiming", "doctor", "ending", "handlers", "monitor", "removals", "renewal", "supervisor", "worker"},
     {"framework"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 

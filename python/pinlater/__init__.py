@@ -14,6 +14,7 @@ from pinlater.config import QueueConfig
 from pinlater.errors import (
     BodyUnreadable,
     ClaimLost,
+    ClientClosed,
     ConfigConflict,
     EmbeddedServerError,
     EnqueueRefused,
@@ -75,6 +76,7 @@ __all__ = [
     "Checkpoint",
     "ClaimLost",
     "Client",
+    "ClientClosed",
     "ConfigConflict",
     "Constant",
     "Context",

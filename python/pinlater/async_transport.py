@@ -17,7 +17,7 @@ from pinlater.async_link import Link
 from pinlater.async_waker import AsyncWaker
 from pinlater.async_watcher import AsyncWatcher
 from pinlater.coalescer import Coalescer
-from pinlater.errors import PinLaterError, ServerUnavailable
+from pinlater.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.flows import AwaitMessage, AwaitRing, Effect, Failure, Flow, Joined, Listen, Send, Sleep, T, Watch
 from pinlater.servers import Server
 from pinlater.sync_transport import MAX_FREE, connect_error
@@ -34,11 +34,13 @@ class AsyncTransport:
         self._joined: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._inherited: tuple[Any, ...] = ()
+        self._closed = False
 
     async def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end and returns its result."""
+        """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
         result: Any = None
         try:
+            self._check_open()
             while True:
                 result = await self._perform(flow.send(result))
         except StopIteration as stop:
@@ -55,7 +57,8 @@ class AsyncTransport:
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
 
     async def close(self) -> None:
-        """Closes every connection; twice is fine."""
+        """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await self.waker.close()
@@ -64,6 +67,10 @@ class AsyncTransport:
         for links in free.values():
             for link in links:
                 link.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("expected an open client, this one is closed")
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -74,15 +81,22 @@ class AsyncTransport:
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
             case Listen(servers):
+                self._check_open()
                 return await self.waker.listen(servers)
             case AwaitRing(seconds, since):
                 await self.waker.wait(seconds, since)
+                self._check_open()
             case Watch(server, channel):
                 return await self._watcher.watch(server, channel)
             case AwaitMessage(watch, seconds):
                 await watch.wait(seconds)
+                self._check_open()
             case Joined():
-                return await self._join(effect)
+                try:
+                    return await self._join(effect)
+                except PinLaterError:
+                    self._check_open()
+                    raise
         return None
 
     def _join(self, effect: Joined) -> asyncio.Future[Any]:
@@ -95,7 +109,7 @@ class AsyncTransport:
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server
         try:
-            link = await self._take(server)
+            link = await self._take(server, effect.wait_s(sum(self._timeouts)))
         except PinLaterError as error:
             return [Failure(False, error)] * len(effect.commands)
         try:
@@ -110,23 +124,23 @@ class AsyncTransport:
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         free = self._free.setdefault(server, [])
-        if len(free) < MAX_FREE:
+        if len(free) < MAX_FREE and not self._closed:
             free.append(link)
         else:
             link.close()
         return answers
 
-    async def _take(self, server: Server) -> Link:
+    async def _take(self, server: Server, within_s: float) -> Link:
         free = self._free.get(server)
         while free:
             link = free.pop()
             if link.is_open():
                 return link
             link.close()
-        return Link(await self.connect(server))
+        return Link(await self.connect(server, within_s))
 
-    async def connect(self, server: Server) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+    async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
+        """A connected redis-py connection to a server of a known good version, within so long. Raises ServerError."""
         url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
         # an exchange has one timeout as a whole; a second one a read would cost as much as the read
         arguments["socket_timeout"] = None
@@ -136,7 +150,7 @@ class AsyncTransport:
             self._pools[server] = known
         connection = known[1].connection_class(**known[1].connection_kwargs)
         try:
-            async with asyncio.timeout(sum(self._timeouts)):
+            async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 if server.version is None:
                     await connection.send_command("INFO", "server", check_health=False)

@@ -245,7 +245,7 @@ def _print_jobs(found: list[TaskInfo], body: bool) -> None:
         cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
         if tasks:
             cells += [preview(info.task or ""), preview(str(info.progress or ""))]
-        newest = preview(info.status.splitlines()[-1]) if info.status else ""
+        newest = preview(info.headline)
         rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
 
