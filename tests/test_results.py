@@ -23,6 +23,7 @@ from pinlater import (
     AsyncClient,
     Cancel,
     Client,
+    ClientClosed,
     InvalidArgument,
     PinLater,
     PinLaterError,
@@ -463,3 +464,23 @@ def test_the_page_shows_the_example_as_it_is() -> None:
     page = (ROOT / "docs" / "tasks.md").read_text("utf-8")
     (shown,) = re.findall(r"`examples/export\.py`:\n\n```python\n.*?(@app\.task.*?)```", page, re.DOTALL)
     assert shown in (ROOT / "examples" / "export.py").read_text("utf-8")
+
+
+@on_loop
+async def test_closing_ends_waits(app: PinLater, server: Server) -> None:
+    @app.task(result_ttl=60)
+    async def task() -> None: ...
+
+    handle = await task.aenqueue()
+    waits = [asyncio.ensure_future(handle.aresult()), asyncio.ensure_future(asyncio.to_thread(handle.result))]
+
+    def both() -> bool:
+        with server.client() as client:
+            return bool(sum(n for _, n in client.pubsub_numsub(*client.pubsub_channels())) == 2)
+
+    await until(both, "two waits")
+    app.close()
+    await app.aclose()
+    for wait in waits:
+        with pytest.raises(ClientClosed):
+            await asyncio.wait_for(wait, 30)

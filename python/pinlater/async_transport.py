@@ -93,7 +93,11 @@ class AsyncTransport:
                 await watch.wait(seconds)
                 self._check_open()
             case Joined():
-                return await self._join(effect)
+                try:
+                    return await self._join(effect)
+                except PinLaterError:
+                    self._check_open()
+                    raise
         return None
 
     def _join(self, effect: Joined) -> asyncio.Future[Any]:

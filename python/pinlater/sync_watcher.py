@@ -6,6 +6,7 @@ connections as threads that wait at once.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -26,6 +27,7 @@ class SyncWatcher:
     def __init__(self, connect: Callable[[Server], Any]) -> None:
         self._connect = connect
         self._free: dict[Server, list[Any]] = {}
+        self._watches: set[SyncWatch] = set()
 
     def watch(self, server: Server, channel: bytes) -> SyncWatch | None:
         """Subscribes; None if the server does not answer. Raises ServerRefused where this user may not subscribe."""
@@ -50,11 +52,13 @@ class SyncWatcher:
                 if fresh:
                     return None
             else:
-                return SyncWatch(connection, channel, free)
+                return SyncWatch(connection, channel, free, self._watches)
 
     def close(self) -> None:
-        """Closes the connections that are free."""
+        """Closes the connections that are free; those who wait return."""
         free, self._free = self._free, {}
+        for watch in list(self._watches):
+            watch.interrupt()
         for connections in free.values():
             for connection in connections:
                 connection.disconnect()
@@ -63,8 +67,10 @@ class SyncWatcher:
 class SyncWatch:
     """One subscription. lost: nothing is heard any more."""
 
-    def __init__(self, connection: Any, channel: bytes, free: list[Any]) -> None:
+    def __init__(self, connection: Any, channel: bytes, free: list[Any], watches: set[SyncWatch]) -> None:
         self._connection = connection
+        self._watches = watches
+        watches.add(self)
         self._channel = channel
         self._free = free
         self.lost = False
@@ -79,6 +85,7 @@ class SyncWatch:
 
     def close(self) -> None:
         """Hears no more; twice is fine."""
+        self._watches.discard(self)
         if self.lost:
             return
         with suppress(RedisError, OSError):
@@ -88,6 +95,13 @@ class SyncWatch:
                 self.lost = True
                 return
         self._end()
+
+    def interrupt(self) -> None:
+        """Ends the subscription, for another thread."""
+        sock = self._connection._sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
         self.lost = True
