@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+from pinlater import _core
 from pinlater.client import listed
 from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
@@ -37,6 +38,8 @@ class Arguments(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+
+_NONE: Final[dict[str, Any]] = {}
 
 #: A call of enqueue_many: task.args(…), or a plain tuple of positional arguments.
 Call: TypeAlias = Arguments | tuple[Any, ...]
@@ -66,7 +69,7 @@ class Producer(Generic[P]):
         self._headers = sending.headers
         self._raw = sending.codec == "raw"
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
-        self._pack = envelope.packer(sending.codec)
+        self._codec = sending.codec
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Puts one call in line."""
@@ -159,14 +162,17 @@ class Producer(Generic[P]):
         )
 
     def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self._bodies([(args, kwargs)])[0]
+
+    def _bodies(self, calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[bytes]:
         if self._raw:
-            return self._raw_body(args, kwargs)
+            return [self._raw_body(args, kwargs) for args, kwargs in calls]
+        pack, head, headers, document = envelope.packer(self._codec), self._head, self._headers, envelope.document
         try:
-            return self._head + self._pack(envelope.document(args, kwargs, self._headers))
+            return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
         except Exception as error:
-            sending = self._sending
             raise InvalidArgument(
-                f"task {sending.name!r}: its arguments can not be packed as {sending.codec}: {error}"
+                f"task {self._sending.name!r}: its arguments can not be packed as {self._codec}: {error}"
             ) from None
 
     def _raw_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -177,15 +183,11 @@ class Producer(Generic[P]):
         return args[0]
 
     def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:
-        bodies = []
-        for call in listed("calls", calls):
-            if type(call) is Arguments:
-                bodies.append(self._body(*call))
-            elif isinstance(call, tuple):
-                bodies.append(self._body(call, {}))
-            else:
-                raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {call!r:.60}")
-        jobs: list[NewJob] = checked(lambda: [NewJob(body, **self._options) for body in bodies])
+        told = [call if type(call) is Arguments else (call, _NONE) for call in listed("calls", calls)]
+        for args, _ in told:
+            if not isinstance(args, tuple):
+                raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {args!r:.60}")
+        jobs: list[NewJob] = checked(_core.new_jobs, self._bodies(told), **self._options)
         return jobs
 
 
