@@ -185,6 +185,13 @@ def _descriptor_pieces() -> Iterator[Piece]:
 
 
 def _single_pieces() -> Iterator[Piece]:
+    bodies = [BODY] * BATCH
+    yield Piece(
+        "new_jobs",
+        BATCH,
+        lambda: _core.new_jobs(bodies, attempts=5),
+        lambda: [twins.new_job(body, attempts=5) for body in bodies],
+    )
     record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
     yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
     command: tuple[bytes | str | int, ...] = ("EVALSHA", "x" * 40, 10, *[b"pl:{mail/1}:m"] * 10, *[record] * BATCH)

@@ -61,6 +61,8 @@ from tests.core_inputs import (
 def test_a_new_job_is_its_twin(body: Any, options: dict[str, Any]) -> None:
     native = outcome(_core.NewJob, body, **options)
     assert fields(native, twins.NewJob) == outcome(twins.new_job, body, **options)
+    many = outcome(_core.new_jobs, [body, body], **options)
+    assert isinstance(many, type) if isinstance(native, type) else many == [native, native]
 
 
 def test_a_body_is_copied_whole_whatever_its_shape() -> None:

@@ -223,7 +223,7 @@ def test_a_plain_call_is_given_them_by_its_caller(app: PinLater) -> None:
     assert task(1, db=db) == (1, db)
     with pytest.raises(InvalidArgument, match="task 't': expected db from the caller of a plain call, got none"):
         task(1)
-    with pytest.raises(InvalidArgument, match=r"task 't': db: given by the worker, got \{'db': 5\}"):
+    with pytest.raises(InvalidArgument, match="task 't': expected db from the worker"):
         task.enqueue(1, db=5)  # type: ignore[arg-type]
 
 

@@ -45,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use crate::job_spec::pack_jobs;
     #[pymodule_export]
-    use crate::new_job::NewJob;
+    use crate::new_job::{NewJob, new_jobs};
     #[pymodule_export]
     use crate::record::unpack_record;
     #[pymodule_export]

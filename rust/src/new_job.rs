@@ -2,7 +2,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arguments::{Given, bytes_like, check_length, integer, shown, shown_body, text};
 use crate::bad_argument::BadArgument;
@@ -100,6 +100,22 @@ impl NewJob {
     }
 }
 
+/// A job for each body, all with the same options: those of `NewJob`, checked once.
+#[pyfunction]
+#[pyo3(signature = (bodies, **options))]
+pub fn new_jobs<'py>(
+    bodies: &Bound<'py, PyAny>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Vec<Bound<'py, NewJob>>> {
+    let py = bodies.py();
+    let first = py.get_type::<NewJob>().call((PyBytes::new(py, b""),), options)?.downcast_into::<NewJob>()?;
+    let mut jobs = Vec::new();
+    for body in bodies.try_iter()? {
+        jobs.push(Bound::new(py, first.get().with_body(bytes_like("body", &body?)?))?);
+    }
+    Ok(jobs)
+}
+
 type Parts<'a> = (&'a [u8], u8, Option<u64>, Option<u64>, u16, &'a str, Option<&'a [u8]>);
 
 impl NewJob {
@@ -110,6 +126,10 @@ impl NewJob {
             (_, Some(delay_ms)) if delay_ms > 0 => (2, delay_ms),
             _ => (0, 0),
         }
+    }
+
+    fn with_body(&self, body: Bound<'_, PyBytes>) -> Self {
+        Self { body: body.unbind(), status: self.status.clone(), key: self.key.clone(), ..*self }
     }
 
     fn parts<'a>(&'a self, py: Python<'a>) -> Parts<'a> {

@@ -42,8 +42,12 @@ def head(name: str, codec: Codec) -> bytes:
 
 
 def packer(codec: Codec) -> Callable[[Any], bytes]:
-    """The function that packs a document; raises what its codec raises."""
-    return _pack_msgpack if codec == "msgpack" else _pack_json
+    """The function that packs a document in this thread; raises what its codec raises."""
+    if codec == "msgpack":
+        return _packers.pack
+    import orjson  # not every app has a use for it
+
+    return orjson.dumps
 
 
 def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -129,22 +133,12 @@ class _Packers(threading.local):
 _packers: Final = _Packers()
 
 
-def _pack_msgpack(value: Any) -> bytes:
-    return _packers.pack(value)
-
-
 def _unpack_msgpack(packed: bytes) -> Any:
     return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
 
 
-def _pack_json(value: Any) -> bytes:
-    import orjson  # not every app has a use for it
-
-    return orjson.dumps(value)
-
-
 def _unpack_json(packed: bytes) -> Any:
-    import orjson
+    import orjson  # as in packer
 
     return orjson.loads(packed)
 

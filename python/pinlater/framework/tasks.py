@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
+from pinlater import _core
 from pinlater.client import listed
 from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
@@ -43,6 +44,8 @@ class Arguments(NamedTuple):
 
 #: Where a task runs: async ones on the loop, plain functions in a thread or in another process.
 Kind: TypeAlias = Literal["loop", "thread", "process"]
+
+_NONE: Final[dict[str, Any]] = {}
 
 #: A call of enqueue_many: task.args(…), or a plain tuple of positional arguments.
 Call: TypeAlias = Arguments | tuple[Any, ...]
@@ -77,11 +80,11 @@ class Producer(Generic[P]):
         self._hooks = clients.enqueue_hooks
         self._raw = sending.codec == "raw"
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
-        self._pack = envelope.packer(sending.codec)
+        self._codec = sending.codec
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Puts one call in line."""
-        body, client = self._body(args, kwargs, self._told()), self._clients.sync()
+        body, client = self._body(args, kwargs), self._clients.sync()
         try:
             descriptor = client.enqueue(self._queue, body, **self._options)
         except QueueNotFound:
@@ -94,7 +97,7 @@ class Producer(Generic[P]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """See enqueue."""
-        body, client = self._body(args, kwargs, self._told()), self._clients.of_loop()
+        body, client = self._body(args, kwargs), self._clients.of_loop()
         try:
             descriptor = await client.enqueue(self._queue, body, **self._options)
         except QueueNotFound:
@@ -182,18 +185,21 @@ class Producer(Generic[P]):
                 hook(self._sending.name, headers)
         return headers
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], headers: dict[str, Any]) -> bytes:
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self._bodies([(args, kwargs)])[0]
+
+    def _bodies(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[bytes]:
         if self._raw:
-            return self._raw_body(args, kwargs)
-        if self._given and not self._given.isdisjoint(kwargs):
+            return [self._raw_body(args, kwargs) for args, kwargs in calls]
+        if self._given and any(not self._given.isdisjoint(kwargs) for _, kwargs in calls):
             told = ", ".join(sorted(self._given))
-            raise InvalidArgument(f"task {self._sending.name!r}: {told}: given by the worker, got {kwargs!r:.60}")
+            raise InvalidArgument(f"task {self._sending.name!r}: expected {told} from the worker, not from the caller")
+        pack, head, headers, document = envelope.packer(self._codec), self._head, self._told(), envelope.document
         try:
-            return self._head + self._pack(envelope.document(args, kwargs, headers))
+            return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
         except Exception as error:
-            sending = self._sending
             raise InvalidArgument(
-                f"task {sending.name!r}: its arguments can not be packed as {sending.codec}: {error}"
+                f"task {self._sending.name!r}: its arguments can not be packed as {self._codec}: {error}"
             ) from None
 
     def _raw_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -204,15 +210,11 @@ class Producer(Generic[P]):
         return args[0]
 
     def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:
-        bodies, headers = [], self._told()
-        for call in listed("calls", calls):
-            if type(call) is Arguments:
-                bodies.append(self._body(*call, headers))
-            elif isinstance(call, tuple):
-                bodies.append(self._body(call, {}, headers))
-            else:
-                raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {call!r:.60}")
-        jobs: list[NewJob] = checked(lambda: [NewJob(body, **self._options) for body in bodies])
+        told = [call if type(call) is Arguments else (call, _NONE) for call in listed("calls", calls)]
+        for args, _ in told:
+            if not isinstance(args, tuple):
+                raise InvalidArgument(f"calls: expected task.args(…) or a tuple of arguments, got {args!r:.60}")
+        jobs: list[NewJob] = checked(_core.new_jobs, self._bodies(told), **self._options)
         return jobs
 
 
