@@ -48,7 +48,7 @@ BOUNDED = {
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
     "lists": "chunks of records: 5 a level, 100 levels",
-    "KEYS": "9 keys and 5 a level, 100 levels",
+    "KEYS": "10 keys and 5 a level, 100 levels",
 }
 
 
