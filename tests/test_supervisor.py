@@ -25,11 +25,13 @@ DEADLINE_S = 60.0
 
 SUPERVISE = """
 import logging, sys
+from pinlater.process import ProcessSet
 from pinlater.supervisor import Supervisor
 logging.basicConfig(level=logging.INFO)
 _, program, processes, kill_after_s = sys.argv
 command = [sys.executable, "-c", program]
-sys.exit(Supervisor(command, int(processes), kill_after_s=float(kill_after_s)).run())
+sets = [ProcessSet(command=command, processes=int(processes))]
+sys.exit(Supervisor(sets, kill_after_s=float(kill_after_s)).run())
 """
 BEGIN = """
 import os, signal, sys

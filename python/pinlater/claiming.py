@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import OutcomeUnknown, PinLaterError, ServerRefused
 from pinlater.exchange import write
+from pinlater.jobs import Job
 from pinlater.queues import agreed_places, known_places
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
+from pinlater.sharing import Order, Shares
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -60,7 +63,7 @@ class _Source:
 
 class Claimer:
     """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
-    the same), when they were sent.
+    the same), when they were sent. max_jobs: so many are claimed, and no more.
     """
 
     def __init__(
@@ -69,11 +72,16 @@ class Claimer:
         queues: Sequence[str],
         room: Callable[[], int],
         take: Callable[[str, list[Claim], float], None],
+        order: Order | None = None,
+        max_jobs: int | None = None,
     ) -> None:
         self._client = client
-        self._room = room
+        #: How many more jobs may be claimed ever.
+        self.left = sys.maxsize if max_jobs is None else max_jobs
+        self._room = room if max_jobs is None else lambda: min(room(), self.left)
         self._take = take
         self._sources = {queue: _Source(queue) for queue in queues}
+        self._shares = Shares(queues, order or Order())
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,22 +127,31 @@ class Claimer:
         self.wake()
 
     @property
+    def ready(self) -> bool:
+        """The wake channel is subscribed on every server, claims are answered, and the last of no queue failed."""
+        waker = self._client._transport.waker
+        servers = {shard.server for shard in self._client._session.shards.values()}
+        failing = any(source.not_before_s for source in self._sources.values())
+        return self.claims > 0 and not failing and all(map(waker.listening, servers))
+
+    def rank(self, job: Job) -> tuple[int, int]:
+        """Of jobs that wait for a slot: the first is the next to run."""
+        return self._shares.rank(job.queue), job.priority
+
+    @property
     def empty(self) -> bool:
-        """Nothing was due in any queue when it was last asked, and nobody rang since."""
-        return all(source.empty and not source.hungry for source in self._sources.values())
+        """Nothing was due in any queue when it was last asked, and nobody rang since; or no more may be claimed."""
+        return self.left <= 0 or all(source.empty and not source.hungry for source in self._sources.values())
 
     async def run(self) -> None:
         """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
         while not self._stopping:
-            wanting = self._wanting()
-            if self._room() <= 0 or not wanting:
+            wanting, room = self._wanting(), self._room()
+            if room <= 0 or not wanting:
                 await self._pause()
-                continue
-            for index, source in enumerate(_shuffled(wanting)):
-                room = self._room()
-                if room <= 0 or self._stopping:
-                    break
-                await self._try_claim(source, max(1, room // (len(wanting) - index)))
+            else:
+                queue, share = self._shares.next([source.queue for source in wanting], room)
+                await self._try_claim(self._sources[queue], share)
         await self._leave()
         if await self._ask_for_lost():
             await self._leave()
@@ -215,6 +232,9 @@ class Claimer:
     def _answered(self, source: _Source, claims: list[Claim]) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
+        count = sum([len(claim.jobs) for claim in full])
+        self.left -= count
+        self._shares.took(source.queue, count)
         source.empty = not full
         if full:
             self._take(source.queue, full, source.sent_s)
@@ -353,7 +373,3 @@ class Claimer:
 def _loop_time(monotonic_s: float) -> float:
     """The same moment by the running loop's clock."""
     return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()
-
-
-def _shuffled(sources: list[_Source]) -> list[_Source]:
-    return random.sample(sources, len(sources)) if len(sources) > 1 else sources

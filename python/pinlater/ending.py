@@ -122,6 +122,7 @@ class Ending:
         log.warning(
             "job %s: its claim went stale, so it is not acked here; it runs again elsewhere",
             held.job.descriptor,
+            extra={"job": held.job},
         )
 
     async def _release_at(self, held: list[Held]) -> None:

@@ -1,34 +1,33 @@
 """Worker processes: one in this process, or several under a supervisor that starts them again when they die.
 
-Promises that SIGTERM (or SIGINT) stops claiming, lets running jobs end within the deadline and hands back the
-rest, and that a second one gives them up at once; that a process ends soon after that whatever its handlers
-do; and that the processes end when their supervisor is killed. Risks: a handler in a thread that hangs is cut
-off, and its job may have begun elsewhere by then.
+Promises that SIGTERM (or SIGINT) stops claiming, lets running jobs end within the deadline and hands back the rest, and
+that a second one gives them up at once; that a process ends soon after that whatever its handlers do; that the
+processes end when their supervisor is killed; and that a reload leaves no gap. Risks: a handler in a thread that hangs
+is cut off, and its job may have begun elsewhere by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
-import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
+from pinlater.process import NEVER_S, RECYCLE, Process, ProcessSet, how
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -44,8 +43,8 @@ OVERTIME_S: Final = 12.0
 #: A signal that the kernel gave to a thread other than the main one is seen by it when the GIL changes hands, and no
 #: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
 GIL_PERIOD_S: Final = 1.0
-_NEVER_S: Final = float("inf")
-_PR_SET_PDEATHSIG: Final = 1
+#: How often the memory of processes with a cap is looked at.
+LOOK_S: Final = 1.0
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -131,157 +130,213 @@ class StopSignals:
                 self._request()
 
 
-@dataclass(slots=True)
-class _Child:
-    """One process and when it may be started again (monotonic seconds)."""
+class Observer(Protocol):
+    """Is told what becomes of a supervisor's processes."""
 
-    process: subprocess.Popen[bytes] | None = None
-    started_s: float = 0.0
+    def reported(self, process: Process) -> None:
+        """There is a new report of it."""
+
+    def ended(self, process: Process, why: str) -> None:
+        """It ended; why: crash, recycled, memory, reload, or "" of one that is not started again."""
+
+
+class _Nobody:
+    def reported(self, process: Process) -> None: ...
+    def ended(self, process: Process, why: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where one process runs at a time, and when another may be started (monotonic seconds). fresh: takes the place of
+    the process as soon as it is ready.
+    """
+
+    of: ProcessSet
+    process: Process | None = None
+    fresh: Process | None = None
     restart_s: float = FIRST_RESTART_S
     next_start_s: float = 0.0
 
 
 class Supervisor:
-    """Keeps `processes` copies of a command running until a stop signal.
+    """Keeps processes running until a stop signal.
 
-    command: the argument list. env: variables added to this process's own. kill_after_s: a child that has not
-    ended so long after a stop signal is killed. burst: a child that ends well is not started again, and when all
-    have, it is over.
+    env: variables added to this process's own. kill_after_s: a process that has not ended so long after a stop signal
+    is killed. burst: one that ends well is not started again, and when all have, it is over. reloads: the processes
+    report; SIGHUP and reload() replace each by a fresh one, when that is ready. observer: is told of them.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
-        processes: int,
+        sets: Sequence[ProcessSet],
         *,
         env: Mapping[str, str] | None = None,
         kill_after_s: float = 60.0,
         burst: bool = False,
+        reloads: bool = False,
+        observer: Observer | None = None,
     ) -> None:
-        self._command = list(command)
-        self._children = [_Child() for _ in range(processes)]
+        self._places = [_Place(of) for of in sets for _ in range(of.processes)]
+        self._leaving: list[Process] = []
         self._env = {**os.environ, **(env or {})}
         self._kill_after_s = kill_after_s
-        self._burst = burst
-        self._signals = self._passed = 0
-        self._kill_s = float("inf")
+        self._burst, self._reloads = burst, reloads
+        self._observer: Observer = observer or _Nobody()
+        self._signals = self._passed = self._worst = 0
+        self._looks = any(of.memory_mb is not None for of in sets)
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that run."""
-        return [child.process.pid for child in self._children if child.process is not None]
+    def processes(self) -> list[Process]:
+        """Those that run; fresh ones and those that are about to end included."""
+        running = [process for place in self._places for process in (place.process, place.fresh) if process is not None]
+        return running + self._leaving
 
-    def run(self) -> int:
-        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a child ended badly then, else 0."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        previous_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        previous = {number: signal.signal(number, self._on_signal) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+    def run(self, beside: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext) -> int:
+        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a process ended badly then, else 0.
+
+        beside: entered on the supervisor's loop before the first process is started.
+        """
+        return asyncio.run(self._run(beside))
+
+    def reload(self) -> None:
+        """Starts a fresh process for each; each that runs is stopped when its own is ready."""
+        log.info("reload: starting fresh processes")
+        for place in self._places:
+            if place.fresh is not None:
+                self._leave(place.fresh, "reload")
+                place.fresh = None
+            if place.process is not None:
+                place.fresh = self._start(place.of)
+            elif place.next_start_s != NEVER_S:
+                place.next_start_s = 0.0
+        self._wake.set()
+
+    async def _run(self, beside: Callable[[], AbstractAsyncContextManager[object]]) -> int:
+        loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGCHLD: self._wake.set}
+        handlers |= dict.fromkeys(_STOP_SIGNALS, self._on_stop)
+        if self._reloads:
+            handlers |= {signal.SIGHUP: self.reload, signal.SIGUSR1: lambda: self._send(signal.SIGUSR1)}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
-            return self._supervise(wake_read)
+            async with beside():
+                await self._supervise()
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(previous_wake)
-            os.close(wake_read)
-            os.close(wake_write)
+            for number in handlers:
+                loop.remove_signal_handler(number)
+        return self._worst
 
-    def _on_signal(self, number: int, _: Any) -> None:
-        """Only counts; what follows is done by the loop, which the wakeup descriptor wakes."""
-        if number != signal.SIGCHLD:
-            self._signals += 1
+    def _on_stop(self) -> None:
+        self._signals += 1
+        self._wake.set()
 
-    def _supervise(self, wake: int) -> int:
-        worst = 0
+    async def _supervise(self) -> None:
         while True:
+            self._wake.clear()
             now_s = time.monotonic()
-            for child in self._children:
-                code = self._reap(child, now_s)
-                if self._signals and code not in (
-                    None,
-                    0,
-                    -signal.SIGTERM,
-                ):  # it may not have been listening yet
-                    worst = 1
-                if not self._signals and child.process is None and child.next_start_s <= now_s:
-                    self._start(child)
+            for place in self._places:
+                self._look_at(place, now_s)
+            self._leaving = [process for process in self._leaving if not self._has_left(process)]
             self._pass_signals_on()
-            if not self.pids and (self._signals or all(child.next_start_s == _NEVER_S for child in self._children)):
-                return worst
-            _wait_readable(wake, self._pause_s())
+            self._kill_late()
+            if self._over():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self._wake.wait()
+
+    def _over(self) -> bool:
+        stopped = self._signals or all(place.next_start_s == NEVER_S for place in self._places)
+        return bool(stopped) and not self.processes
 
     def _pass_signals_on(self) -> None:
         while self._passed < self._signals:
             self._passed += 1
-            self._kill_s = min(
-                self._kill_s, time.monotonic() + (self._kill_after_s if self._passed == 1 else 2 * OVERTIME_S)
-            )
-            self._send(signal.SIGTERM)
-        if time.monotonic() >= self._kill_s:
-            log.error("worker processes %s did not stop in time and are killed", self.pids)
-            self._send(signal.SIGKILL)
-            self._kill_s = float("inf")
+            for process in self.processes:
+                process.stop("", self._kill_after_s if self._passed == 1 else 2 * OVERTIME_S)
+
+    def _kill_late(self) -> None:
+        for process in self.processes:
+            if time.monotonic() >= process.kill_s:
+                log.error("worker process %d did not stop in time and is killed", process.pid)
+                process.kill_s = NEVER_S
+                process.send(signal.SIGKILL)
+            elif self._looks:
+                process.check_memory()
 
     def _send(self, number: signal.Signals) -> None:
-        for child in self._children:
-            if child.process is not None:
-                child.process.send_signal(number)
+        for process in self.processes:
+            process.send(number)
 
     def _pause_s(self) -> float:
-        """Until the next child may be started, or must be killed."""
-        waits = [child.next_start_s for child in self._children if child.process is None and not self._signals]
-        return max(0.0, min([time.monotonic() + LAST_RESTART_S, self._kill_s, *waits]) - time.monotonic())
+        """Until the next process may be started, or must be killed or looked at."""
+        now_s = time.monotonic()
+        waits = [place.next_start_s for place in self._places if place.process is None and not self._signals]
+        waits += [process.kill_s for process in self.processes]
+        return max(0.0, min([now_s + (LOOK_S if self._looks else LAST_RESTART_S), *waits]) - now_s)
 
-    def _start(self, child: _Child) -> None:
-        # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
-        # twice is "at once".
-        end_with = partial(_end_with_parent, os.getpid())
-        child.process = subprocess.Popen(self._command, env=self._env, process_group=0, preexec_fn=end_with)
-        child.started_s = time.monotonic()
-        log.info("worker process %d started", child.process.pid)
+    def _start(self, of: ProcessSet) -> Process:
+        return Process(of, self._env, self._on_report if self._reloads else None)
 
-    def _reap(self, child: _Child, now_s: float) -> int | None:
-        """The exit code of a child that ended, and when it may be started again."""
-        if child.process is None or (code := child.process.poll()) is None:
-            return None
-        pid, child.process = child.process.pid, None
-        if self._burst and code == 0:
-            child.next_start_s = _NEVER_S
-            return code
-        if now_s - child.started_s >= HEALTHY_S:
-            child.restart_s = FIRST_RESTART_S
-        child.next_start_s = now_s + child.restart_s
-        child.restart_s = min(2 * child.restart_s, LAST_RESTART_S)
-        if not self._signals:
-            log.error(
-                "worker process %d %s; starting another in %.1f s",
-                pid,
-                _how(code),
-                child.next_start_s - now_s,
-            )
-        return code
+    def _on_report(self, process: Process) -> None:
+        self._observer.reported(process)
+        for place in self._places:
+            if place.fresh is process and process.ready:
+                old, place.process, place.fresh = place.process, process, None
+                if old is not None:
+                    self._leave(old, "reload")
 
+    def _leave(self, process: Process, why: str) -> None:
+        process.stop(why, self._kill_after_s)
+        self._leaving.append(process)
 
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    def _has_left(self, process: Process) -> bool:
+        """Whether a process that was replaced has ended."""
+        code = process.poll()
+        if code is None:
+            return False
+        self._observer.ended(process, process.ending)
+        self._note(code)
+        return True
 
+    def _look_at(self, place: _Place, now_s: float) -> None:
+        """Takes note of processes that ended, and starts another when it is time."""
+        fresh = place.fresh
+        if fresh is not None and (code := fresh.poll()) is not None and place.fresh is fresh:
+            place.fresh = None
+            self._observer.ended(fresh, "crash")
+            if not self._signals:
+                log.error("reload: process %d %s before it was ready; the old one goes on", fresh.pid, how(code))
+        if place.process is not None and (code := place.process.poll()) is not None:
+            process, place.process, place.fresh = place.process, place.fresh, None
+            self._ended(place, process, code, now_s)
+        if place.process is None and place.next_start_s <= now_s and not self._signals:
+            place.process = self._start(place.of)
 
-def _end_with_parent(parent: int) -> None:
-    """In a new child: SIGTERM when the supervisor dies, so that a SIGKILL of it leaves nothing running."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
+    def _ended(self, place: _Place, process: Process, code: int, now_s: float) -> None:
+        """When another may be started: at once if it asked for that, else later each time."""
+        self._note(code)
+        why, level = process.ending or "crash", logging.ERROR
+        if self._signals or (self._burst and code == 0):
+            place.next_start_s = NEVER_S
+            self._observer.ended(process, "")
+            return
+        if code == RECYCLE:
+            why, level, place.next_start_s = "recycled", logging.INFO, now_s
+        else:
+            if now_s - process.started_s >= HEALTHY_S:
+                place.restart_s = FIRST_RESTART_S
+            place.next_start_s = now_s + place.restart_s
+            place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
+        self._observer.ended(process, why)
+        pause_s = place.next_start_s - now_s
+        log.log(level, "%s %d %s; starting another in %.1f s", place.of.name, process.pid, how(code), pause_s)
 
-
-def _wait_readable(descriptor: int, seconds: float) -> None:
-    ready, _, _ = select.select([descriptor], [], [], seconds)
-    if ready:
-        os.read(descriptor, 4096)
+    def _note(self, code: int) -> None:
+        """SIGTERM: it may not have been listening yet."""
+        if self._signals and code not in (0, RECYCLE, -signal.SIGTERM):
+            self._worst = 1
 
 
 def run_workers(
@@ -300,10 +355,9 @@ def run_workers(
     load_handler(handler)  # a mistyped name ends here, not in a loop of restarts
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
-    return supervise(command, processes, config)
+    return Supervisor([ProcessSet(command=command, processes=processes)], kill_after_s=kill_after_s(config)).run()
 
 
-def supervise(command: Sequence[str], processes: int, config: WorkerConfig, *, burst: bool = False) -> int:
-    """Worker processes of this configuration under a Supervisor; returns the exit code."""
-    kill_after_s = config.stop_timeout_s + 2 * OVERTIME_S
-    return Supervisor(command, processes, kill_after_s=kill_after_s, burst=burst).run()
+def kill_after_s(config: WorkerConfig) -> float:
+    """A worker of this configuration that has not ended so long after a stop signal hangs."""
+    return config.stop_timeout_s + 2 * OVERTIME_S

@@ -27,6 +27,7 @@ from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
 from pinlater.renewal import Lease, Renewal
 from pinlater.shards import QueueShard
+from pinlater.sharing import Order
 
 __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
@@ -51,7 +52,7 @@ class WorkerConfig:
     that starts them within a tenth of a second. prefetch_bytes: no claim while the bodies held are more than
     this. retry_delay_ms: how long a failed job waits for its next attempt. stop_timeout_s: how long running
     jobs may take to end at a stop; the rest are handed back. monitor: also run a monitor for these queues.
-    tick_s: seconds between its looks.
+    tick_s: seconds between its looks. order: of the queues. max_jobs: it stops when so many have ended.
     """
 
     concurrency: int = 10
@@ -61,11 +62,13 @@ class WorkerConfig:
     stop_timeout_s: float = 30.0
     monitor: bool = True
     tick_s: float = TICK_S
+    order: Order = Order()  # noqa: RUF009  (it is frozen)
+    max_jobs: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("concurrency", self.concurrency, 1, 100_000)
-        if self.prefetch is not None:
-            check_integer("prefetch", self.prefetch, 0, 100_000)
+        check_integer("prefetch", 0 if self.prefetch is None else self.prefetch, 0, 100_000)
+        check_integer("max_jobs", 1 if self.max_jobs is None else self.max_jobs, 1, 2**40)
         check_integer("prefetch_bytes", self.prefetch_bytes, 1, 2**40)
         check_integer("retry_delay_ms", self.retry_delay_ms, 0, 2**44 - 1)
         timeout_s = self.stop_timeout_s
@@ -97,15 +100,14 @@ class Worker:
         self._handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
-        self._claimer = Claimer(client, names, self._room, self._take)
+        self._claimer = Claimer(client, names, self._room, self._take, self.config.order, self.config.max_jobs)
         self._renewal = Renewal(client._settings.timeouts[1])
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
         self._confirming: asyncio.Task[None] | None = None
-        self._bytes = 0
-        self._rate, self._rate_since_s, self._ended_since = 0.0, 0.0, 0
+        self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -178,13 +180,20 @@ class Worker:
             await self._close(None)
 
     async def _until_stop(self) -> None:
-        await self._stopping.wait()
+        if self.config.max_jobs is None:
+            await self._stopping.wait()
+        while not self._stopping.is_set() and (self._claimer.left > 0 or self._held):
+            await self._wait_progress(None)
+
+    @property
+    def _held(self) -> int:
+        return len(self._running) + len(self._waiting) + self._ending.count
 
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
         looked_after = 0
         while not self._stopping.is_set():
-            ended = self._stats.claimed - len(self._running) - len(self._waiting) - self._ending.count
+            ended = self._stats.claimed - self._held
             if ended < self._stats.claimed or not self._claimer.empty:
                 await self._wait_progress(None)
             elif looked_after < ended:
@@ -235,17 +244,16 @@ class Worker:
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
-        if len(claims) > 1:  # of several shards
-            self._waiting = deque(sorted(self._waiting, key=lambda held: held.job.priority))
+        if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
+            self._waiting = deque(sorted(self._waiting, key=lambda held: self._claimer.rank(held.job)))
         self._start_waiting()
         self._progress.set()
 
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
         lost = self._renewal.take_lost()
-        for held in self._running.values():
-            if held.lease in lost:
-                log.warning("job %s: its claim went stale while it runs", held.job.descriptor)
+        for job in [held.job for held in self._running.values() if held.lease in lost]:
+            log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
         if lost and not self._stopping.is_set():
             self._start_waiting()
 
@@ -321,7 +329,8 @@ class Worker:
         elif future.cancelled():
             self._ending.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
-            log.warning("job %s failed in attempt %d", held.job.descriptor, held.job.attempt, exc_info=error)
+            job = held.job
+            log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
             self._ending.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
         else:
             self._ending.end(held, future.result())

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from pinlater.cli.commands import Command
 from pinlater.cli.output import print_json
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.shards import URL_VARIABLE, resolve_shards
+
+if TYPE_CHECKING:
+    from pinlater.framework.options import RunOptions
 
 
 def _shards(settings: Settings) -> dict[str, str]:
@@ -87,48 +90,64 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
 
 
 @click.command("run", cls=Command)
-@click.argument("app", metavar="MODULE:APP")
-@click.option("--queues", metavar="A,B", help="Only these queues. [default: those of the app's tasks]")
-@click.option("--concurrency", type=int, default=10, help="Tasks that run at once, in each process. [default: 10]")
+@click.argument("app", metavar="MODULE:APP", required=False)
 @click.option(
-    "--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]"
+    "--queues",
+    metavar="A:3,B",
+    help="Only these queues, by weight; A>B: B only while A has nothing. [default: those of the app's tasks]",
 )
-@click.option("--burst", is_flag=True, help="Stop when nothing is due.")
+@click.option("--strict", is_flag=True, default=None, help="The order of the queues holds: as A>B.")
+@click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once, in each process. [default: 10]")
+@click.option("--processes", type=int, metavar="N", help="Processes, started again if they die. [default: 1]")
+@click.option("--max-jobs", type=int, metavar="N", help="A process is replaced after so many jobs.")
 @click.option(
-    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]"
+    "--max-memory", "memory_mb", type=int, metavar="MB", help="A process that uses more is replaced after its jobs."
+)
+@click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
+@click.option("--watch", is_flag=True, default=None, help="Start anew when the app's Python files change.")
+@click.option("--stop-timeout", type=float, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="These options in TOML. [default: pinlater.toml, or tool.pinlater in pyproject.toml, if there]",
 )
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
-def run_(
-    settings: Settings,
-    /,
-    app: str,
-    queues: str | None,
-    concurrency: int,
-    processes: int,
-    burst: bool,
-    stop_timeout: float,
-) -> int:
+def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     """Run the tasks of MODULE:APP, a PinLater.
 
-    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. The servers are the
-    app's own; where it names none, those of --url.
+    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP starts fresh
+    processes before the old ones stop; SIGUSR1 logs what runs. The servers are the app's own; where it names none,
+    those of --url. All of it: docs/running.md.
     """
+    from pinlater.framework.logs import set_up
+    from pinlater.framework.options import options_of
     from pinlater.framework.running import load_app, run_app
-    from pinlater.worker import WorkerConfig
 
-    config = WorkerConfig(concurrency=concurrency, stop_timeout_s=stop_timeout)
-    names = None if queues is None else queues.split(",")
-    if settings.url or settings.shards:  # for the app, and for the processes
-        if load_app(app).clients.named:
-            raise click.UsageError(f"{app} names its servers itself: --url and --shard are for apps that do not")
-        os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in _shards(settings).items())
+    options = options_of(told, config)
+    _name_servers(settings, options, load_app(options.app).clients.named)
     _log_at_least_info(settings)
-    command = [sys.executable, "-m", "pinlater", "run", app, "--processes", "1", "--concurrency", str(concurrency)]
-    command += ["--stop-timeout", str(stop_timeout), *(["--queues", queues] if queues else []), *["--burst"] * burst]
-    code = run_app(app, names, config=config, processes=processes, burst=burst, command=command)
-    return _ended(settings, "run", code)
+    set_up(options.log_format)
+    return _ended(settings, "run", run_app(options, verbosity=settings.verbosity))
+
+
+def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
+    """For the app, and for the processes. named: the app names its servers itself."""
+    told = bool(settings.url or settings.shards)
+    if named and (told or options.url or options.shards):
+        raise click.UsageError(f"{options.app} names its servers itself: --url and --shard are for apps that do not")
+    if told:
+        shards = _shards(settings)
+    elif (options.url or options.shards) and not os.environ.get(URL_VARIABLE):
+        shards = resolve_shards(options.url, options.shards or None)
+    else:
+        return
+    os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in shards.items())
 
 
 @click.command("monitor", cls=Command)

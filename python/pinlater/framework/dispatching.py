@@ -7,6 +7,7 @@ plain function that is past its timeout goes on in its thread, beside the next a
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from pinlater.framework import envelope
 from pinlater.framework.backoff import milliseconds
 from pinlater.framework.context import BaseContext
 from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
+from pinlater.framework.logs import current_job
+from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
 from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut, describe
@@ -56,6 +59,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(threads, self._loop)
         self.stats = TaskStats()
+        #: By task.
+        self.meters = {name: Meter() for name in tasks}
 
     def close(self) -> None:
         """Lets the threads end."""
@@ -76,7 +81,7 @@ class Dispatcher:
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
         self.stats.unreadable += 1
-        log.error("job %s: its body can not be read: %s", job.descriptor, error)
+        log.error("job %s: its body can not be read: %s", job.descriptor, error, extra={"job": job})
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
 
     def _unknown(self, job: Job, name: str) -> End:
@@ -87,6 +92,7 @@ class Dispatcher:
                 job.descriptor,
                 name,
                 UNKNOWN_PAUSE_MS // 1000,
+                extra={"job": job},
             )
             unknown[name] = 0
         if name in unknown:
@@ -98,17 +104,20 @@ class Dispatcher:
     ) -> End:
         began_s = time.monotonic()
         running = task.running
+        current_job.set((task.name, job))
         try:
             if running.expires_ms is not None:
                 self._check_expiry(job, running.expires_ms, headers)
             called = args if task.context is None else [self._context(task, job, headers), *args]
             if not task.is_async:
-                await self._threads.run(lambda _: task.function(*called, **kwargs), job, running.timeout_s)
+                inside = contextvars.copy_context().run
+                await self._threads.run(lambda _: inside(task.function, *called, **kwargs), job, running.timeout_s)
             elif running.timeout_s is None:
                 await task.function(*called, **kwargs)
             else:
                 await self._in_time(running.timeout_s, task, called, kwargs)
         except Snooze as snooze:
+            self.meters[task.name].ended("snoozed", job, began_s)
             return Postponed(milliseconds("Snooze: delay", snooze.delay))
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
@@ -117,6 +126,7 @@ class Dispatcher:
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
+        self.meters[task.name].ended("succeeded", job, began_s)
         return None
 
     async def _in_time(self, timeout_s: float, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -170,6 +180,7 @@ class Dispatcher:
         self.stats.timeouts += isinstance(error, TimedOut)
         final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
         last = final or job.attempts_remaining <= 1
+        self.meters[task.name].ended(_run_end(error, last), job, began_s)
         status = report(error, job, self._worker, time.monotonic() - began_s, last=last)
         deliberate = isinstance(error, Retry | Cancel | Expired)
         log.log(
@@ -199,6 +210,12 @@ class Dispatcher:
                 await self._threads.run(lambda _: hook(failure), failure.job)
         except Exception:
             log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
+
+
+def _run_end(error: BaseException, last: bool) -> RunEnd:
+    if isinstance(error, Cancel | Expired):
+        return "cancelled" if isinstance(error, Cancel) else "expired"
+    return "failed" if last else "retried"
 
 
 def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:

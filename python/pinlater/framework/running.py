@@ -1,4 +1,4 @@
-"""Workers of an app, in this process or in several: what `pinlater run` starts.
+"""Workers of an app, in this process or in several under a supervisor: what `pinlater run` starts.
 
 Promises what the supervisor promises of its processes, and that the queues of the tasks are there when work begins,
 if a server is. Risks: none of its own.
@@ -6,21 +6,45 @@ if a server is. Risks: none of its own.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Final
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from typing import Any, Final
 
+import orjson
 import uvloop
 
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
+from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.dumps import dump
+from pinlater.framework.options import RunOptions
+from pinlater.framework.overseeing import Overseer
+from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
+from pinlater.framework.watching import folder_of, watch
 from pinlater.handlers import load_object
-from pinlater.supervisor import StopSignals, supervise
+from pinlater.process import MIB, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
+from pinlater.supervisor import StopSignals, Supervisor, kill_after_s
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
+
+#: How often a process reports to its supervisor, and looks at its memory; until it is ready it reports more often.
+REPORT_S: Final = 1.0
+FIRST_REPORTS_S: Final = 0.1
 
 
 def load_app(name: str) -> PinLater:
@@ -52,38 +76,197 @@ async def worker_of(
             log.info("tasks: %s", dispatcher.stats)
 
 
-def run_app(
-    name: str,
-    queues: Sequence[str] | None = None,
-    *,
-    config: WorkerConfig | None = None,
-    processes: int = 1,
-    burst: bool = False,
-    command: Sequence[str] = (),
-) -> int:
+def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
-    command: starts one of several processes.
+    verbosity: of the log of further processes.
     """
-    config = config or WorkerConfig()
-    app = load_app(name)
-    names = app.queue_names(queues)
-    if processes > 1:
-        return supervise(command, processes, config, burst=burst)
-    with StopSignals(config.stop_timeout_s) as signals:
-        uvloop.run(_work(app, names, config, burst, signals.connect))
-    return 0
+    app = load_app(options.app)
+    names = app.queue_names(list(options.queues) or None)
+    report_fd = os.environ.pop(REPORT_VARIABLE, None)
+    if report_fd is not None:
+        os.set_inheritable(int(report_fd), False)
+        return _Run(app, names, options, int(report_fd)).run()
+    groups = options.groups(names)
+    alone = len(groups) == 1 and groups[0].processes == 1
+    if alone and not options.watch and groups[0].max_jobs is None and groups[0].memory_mb is None:
+        code = _Run(app, names, groups[0], None).run()
+        if code == RECYCLE:
+            _start_anew()
+        return code
+    return _supervise(options, groups, verbosity)
 
 
-async def _work(
-    app: PinLater,
-    queues: list[str],
-    config: WorkerConfig,
-    burst: bool,
-    connect: Callable[[Callable[[], None]], None],
-) -> None:
-    async with app, worker_of(app, queues, config) as worker:
-        connect(worker.request_stop)
-        log.info("working on %s: %d tasks", ", ".join(queues), len(app.tasks))
-        await worker.run(burst=burst)
-        log.info("stopped: %s", worker.stats)
+def _start_anew() -> None:
+    """The same command, in this process."""
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # which must not end it before it listens
+        signal.signal(number, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606
+
+
+def _supervise(options: RunOptions, groups: Sequence[RunOptions], verbosity: int) -> int:
+    command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
+    sets = [
+        ProcessSet(
+            command=[*command, *group.arguments()],
+            processes=group.processes,
+            name="worker process" if len(groups) == 1 else f"worker process of {', '.join(group.queues)}",
+            memory_mb=group.memory_mb,
+        )
+        for group in groups
+    ]
+    overseer = Overseer(sets)
+    supervisor = Supervisor(
+        sets,
+        kill_after_s=kill_after_s(options.config(())),
+        burst=options.burst,
+        reloads=True,
+        observer=overseer,
+    )
+
+    @asynccontextmanager
+    async def beside() -> AsyncIterator[None]:
+        watching = [watch(folder_of(options.app), supervisor.reload)] if options.watch else []
+        async with _serving(options.http, overseer.answers()), _meanwhile(*watching):
+            yield
+
+    return supervisor.run(beside)
+
+
+class _Run:
+    """A worker in this process. report_fd: where it tells its supervisor, if it has one."""
+
+    def __init__(self, app: PinLater, queues: list[str], options: RunOptions, report_fd: int | None) -> None:
+        self._app, self._queues, self._options = app, queues, options
+        self._config = options.config(queues)
+        self._report_fd = report_fd
+        self._stops = self._code = 0
+
+    def run(self) -> int:
+        """Returns the exit code: RECYCLE when another process is to go on."""
+        with StopSignals(self._config.stop_timeout_s) as signals:
+            uvloop.run(self._work(signals))
+        return self._code
+
+    async def _work(self, signals: StopSignals) -> None:
+        options = self._options
+        async with self._app, worker_of(self._app, self._queues, self._config) as worker, AsyncExitStack() as stack:
+            self._worker = worker
+            signals.connect(self._on_stop)
+            stack.enter_context(self._other_signals())
+            if self._report_fd is None:
+                await stack.enter_async_context(_serving(options.http, self._answers()))
+            else:
+                await stack.enter_async_context(self._reporting(self._report_fd))
+            if options.memory_mb is not None:
+                await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
+            left_out = sorted({task.queue for task in self._app.tasks.values()} - set(self._queues))
+            log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
+            if left_out:
+                log.info("not working on %s", ", ".join(left_out))
+            await worker.run(burst=options.burst)
+            log.info("stopped: %s", worker.stats)
+            if worker._claimer.left <= 0:
+                self._code = RECYCLE
+            if self._stops:
+                self._code = 0
+
+    def _on_stop(self) -> None:
+        """A stop signal; the first one after a recycling began asks for nothing more."""
+        self._stops += 1
+        if not self._code or self._stops > 1:
+            self._worker.request_stop()
+
+    def _end(self, code: int) -> None:
+        """Ends the work as a stop does, with this exit code."""
+        if not self._code and not self._stops:
+            self._code = code
+            self._worker.request_stop()
+
+    @contextmanager
+    def _other_signals(self) -> Iterator[None]:
+        """SIGHUP: another process is to go on. SIGUSR1: a dump, made at once, as the loop may be kept busy."""
+        loop = asyncio.get_running_loop()
+
+        def hang_up(*_: object) -> None:
+            loop.call_soon_threadsafe(self._end, RECYCLE)
+
+        def tell(*_: object) -> None:
+            log.warning("what runs now:\n%s", dump(self._worker))
+
+        previous = {signal.SIGHUP: signal.signal(signal.SIGHUP, hang_up)}
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, tell)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # telling
+
+    @property
+    def _ready(self) -> bool:
+        return self._worker._claimer.ready and not self._worker._stopping.is_set()
+
+    def _samples(self) -> metrics.Samples:
+        assert isinstance(self._worker._handler, Dispatcher)
+        return metrics.samples(self._worker, self._worker._handler)
+
+    def _answers(self) -> Answers:
+        return {
+            "/healthz": lambda: probe(""),
+            "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
+            "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
+        }
+
+    @asynccontextmanager
+    async def _reporting(self, descriptor: int) -> AsyncIterator[None]:
+        """Tells the supervisor what was counted, over and over, and at the end."""
+        _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+
+        def report() -> None:
+            if not writer.transport.get_write_buffer_size():
+                writer.write(orjson.dumps({"ready": self._ready, "samples": self._samples()}) + b"\n")
+
+        async def report_on() -> None:
+            while True:
+                report()
+                await asyncio.sleep(REPORT_S if self._ready else FIRST_REPORTS_S)
+
+        try:
+            async with _meanwhile(report_on()):
+                yield
+            report()
+        finally:
+            with suppress(OSError):  # it is gone
+                writer.close()
+                await writer.wait_closed()
+
+    async def _watch_memory(self, cap_mb: int) -> None:
+        """Another process is to go on when this one and those below it use more than the cap."""
+        while (used := memory_bytes(os.getpid()) // MIB) <= cap_mb:  # noqa: ASYNC110  (nothing tells it)
+            await asyncio.sleep(REPORT_S)
+        if self._worker.stats.claimed:
+            log.info("this process uses %d MiB, its cap is %d: another takes its place", used, cap_mb)
+            self._end(RECYCLE)
+        else:
+            log.error("this process uses %d MiB before its first job, its cap is %d: raise the cap", used, cap_mb)
+            self._end(1)
+
+
+def _serving(address: str | None, answers: Answers) -> AbstractAsyncContextManager[None]:
+    return nullcontext() if address is None else serving(address, answers)
+
+
+@asynccontextmanager
+async def _meanwhile(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs them beside the block, and ends them with it."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,99 @@
+"""Logs of workers, as text or as JSON, with the job that a line is about: also lines that a task itself logs.
+
+Promises the job's descriptor, queue, task and attempt as fields of every record made while its task runs, in threads
+and in what the task awaits too. Risks: a thread that a task starts on its own knows no job.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import orjson
+
+from pinlater.errors import BodyUnreadable
+from pinlater.framework import envelope
+from pinlater.jobs import Job
+
+LogFormat: TypeAlias = Literal["text", "json"]
+LOG_FORMATS: Final = get_args(LogFormat)
+
+#: The task and the job that the code runs for.
+current_job: ContextVar[tuple[str, Job] | None] = ContextVar("pinlater_job", default=None)
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: What every record has; the rest is what the caller gave as extra=.
+_USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "job", "job_fields", "taskName"}
+
+
+class JobFilter(logging.Filter):
+    """Adds `job_fields` to each record: job (its descriptor), queue, task, attempt; empty where there is no job.
+
+    For handlers of your own; those of `pinlater run` have it. A record with a Job as extra={"job": …} is about that.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        job, current = getattr(record, "job", None), current_job.get()
+        if isinstance(job, Job):
+            record.job_fields = _fields(task_of(job), job)
+        else:
+            record.job_fields = {} if current is None else _fields(*current)
+        return True
+
+
+class TextFormatter(logging.Formatter):
+    """A line a record, with the job at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See logging.Formatter."""
+        fields = getattr(record, "job_fields", {})
+        told = " ".join(f"{name}={value}" for name, value in fields.items() if name != "queue")
+        return super().formatMessage(record) + (f" [{told}]" if told else "")
+
+
+class JsonFormatter(logging.Formatter):
+    """A JSON document a record: time, level, logger, process, message, the job's fields, error (the traceback), and
+    what the caller gave as extra=.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        given = {name: value for name, value in vars(record).items() if name not in _USUAL}
+        document: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+            **getattr(record, "job_fields", {}),
+            **given,
+        }
+        if record.exc_info:
+            document["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(document, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def set_up(log_format: LogFormat) -> None:
+    """Gives the handlers of the root logger this format."""
+    formatter = JsonFormatter() if log_format == "json" else TextFormatter()
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
+        handler.addFilter(JobFilter())
+
+
+def task_of(job: Job) -> str:
+    """The name in its body; "" of a raw one, or one that can not be read."""
+    try:
+        return envelope.read(job.body)[0].decode("utf-8", "replace")
+    except BodyUnreadable:
+        return ""
+
+
+def _fields(task: str, job: Job) -> dict[str, Any]:
+    return {"job": job.descriptor, "queue": job.queue, "task": task, "attempt": job.attempt}

@@ -1,0 +1,116 @@
+"""Counts of a worker, and their sum over processes, in Prometheus's text format.
+
+Promises that a job costs a few additions to plain integers: all else is done when somebody asks. Risks: what a process
+counted after its last report is lost when it is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.meters import BOUNDS_S, Meter
+from pinlater.worker import Worker
+
+#: Name, kind and meaning, in the order they are printed.
+FAMILIES: Final[dict[str, tuple[str, str]]] = {
+    "pinlater_jobs_total": (
+        "counter",
+        "Jobs whose task ran, by task and end: succeeded, retried (failed, to be tried again), failed (for good), "
+        "snoozed, cancelled, expired.",
+    ),
+    "pinlater_job_seconds": ("histogram", "How long the runs of a task took."),
+    "pinlater_running_jobs": ("gauge", "Jobs that run."),
+    "pinlater_prefetched_jobs": ("gauge", "Jobs claimed and not started."),
+    "pinlater_ending_jobs": ("gauge", "Jobs that ran and are not acked yet."),
+    "pinlater_claims_total": ("counter", "Claim calls answered."),
+    "pinlater_claimed_jobs_total": ("counter", "Jobs claimed."),
+    "pinlater_redelivered_jobs_total": ("counter", "Runs that were not their job's first attempt."),
+    "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
+    "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
+    "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
+    "pinlater_unknown_tasks_total": ("counter", "Jobs put back as no task has their name: the first 100 names."),
+    "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
+    "pinlater_released_jobs_total": ("counter", "Jobs handed back at a stop."),
+    "pinlater_processes": ("gauge", "Processes that run."),
+    "pinlater_process_restarts_total": (
+        "counter",
+        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), reload.",
+    ),
+}
+MAX_NAMES: Final = 100
+_UNKNOWN: Final = "pinlater_unknown_tasks_total"
+_OTHER: Final = '{task="(other)"}'
+
+#: By family, then by what follows its name: labels, or _bucket{…} and the like.
+Samples: TypeAlias = dict[str, dict[str, float]]
+
+
+def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
+    """What this process counted so far."""
+    stats, told = worker.stats, dispatcher.stats
+    found: Samples = {
+        "pinlater_running_jobs": {"": len(worker._running)},
+        "pinlater_prefetched_jobs": {"": len(worker._waiting)},
+        "pinlater_ending_jobs": {"": worker._ending.count},
+        "pinlater_claims_total": {"": stats.claims},
+        "pinlater_claimed_jobs_total": {"": stats.claimed},
+        "pinlater_redelivered_jobs_total": {"": sum(meter.redelivered for meter in dispatcher.meters.values())},
+        "pinlater_timeouts_total": {"": told.timeouts},
+        "pinlater_expired_jobs_total": {"": told.expired},
+        "pinlater_unreadable_jobs_total": {"": told.unreadable},
+        "pinlater_stale_jobs_total": {"": stats.stale},
+        "pinlater_released_jobs_total": {"": stats.released},
+        "pinlater_jobs_total": {},
+        "pinlater_job_seconds": {},
+    }
+    for name, meter in dispatcher.meters.items():
+        label = f'task="{_escaped(name)}"'
+        for end, count in meter.ends.items():
+            found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
+        found["pinlater_job_seconds"] |= _histogram(label, meter)
+    unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in told.unknown.items()}
+    _add(found, {_UNKNOWN: unknown})
+    return found
+
+
+def add(total: Samples, more: Mapping[str, Mapping[str, float]], *, gauges: bool = True) -> None:
+    """Adds samples to a sum. gauges: also what only a process that runs has."""
+    for family, values in more.items():
+        if gauges or FAMILIES[family][0] != "gauge":
+            _add(total, {family: values})
+
+
+def text(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Prometheus's text format, version 0.0.4."""
+    lines: list[str] = []
+    for family, (kind, meaning) in FAMILIES.items():
+        if family in found:
+            lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
+            lines += [f"{family}{rest} {value:.10g}" for rest, value in found[family].items()]
+    return "\n".join([*lines, ""])
+
+
+def _histogram(label: str, meter: Meter) -> dict[str, float]:
+    found: dict[str, float] = {}
+    runs = 0
+    for bound_s, count in zip((*BOUNDS_S, "+Inf"), meter.buckets, strict=True):
+        runs += count
+        found[f'_bucket{{{label},le="{bound_s}"}}'] = runs
+    found[f"_sum{{{label}}}"] = meter.seconds
+    found[f"_count{{{label}}}"] = runs
+    return found if runs else {}
+
+
+def _add(total: Samples, more: Mapping[str, Mapping[str, float]]) -> None:
+    for family, values in more.items():
+        sums = total.setdefault(family, {})
+        for rest, value in values.items():
+            full = family == _UNKNOWN and rest not in sums and len(sums) >= MAX_NAMES
+            key = _OTHER if full else rest
+            sums[key] = sums.get(key, 0) + value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,159 @@
+"""One process that a supervisor started: how it is started and killed, what it reports, and what memory it uses.
+
+Promises that a process ends when its supervisor is killed, and that its last whole report is kept. Risks: memory is
+what /proc tells (pages shared with others included); what it can not read counts as nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+log: Final = logging.getLogger("pinlater.supervisor")
+
+#: Names the descriptor that a process reports on to its supervisor: JSON documents, one a line.
+REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
+#: A process that ends with this exit code wants another to be started at once (EX_TEMPFAIL).
+RECYCLE: Final = 75
+#: A process that uses so many times its cap, though it should have recycled itself, is killed.
+KILL_FACTOR: Final = 1.5
+MIB: Final = 1024 * 1024
+NEVER_S: Final = float("inf")
+_PR_SET_PDEATHSIG: Final = 1
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSet:
+    """Processes of one command: the argument list, how many, what they are called in the log, and their memory cap."""
+
+    command: Sequence[str]
+    processes: int = 1
+    name: str = "worker process"
+    memory_mb: int | None = None
+
+
+class Process:
+    """on_report: called with this when it reported; None: it does not."""
+
+    def __init__(self, of: ProcessSet, env: Mapping[str, str], on_report: Callable[[Process], None] | None) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.of, self._socket, self._on_report, self._unread = of, ours, on_report, b""
+        told = {} if on_report is None else {REPORT_VARIABLE: str(theirs.fileno())}
+        # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
+        # twice is "at once".
+        with theirs:
+            self._process = subprocess.Popen(
+                of.command,
+                env={**env, **told},
+                pass_fds=[theirs.fileno()] if told else [],
+                process_group=0,
+                preexec_fn=partial(_begin, os.getpid()),
+            )
+        asyncio.get_running_loop().add_reader(ours, self._read)
+        self.pid = self._process.pid
+        self.started_s = time.monotonic()
+        #: The last report, and when it came.
+        self.report: dict[str, Any] = {}
+        self.reported_s = self.started_s
+        #: When it is killed; after a stop signal.
+        self.kill_s = NEVER_S
+        #: Why it was told to end, or was killed, if it was.
+        self.ending = ""
+        log.info("%s %d started", of.name, self.pid)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it reported that it works."""
+        return bool(self.report.get("ready"))
+
+    def poll(self) -> int | None:
+        """Its exit code, when it has ended; its last report is read by then."""
+        code = self._process.poll()
+        if code is not None and self._socket.fileno() >= 0:
+            self._read()
+            self._close()
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def stop(self, why: str, kill_after_s: float) -> None:
+        """Asks it to end, and kills it later; the second time sooner."""
+        self.ending = self.ending or why
+        self.kill_s = min(self.kill_s, time.monotonic() + kill_after_s)
+        self.send(signal.SIGTERM)
+
+    def check_memory(self) -> None:
+        """Kills it if it uses far more than its cap."""
+        cap_mb = self.of.memory_mb
+        if cap_mb is None or self.ending == "memory":
+            return
+        used_mb = memory_bytes(self.pid) / MIB
+        if used_mb > cap_mb * KILL_FACTOR:
+            log.error("%s %d uses %d MiB, its cap is %d: killed", self.of.name, self.pid, used_mb, cap_mb)
+            self.ending = "memory"
+            self.send(signal.SIGKILL)
+
+    def _read(self) -> None:
+        """Takes in what it wrote; each report tells all, so the last one counts."""
+        with suppress(BlockingIOError, ConnectionError):
+            while data := self._socket.recv(1 << 16):
+                self._unread += data
+            self._close()
+        lines, newline, rest = self._unread.rpartition(b"\n")
+        if newline:
+            self._unread = rest
+            self.report, self.reported_s = json.loads(lines.rpartition(b"\n")[2]), time.monotonic()
+            if self._on_report is not None:
+                self._on_report(self)
+
+    def _close(self) -> None:
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it."""
+    try:
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (OSError, IndexError):  # it ended
+        return 0
+    return used + sum(memory_bytes(int(child)) for text in texts for child in text.split())
+
+
+def _begin(parent: int) -> None:
+    """In a new process: SIGTERM when the supervisor dies, so that a SIGKILL of it leaves nothing running; the signal
+    for a dump of running jobs does not end it before it listens.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
