@@ -49,6 +49,7 @@ LAYERS = [
     },
     {
         "claiming",
+        "deaths",
         "demo",
         "doctor",
         "ending",

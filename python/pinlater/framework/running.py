@@ -26,6 +26,7 @@ from typing import Any, Final
 import orjson
 import uvloop
 
+from pinlater.deaths import Deaths
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
@@ -94,7 +95,7 @@ def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
         if code == RECYCLE:
             _start_anew()
         return code
-    return _supervise(options, groups, verbosity)
+    return _supervise(app, names, options, groups, verbosity)
 
 
 def _start_anew() -> None:
@@ -106,7 +107,9 @@ def _start_anew() -> None:
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-def _supervise(options: RunOptions, groups: Sequence[RunOptions], verbosity: int) -> int:
+def _supervise(
+    app: PinLater, names: list[str], options: RunOptions, groups: Sequence[RunOptions], verbosity: int
+) -> int:
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
     sets = [
         ProcessSet(
@@ -117,19 +120,20 @@ def _supervise(options: RunOptions, groups: Sequence[RunOptions], verbosity: int
         )
         for group in groups
     ]
-    overseer = Overseer(sets)
+    overseer, deaths = Overseer(sets), Deaths(app.clients.new, names)
     supervisor = Supervisor(
         sets,
         kill_after_s=kill_after_s(options.config(())),
         burst=options.burst,
         reloads=True,
         observer=overseer,
+        deaths=deaths,
     )
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:
         watching = [watch(folder_of(options.app), supervisor.reload)] if options.watch else []
-        async with _serving(options.http, overseer.answers()), _meanwhile(*watching):
+        async with deaths.open(), _serving(options.http, overseer.answers()), _meanwhile(*watching):
             yield
 
     return supervisor.run(beside)
