@@ -5,28 +5,20 @@ Promises: shown on real processes with leases that no test waits for. Risks: non
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from pinlater import Client, JobInfo, PinLater, QueueConfig, State
+from tests.app_runs import AppRuns, runs
 from tests.servers import Server, wait_until
 
-APP = """
-import ctypes, os, signal
-from pathlib import Path
-from pinlater import Context, PinLater
+__all__ = ["runs"]  # a fixture
 
-app = PinLater()
-
+TASKS = """
 @app.task(name="die", attempts=1)
-async def die(how: str, path: str) -> None:
-    with Path(path).open("a") as file:
-        file.write(f"{os.getpid()}\\n")
+async def die(how: str) -> None:
+    note("died", how)
     match how:
         case "exit":
             os._exit(3)
@@ -40,34 +32,9 @@ async def die(how: str, path: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 @app.task(name="fine")
-async def fine(path: str) -> None:
-    with Path(path).open("a") as file:
-        file.write("fine\\n")
+async def fine() -> None:
+    note("ran", "fine")
 """
-
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(server: Server, tmp_path: Path) -> Iterator[Start]:
-    """`start(*options)`: pinlater run with two processes."""
-    (tmp_path / "tasks.py").write_text(APP)
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pinlater", "run", "tasks:app", "--processes", "2", *options]
-        environment = {**os.environ, "PINLATER_URL": server.url}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.terminate()
-        try:
-            process.communicate(timeout=30)
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -81,21 +48,23 @@ def start(server: Server, tmp_path: Path) -> Iterator[Start]:
     ],
 )
 def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
-    server: Server, start: Start, tmp_path: Path, how: str, told: str, limit: int
+    server: Server, runs: Callable[..., AppRuns], how: str, told: str, limit: int
 ) -> None:
     """Long before a lease ends: it is ten minutes."""
-    out = tmp_path / "out"
+    app_runs = runs(server.url, TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
-        start()
-        handle = app.send("die", how, str(out))
+        app_runs.start("--processes", "2")
+        handle = app.send("die", how)
         wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
         info = handle.info()
         assert info is not None
-        check_evidence(info, told, out.read_text().split())
+        check_evidence(info, told, [str(note.pid) for note in app_runs.notes("died")])
         if limit > 1:
-            app.send("fine", str(out))
-            wait_until(lambda: "fine" in out.read_text(), "a process that lives", 60)
+            app.send("fine")
+            app_runs.wait("ran", deadline_s=60)
+            assert client.retry_jobs([handle.descriptor], attempts=1) == 1
+            wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew", 60)
 
 
 def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:

@@ -55,6 +55,7 @@ LAYERS = [
         "ending",
         "handlers",
         "monitor",
+        "overtime",
         "process",
         "renewal",
         "sharing",

@@ -6,6 +6,7 @@ Promises: a line of the page without a test fails, and so does a test without a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 import time
@@ -191,6 +192,29 @@ async def _timeout(app: PinLater) -> None:
     assert info is not None
     assert info.status.startswith("TimedOut: it ran longer than its timeout, 0.05 s\n  attempt 1 of 5 by python:")
     assert about_an_hour(due_ms)
+
+
+@line("the same, and it does not end when it is cancelled")
+async def _swallows(app: PinLater) -> None:
+    gate, left = asyncio.Event(), []
+
+    @app.task(timeout=0.05, backoff=3600)
+    async def task() -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+        left.append(True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pinlater.overtime.GRACE_S", 0.1)
+        info, due_ms = await one(app, task)
+    assert not left
+    gate.set()
+    assert is_pending(info, 1)
+    assert info is not None
+    assert info.status.startswith("TimedOut: it was cancelled in vain, and ran longer than its timeout, 0.05 s\n")
+    assert about_an_hour(due_ms)
+    await until(lambda: left, "its end")
 
 
 @line("a plain function is past its timeout")

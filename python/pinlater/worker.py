@@ -11,21 +11,21 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from pinlater import holding
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
-from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
 from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.renewal import Lease, Renewal
+from pinlater.overtime import Overtime
+from pinlater.renewal import Lease, Renewal, confirm
 from pinlater.shards import QueueShard
 from pinlater.sharing import Order
 
@@ -102,6 +102,7 @@ class Worker:
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
         self._claimer = Claimer(client, names, self._room, self._take, self.config.order, self.config.max_jobs)
         self._renewal = Renewal(client._settings.timeouts[1])
+        self._overtime = Overtime(self._renewal)
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
@@ -278,8 +279,23 @@ class Worker:
             future = self._loop.create_task(call_async(self._handler, held.job))
         else:
             future = self._threads.run(self._handler, held.job)
+        self._watch(future, held)
+
+    def _watch(self, future: asyncio.Future[End], held: Held) -> None:
         self._running[future] = held
         future.add_done_callback(self._finished)
+
+    def limit(self, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        """Of the calling handler's job: long past this it is given up and left behind, and ends as judge() says."""
+        future = asyncio.current_task()
+        if future is not None and (held := self._running.get(future)) is not None:
+            self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+
+    def _give_up_on(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        held = self._running.pop(future)
+        future.remove_done_callback(self._finished)
+        self._overtime.leave_behind(future, held)
+        self._watch(self._loop.create_task(judge()), held)
 
     def _drop_lost(self) -> None:
         kept = [held for held in self._waiting if not held.lease.lost]
@@ -297,30 +313,16 @@ class Worker:
             if held.lease.in_doubt:
                 places.setdefault(held.lease.place, {})[held.lease] = held.job
         try:
-            if not all(await asyncio.gather(*map(self._confirm_at, places.values()))):
+            if not all(await asyncio.gather(*(confirm(self._client, doubtful) for doubtful in places.values()))):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
             self._loop.call_soon(self._start_waiting)
 
-    async def _confirm_at(self, doubtful: dict[Lease, Job]) -> bool:
-        """Of leases of one queue and shard; True if it answered."""
-        now_s, jobs, session = time.monotonic(), list(doubtful.values()), self._client._session
-        try:
-            refused = {
-                job.token for job in await self._client._run(lambda end: holding.renew(session, jobs, False, end))
-            }
-        except QueueNotFound:
-            refused = {job.token for job in jobs}
-        except PinLaterError as error:
-            log.warning("%d leases not confirmed yet: %s", len(jobs), error)
-            return False
-        for lease, job in doubtful.items():
-            lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
-        return True
-
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
+        if self._overtime.timers:
+            self._overtime.end(future, held)
         self._bytes -= len(held.job.body)
         self._ended_since += 1
         if future.cancelled() and self._stopping.is_set():

@@ -11,7 +11,7 @@ import contextvars
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,6 +59,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(threads, self._loop)
         self.stats = TaskStats()
+        #: Worker.limit, where there is a worker.
+        self.limit: Callable[[float, Callable[[], Coroutine[Any, Any, End]]], None] | None = None
         #: By task.
         self.meters = {name: Meter() for name in tasks}
 
@@ -108,6 +110,8 @@ class Dispatcher:
         try:
             if running.expires_ms is not None:
                 self._check_expiry(job, running.expires_ms, headers)
+            if running.timeout_s is not None and self.limit is not None:
+                self.limit(running.timeout_s, lambda: self._overdue(task, job, args, kwargs, began_s))
             called = args if task.context is None else [self._context(task, job, headers), *args]
             if not task.is_async:
                 inside = contextvars.copy_context().run
@@ -198,6 +202,14 @@ class Dispatcher:
         if task.running.on_failure is not None:
             await self._tell(task, Failure(job, task.name, args, kwargs, error, status))
         return Failed(status, 0, final)
+
+    async def _overdue(
+        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
+    ) -> End:
+        """It goes on past its timeout, though it was cancelled."""
+        assert task.running.timeout_s is not None
+        error = TimedOut("it was cancelled in vain, and", task.running.timeout_s)
+        return await self._failed(task, job, args, kwargs, error, began_s)
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
         """Calls the hook; what it raises is told, and changes nothing."""

@@ -71,7 +71,9 @@ async def worker_of(
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app.tasks, client, config.concurrency)
         try:
-            yield Worker(client, names, dispatcher, config)
+            worker = Worker(client, names, dispatcher, config)
+            dispatcher.limit = worker.limit
+            yield worker
         finally:
             dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)
