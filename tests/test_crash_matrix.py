@@ -1,8 +1,8 @@
 """The crash matrix of `pinlater run`: processes that die, stop, leak or hold the GIL, and servers that go away.
 
 Promises: no job is lost, none runs under two live claims, and what did not die runs once. Risks: a run that a crash
-ended beside the one to blame may show twice, as promised: at least once. That a worker does not spin while its server is
-away is shown by test_worker_outages.py.
+ended beside the one to blame may show twice, as promised: at least once. That a worker does not spin while its server
+is away is shown by test_worker_outages.py.
 """
 
 from __future__ import annotations

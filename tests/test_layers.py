@@ -45,6 +45,7 @@ LAYERS = [
         "holding",
         "inspecting",
         "maintaining",
+        "quarantine",
         "queues",
     },
     {

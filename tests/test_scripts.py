@@ -87,7 +87,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "end_leases": lambda s: s.wire.end_leases(b"worker", b"was killed by SIGKILL"),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
-    "leave_quarantine": lambda s: s.wire.leave_quarantine((1, s.failed[0], 2, bytes(8))),
+    "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
     "load": lambda s: s.wire.load(s.ticket, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),

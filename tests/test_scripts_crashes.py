@@ -141,14 +141,12 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
     assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
     ticket, other = b"ticket 1", b"ticket 2"
-    assert wire.leave_quarantine((1, ids[0], 1, ticket), (1, ids[0], 1, other)) == [ticket, ticket]
+    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == ticket + b"big"
+    assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == ticket + b"big"
     assert told()[ids[0]] == (b"\1", ticket)
-    assert wire.leave_quarantine((1, ids[0], 2, NONE), (1, ids[1], 0, NONE), (1, ids[2], 2, NONE)) == [
-        ticket,
-        NONE,
-        NONE,
-    ]
+    assert wire.leave_quarantine(1, ids[0], 2) == ticket + b"big"
+    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2))] == [NONE, NONE]
     assert told() == {}
-    assert wire.leave_quarantine((1, ids[0], 1, ticket)) == [NONE]
+    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == NONE
     assert wire.lookup([ids[0]]) == [None]
     assert (known(wire, ids[1]).state, known(wire, ids[2]).state) == (int(FAILED), int(PENDING))

@@ -236,11 +236,11 @@ class Wire:
         leases, retried, failed = struct.unpack_from(">III", packed)
         return leases, retried, failed, packed[12:]
 
-    def leave_quarantine(self, *items: tuple[int, bytes, int, bytes]) -> list[bytes]:
-        """items: level, id, what, ticket. Returns the tickets there are now."""
-        packed = b"".join(struct.pack(">B8sB8s", *item) for item in items)
-        (tickets,) = self.write("leave_quarantine", packed)
-        return [tickets[at : at + 8] for at in range(0, len(tickets), 8)]
+    def leave_quarantine(
+        self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""
+    ) -> bytes:
+        """Returns the ticket there is then, and of which queue."""
+        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, ticket))[0])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
         """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""

@@ -6,6 +6,7 @@ limit is not kept past it. Risks: a handler without a timeout that never returns
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import ssl
@@ -117,8 +118,17 @@ class Renewal:
         self._renewers, self._handles, self._leases = {}, {}, {}
 
 
-async def confirm(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
-    """Renews leases of one queue and shard, each by one of its jobs; True if it is known now whether they stand."""
+async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
+    """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
+    places: dict[QueueShard, dict[Lease, Job]] = {}
+    for lease, job in held.items():
+        if lease.in_doubt:
+            places.setdefault(lease.place, {})[lease] = job
+    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in places.values())))
+
+
+async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
+    """Of leases of one queue and shard; True if it answered."""
     now_s, jobs, session = time.monotonic(), list(doubtful.values()), client._session
     try:
         refused = {job.token for job in await client._run(lambda end: holding.renew(session, jobs, False, end))}

@@ -22,11 +22,9 @@ from pinlater.config import QueueConfig, check_integer, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
-from pinlater.jobs import Job
 from pinlater.monitor import TICK_S, Monitor
 from pinlater.overtime import Overtime
-from pinlater.renewal import Lease, Renewal, confirm
-from pinlater.shards import QueueShard
+from pinlater.renewal import Renewal, confirm
 from pinlater.sharing import Order
 
 __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
@@ -308,12 +306,8 @@ class Worker:
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
-        places: dict[QueueShard, dict[Lease, Job]] = {}
-        for held in self._waiting:
-            if held.lease.in_doubt:
-                places.setdefault(held.lease.place, {})[held.lease] = held.job
         try:
-            if not all(await asyncio.gather(*(confirm(self._client, doubtful) for doubtful in places.values()))):
+            if not await confirm(self._client, {held.lease: held.job for held in self._waiting}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
