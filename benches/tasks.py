@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.support import serving
 from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
+from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.meters import Meter
 from pinlater.framework.running import worker_of
 
 ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
@@ -41,7 +43,7 @@ async def _by_turns(name: str, bare: Side, ours: Side) -> None:
             if number:  # the first round is cold
                 found[side].append(used_us)
     below, above = statistics.median(found[bare]), statistics.median(found[ours])
-    print(f"{name:<34} bare {below:7.2f} us   task {above:7.2f} us   {above / below:.2f} x   (+{above - below:.2f} us)")
+    print(f"{name:<38} bare {below:7.2f} us   task {above:7.2f} us   {above / below:.2f} x   (+{above - below:.2f} us)")
 
 
 def _calling(count: int, call: Callable[[], object]) -> Side:
@@ -69,7 +71,7 @@ def _gathering(count: int, call: Callable[[], Awaitable[object]]) -> Side:
     return side
 
 
-def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool) -> Side:
+def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool, *, metered: bool = False) -> Side:
     async def nothing(job: Job) -> None:
         pass
 
@@ -87,6 +89,9 @@ def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool) -> Sid
             if not of_app:
                 return await drained(Worker(client, QUEUE, nothing, config))
         async with worker_of(app, config=config) as worker:
+            if metered:  # as with --http
+                assert isinstance(worker._handler, Dispatcher)
+                worker._handler.meters = {name: Meter() for name in app.tasks}
             return await drained(worker)
 
     return side
@@ -125,6 +130,11 @@ async def main() -> None:
             "a no-op async task",
             _draining(server.url, app, bodies, False),
             _draining(server.url, app, bodies, True),
+        )
+        await _by_turns(
+            "the same, bare: a task, task: metrics",
+            _draining(server.url, app, bodies, True),
+            _draining(server.url, app, bodies, True, metered=True),
         )
 
 

@@ -86,6 +86,8 @@ class Monitor:
         self._missing: set[str] = set()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        #: Jobs whose lease ran out: put back in line, or failed after their last attempt.
+        self.redelivered = 0
 
     async def start(self) -> None:
         """Runs in the background until stop()."""
@@ -199,6 +201,7 @@ class Monitor:
         post.next_look_s = time.monotonic() + ticks * self._tick_s
         if jumped:
             log.warning("%s: its server's clock jumped; nothing expires for one lease", place)
+        self.redelivered += retried + failed
         if leases:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
         return bool(more)

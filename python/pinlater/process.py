@@ -106,9 +106,9 @@ class Process:
         self.send(signal.SIGTERM)
 
     def check_memory(self) -> None:
-        """Kills it if it uses far more than its cap."""
+        """Kills it if it uses far more than its cap; before its first report it looks at that itself."""
         cap_mb = self.of.memory_mb
-        if cap_mb is None or self.ending == "memory":
+        if cap_mb is None or not self.report or self.ending == "memory":
             return
         used_mb = memory_bytes(self.pid) / MIB
         if used_mb > cap_mb * KILL_FACTOR:

@@ -60,6 +60,9 @@ class Shares:
         served, weights = self._served, self._weights
         if self._strict:
             return min(queues, key=self._ranks.__getitem__), room
+        if len(queues) == 1:
+            self._least = max(served[queues[0]], self._least)
+            return queues[0], room
         for queue in queues:
             served[queue] = max(served[queue], self._least)
         first, *others = sorted(queues, key=lambda queue: (served[queue], random.random()))

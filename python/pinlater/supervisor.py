@@ -200,7 +200,8 @@ class Supervisor:
 
         beside: entered on the supervisor's loop before the first process is started.
         """
-        return asyncio.run(self._run(beside))
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # an app may have set another as default
+            return runner.run(self._run(beside))
 
     def reload(self) -> None:
         """Starts a fresh process for each; each that runs is stopped when its own is ready."""
@@ -258,7 +259,10 @@ class Supervisor:
         while self._passed < self._signals:
             self._passed += 1
             for process in self.processes:
-                process.stop("", self._kill_after_s if self._passed == 1 else 2 * OVERTIME_S)
+                if self._passed > 1:
+                    process.stop("", 2 * OVERTIME_S)
+                elif not process.ending:  # else it stops already, and twice is "at once"
+                    process.stop("", self._kill_after_s)
 
     def _kill_late(self) -> None:
         for process in self.processes:
@@ -286,7 +290,7 @@ class Supervisor:
     def _on_report(self, process: Process) -> None:
         self._observer.reported(process)
         for place in self._places:
-            if place.fresh is process and process.ready:
+            if place.fresh is process and process.ready and not self._signals:
                 old, place.process, place.fresh = place.process, process, None
                 if old is not None:
                     self._leave(old, "reload")

@@ -21,7 +21,7 @@ from pinlater.framework import envelope
 from pinlater.framework.backoff import milliseconds
 from pinlater.framework.context import BaseContext
 from pinlater.framework.ends import Cancel, Expired, Retry, Snooze
-from pinlater.framework.logs import current_job
+from pinlater.framework.logs import current_job, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
@@ -54,6 +54,7 @@ class Dispatcher:
     def __init__(self, tasks: Mapping[str, Task[..., Any]], client: AsyncClient, threads: int) -> None:
         self._tasks = {name.encode(): task for name, task in tasks.items() if task.codec != "raw"}
         self._raw = {task.queue: task for task in tasks.values() if task.codec == "raw"}
+        raw_tasks.update({queue: task.name for queue, task in self._raw.items()})
         self._client = client
         self._worker = client._settings.source
         self._loop = asyncio.get_running_loop()
@@ -61,8 +62,8 @@ class Dispatcher:
         self.stats = TaskStats()
         #: Worker.limit, where there is a worker.
         self.limit: Callable[[float, Callable[[], Coroutine[Any, Any, End]]], None] | None = None
-        #: By task.
-        self.meters = {name: Meter() for name in tasks}
+        #: By task; empty: nothing is counted but stats.
+        self.meters: dict[str, Meter] = {}
 
     def close(self) -> None:
         """Lets the threads end."""
@@ -106,7 +107,7 @@ class Dispatcher:
     ) -> End:
         began_s = time.monotonic()
         running = task.running
-        current_job.set((task.name, job))
+        current_job.set(job)
         try:
             if running.expires_ms is not None:
                 self._check_expiry(job, running.expires_ms, headers)
@@ -121,7 +122,7 @@ class Dispatcher:
             else:
                 await self._in_time(running.timeout_s, task, called, kwargs)
         except Snooze as snooze:
-            self.meters[task.name].ended("snoozed", job, began_s)
+            self._meter(task, "snoozed", began_s)
             return Postponed(milliseconds("Snooze: delay", snooze.delay))
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
@@ -130,7 +131,8 @@ class Dispatcher:
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
-        self.meters[task.name].ended("succeeded", job, began_s)
+        if self.meters:
+            self.meters[task.name].succeeded(time.monotonic() - began_s)
         return None
 
     async def _in_time(self, timeout_s: float, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -170,6 +172,10 @@ class Dispatcher:
         if await self._client.checkpoint(Checkpoint(job=job, body=envelope.with_state(job.body, state))):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
+    def _meter(self, task: Task[..., Any], end: RunEnd, began_s: float) -> None:
+        if self.meters:
+            self.meters[task.name].ended(end, time.monotonic() - began_s)
+
     # failing
 
     async def _failed(
@@ -184,7 +190,7 @@ class Dispatcher:
         self.stats.timeouts += isinstance(error, TimedOut)
         final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
         last = final or job.attempts_remaining <= 1
-        self.meters[task.name].ended(_run_end(error, last), job, began_s)
+        self._meter(task, _run_end(error, last), began_s)
         status = report(error, job, self._worker, time.monotonic() - began_s, last=last)
         deliberate = isinstance(error, Retry | Cancel | Expired)
         log.log(

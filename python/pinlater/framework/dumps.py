@@ -33,9 +33,7 @@ def dump(worker: Worker) -> str:
     for future, held in running[:MAX_SHOWN]:
         job = held.job
         claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)
-        lines.append(
-            f"job {job.descriptor}: task {task_of(job) or '(raw)'}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}"
-        )
+        lines.append(f"job {job.descriptor}: task {task_of(job)}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}")
         frame = of_job.get(id(job))
         frames = _stack_of(frame) if frame is not None else list(_awaited(getattr(future, "get_coro", lambda: None)()))
         lines += _told(frames)

@@ -20,8 +20,10 @@ from pinlater.jobs import Job
 LogFormat: TypeAlias = Literal["text", "json"]
 LOG_FORMATS: Final = get_args(LogFormat)
 
-#: The task and the job that the code runs for.
-current_job: ContextVar[tuple[str, Job] | None] = ContextVar("pinlater_job", default=None)
+#: The job that the code runs for.
+current_job: ContextVar[Job | None] = ContextVar("pinlater_job", default=None)
+#: Tasks whose bodies do not name them, by queue.
+raw_tasks: Final[dict[str, str]] = {}
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: What every record has; the rest is what the caller gave as extra=.
 _USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "job", "job_fields", "taskName"}
@@ -35,11 +37,9 @@ class JobFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record pass."""
-        job, current = getattr(record, "job", None), current_job.get()
-        if isinstance(job, Job):
-            record.job_fields = _fields(task_of(job), job)
-        else:
-            record.job_fields = {} if current is None else _fields(*current)
+        told = getattr(record, "job", None)
+        job = told if isinstance(told, Job) else current_job.get()
+        record.job_fields = {} if job is None else _fields(job)
         return True
 
 
@@ -88,12 +88,14 @@ def set_up(log_format: LogFormat) -> None:
 
 
 def task_of(job: Job) -> str:
-    """The name in its body; "" of a raw one, or one that can not be read."""
+    """The name of its task; "" if its body can not be read."""
+    if job.queue in raw_tasks:
+        return raw_tasks[job.queue]
     try:
         return envelope.read(job.body)[0].decode("utf-8", "replace")
     except BodyUnreadable:
         return ""
 
 
-def _fields(task: str, job: Job) -> dict[str, Any]:
-    return {"job": job.descriptor, "queue": job.queue, "task": task, "attempt": job.attempt}
+def _fields(job: Job) -> dict[str, Any]:
+    return {"job": job.descriptor, "queue": job.queue, "task": task_of(job), "attempt": job.attempt}

@@ -1,15 +1,13 @@
 """What is counted of each run of a task.
 
-Promises nothing but additions. Risks: none; it is read by the same loop.
+Promises that a run that succeeds costs one float in a list. Risks: lists grow until they are folded.
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
+import math
+from bisect import bisect_right
 from typing import Final, Literal, TypeAlias
-
-from pinlater.jobs import Job
 
 #: How the run of a task ended: see docs/running.md.
 RunEnd: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "cancelled", "expired"]
@@ -17,21 +15,36 @@ BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Meter:
-    """Of one task. buckets: runs no longer than each of BOUNDS_S and longer than the one before; the last: longer."""
+    """Of one task. buckets: runs no longer than each of BOUNDS_S and longer than the one before; the last: longer.
 
-    __slots__ = ("buckets", "ends", "redelivered", "seconds")
+    succeeded: gets the seconds of each run that succeeded; fold() counts them.
+    """
+
+    __slots__ = ("_unfolded", "buckets", "ends", "seconds", "succeeded")
 
     def __init__(self) -> None:
         self.ends: dict[RunEnd, int] = dict.fromkeys(RunEnd.__args__, 0)  # type: ignore[attr-defined]
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.seconds = 0.0
-        self.redelivered = 0
+        self._unfolded: list[float] = []
+        self.succeeded = self._unfolded.append
 
-    def ended(self, end: RunEnd, job: Job, began_s: float) -> None:
-        """A run ended now that began then (monotonic)."""
-        lasted_s = time.monotonic() - began_s
-        self.ends[end] += 1
-        self.buckets[bisect_left(BOUNDS_S, lasted_s)] += 1
-        self.seconds += lasted_s
-        if job.attempt > 1:
-            self.redelivered += 1
+    def ended(self, end: RunEnd, seconds: float) -> None:
+        """A run ended."""
+        self._count(end, [seconds])
+
+    def fold(self) -> None:
+        """Counts the runs that succeeded since the last time."""
+        seconds = self._unfolded[:]
+        self._unfolded.clear()
+        self._count("succeeded", seconds)
+
+    def _count(self, end: RunEnd, seconds: list[float]) -> None:
+        seconds.sort()
+        below = 0
+        for index, bound_s in enumerate((*BOUNDS_S, math.inf)):
+            upto = bisect_right(seconds, bound_s, below)
+            self.buckets[index] += upto - below
+            below = upto
+        self.ends[end] += len(seconds)
+        self.seconds += sum(seconds)

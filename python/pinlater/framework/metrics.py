@@ -26,7 +26,10 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_ending_jobs": ("gauge", "Jobs that ran and are not acked yet."),
     "pinlater_claims_total": ("counter", "Claim calls answered."),
     "pinlater_claimed_jobs_total": ("counter", "Jobs claimed."),
-    "pinlater_redelivered_jobs_total": ("counter", "Runs that were not their job's first attempt."),
+    "pinlater_redelivered_jobs_total": (
+        "counter",
+        "Jobs of lost workers that a monitor here put back in line, or failed after their last attempt.",
+    ),
     "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
@@ -48,7 +51,7 @@ Samples: TypeAlias = dict[str, dict[str, float]]
 
 
 def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
-    """What this process counted so far."""
+    """What this process counted so far; folds its meters."""
     stats, told = worker.stats, dispatcher.stats
     found: Samples = {
         "pinlater_running_jobs": {"": len(worker._running)},
@@ -56,7 +59,7 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
         "pinlater_ending_jobs": {"": worker._ending.count},
         "pinlater_claims_total": {"": stats.claims},
         "pinlater_claimed_jobs_total": {"": stats.claimed},
-        "pinlater_redelivered_jobs_total": {"": sum(meter.redelivered for meter in dispatcher.meters.values())},
+        "pinlater_redelivered_jobs_total": {"": 0 if worker._monitor is None else worker._monitor.redelivered},
         "pinlater_timeouts_total": {"": told.timeouts},
         "pinlater_expired_jobs_total": {"": told.expired},
         "pinlater_unreadable_jobs_total": {"": told.unreadable},
@@ -66,6 +69,7 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
         "pinlater_job_seconds": {},
     }
     for name, meter in dispatcher.meters.items():
+        meter.fold()
         label = f'task="{_escaped(name)}"'
         for end, count in meter.ends.items():
             found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count

@@ -75,6 +75,10 @@ class RunOptions:
             raise InvalidArgument(f"log_format: expected text or json, got {self.log_format!r}")
         if self.http is not None:
             parse_address(self.http)
+        if not isinstance(self.url, str | None):
+            raise InvalidArgument(f"url: expected a URL, got {self.url!r}")
+        if not all(isinstance(url, str) for url in self.shards.values()):
+            raise InvalidArgument(f"shards: expected names and URLs, got {dict(self.shards)!r}")
         check_integer("processes", self.processes, 1, MAX_PROCESSES)
         _check_memory("memory_mb", self.memory_mb)
         for queue, own in self.queues.items():
@@ -124,7 +128,7 @@ class RunOptions:
         if self.queues:
             weights = [f"{name}:{own.weight or 1}" for name, own in self.queues.items()]
             told += ["--queues", ",".join(weights)]
-        for name, value in (("--max-jobs", self.max_jobs), ("--max-memory", self.memory_mb)):
+        for name, value in (("--max-jobs", self.max_jobs), ("--max-memory", self.memory_mb), ("--http", self.http)):
             told += [] if value is None else [name, str(value)]
         return [*told, *["--strict"] * self.strict, *["--burst"] * self.burst]
 
@@ -139,7 +143,9 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
         name, colon, weight = part.strip().partition(":")
         if colon and not weight.isdecimal():
             raise InvalidArgument(f"queues: expected NAME or NAME:WEIGHT, got {part!r}")
-        queues[check_queue_name(name)] = QueueOptions(weight=int(weight) if colon else None)
+        if check_queue_name(name) in queues:
+            raise InvalidArgument(f"queues: {name!r} is named twice")
+        queues[name] = QueueOptions(weight=int(weight) if colon else None)
     return queues, strict
 
 

@@ -39,9 +39,9 @@ def probe(wrong: str) -> Answer:
     return Answer(503, f"{wrong}\n") if wrong else Answer(200, "ok\n")
 
 
-def parse_address(text: str) -> tuple[str | None, int]:
+def parse_address(text: object) -> tuple[str | None, int]:
     """HOST:PORT; [::1]:9100 and :9100 (every address) too. Raises InvalidArgument."""
-    host, colon, port = text.rpartition(":")
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise InvalidArgument(f"http: expected HOST:PORT, such as 127.0.0.1:9100, got {text!r}")
     return host.strip("[]") or None, int(port)

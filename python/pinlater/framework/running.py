@@ -32,6 +32,7 @@ from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.dumps import dump
+from pinlater.framework.meters import Meter
 from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
@@ -90,6 +91,8 @@ def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
     if report_fd is not None:
         os.set_inheritable(int(report_fd), False)
         return _Run(app, names, options, int(report_fd)).run()
+    if left_out := sorted({task.queue for task in app.tasks.values()} - set(names)):
+        log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(names)
     alone = len(groups) == 1 and groups[0].processes == 1
     if alone and not options.watch and groups[0].max_jobs is None and groups[0].memory_mb is None:
@@ -142,7 +145,7 @@ def _supervise(
 
 
 class _Run:
-    """A worker in this process. report_fd: where it tells its supervisor, if it has one."""
+    """A worker in this process. report_fd: where it tells its supervisor, if it has one, which serves HTTP then."""
 
     def __init__(self, app: PinLater, queues: list[str], options: RunOptions, report_fd: int | None) -> None:
         self._app, self._queues, self._options = app, queues, options
@@ -159,19 +162,20 @@ class _Run:
     async def _work(self, signals: StopSignals) -> None:
         options = self._options
         async with self._app, worker_of(self._app, self._queues, self._config) as worker, AsyncExitStack() as stack:
-            self._worker = worker
+            assert isinstance(worker._handler, Dispatcher)
+            self._worker, self._dispatcher = worker, worker._handler
             signals.connect(self._on_stop)
             stack.enter_context(self._other_signals())
+            if options.http is not None:
+                self._dispatcher.meters = {name: Meter() for name in self._app.tasks}
+                await stack.enter_async_context(_meanwhile(self._fold()))
             if self._report_fd is None:
                 await stack.enter_async_context(_serving(options.http, self._answers()))
             else:
                 await stack.enter_async_context(self._reporting(self._report_fd))
             if options.memory_mb is not None:
                 await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
-            left_out = sorted({task.queue for task in self._app.tasks.values()} - set(self._queues))
             log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
-            if left_out:
-                log.info("not working on %s", ", ".join(left_out))
             await worker.run(burst=options.burst)
             log.info("stopped: %s", worker.stats)
             if worker._claimer.left <= 0:
@@ -217,8 +221,14 @@ class _Run:
         return self._worker._claimer.ready and not self._worker._stopping.is_set()
 
     def _samples(self) -> metrics.Samples:
-        assert isinstance(self._worker._handler, Dispatcher)
-        return metrics.samples(self._worker, self._worker._handler)
+        return metrics.samples(self._worker, self._dispatcher)
+
+    async def _fold(self) -> None:
+        """What was counted is added up, however seldom somebody asks for it."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            for meter in self._dispatcher.meters.values():
+                meter.fold()
 
     def _answers(self) -> Answers:
         return {
@@ -234,7 +244,8 @@ class _Run:
 
         def report() -> None:
             if not writer.transport.get_write_buffer_size():
-                writer.write(orjson.dumps({"ready": self._ready, "samples": self._samples()}) + b"\n")
+                samples = {} if self._options.http is None else self._samples()
+                writer.write(orjson.dumps({"ready": self._ready, "samples": samples}) + b"\n")
 
         async def report_on() -> None:
             while True:

@@ -1,0 +1,235 @@
+"""What `pinlater run` is told: --queues, TOML, which of the two counts, and what bad input is told.
+
+Promises: every key has a wrong value here. Risks: how processes follow them is in test_running.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlater import InvalidArgument
+from pinlater.cli.commands import USAGE
+from pinlater.framework.options import QueueOptions, RunOptions, options_of, parse_queues
+from pinlater.framework.overseeing import STALE_S, Overseer
+from pinlater.framework.probes import parse_address
+from pinlater.process import ProcessSet
+from pinlater.sharing import Order
+from tests.cli_runs import Run, run
+
+__all__ = ["run"]  # a fixture
+
+PAGE = (Path(__file__).parent.parent / "docs" / "running.md").read_text("utf-8")
+FULL = """
+app = "shop:app"
+url = "redis://there:1"
+strict = false
+isolate = false
+concurrency = 20
+processes = 2
+max_jobs = 1000
+memory_mb = 500
+stop_timeout = 5.5
+log_format = "json"
+http = "127.0.0.1:9100"
+[queues.mail]
+weight = 3
+[queues.video]
+concurrency = 1
+processes = 4
+memory_mb = 2000
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "strict"),
+    [
+        ("a", {"a": None}, False),
+        ("a:3, b:1", {"a": 3, "b": 1}, False),
+        ("b>a > c", {"b": None, "a": None, "c": None}, True),
+    ],
+)
+def test_queues_in_words(text: str, weights: dict[str, int | None], strict: bool) -> None:
+    assert parse_queues(text) == ({name: QueueOptions(weight=weight) for name, weight in weights.items()}, strict)
+    assert list(parse_queues(text)[0]) == list(weights)
+
+
+@pytest.mark.parametrize("name", ["pinlater.toml", "pyproject.toml", "other.toml"])
+def test_every_key_of_toml(folder: Path, name: str) -> None:
+    text = FULL.replace("[queues.", "[tool.pinlater.queues.") if name == "pyproject.toml" else FULL
+    (folder / name).write_text(f"[tool.pinlater]\n{text}" if name == "pyproject.toml" else text)
+    options = options_of({"app": None, "strict": None}, Path(name) if name == "other.toml" else None)
+    assert options == RunOptions(
+        app="shop:app",
+        url="redis://there:1",
+        concurrency=20,
+        processes=2,
+        max_jobs=1000,
+        memory_mb=500,
+        stop_timeout=5.5,
+        log_format="json",
+        http="127.0.0.1:9100",
+        queues={"mail": QueueOptions(weight=3), "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000)},
+    )
+
+
+def test_the_command_line_goes_before_toml(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text(FULL)
+    told: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
+    options = options_of(told, None)
+    assert (options.app, options.concurrency, options.processes, options.http) == ("other:app", 7, 2, "127.0.0.1:9100")
+    assert options.queues == {
+        "mail": QueueOptions(weight=5),
+        "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000),
+        "new": QueueOptions(),
+    }
+
+
+def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.pinlater]\nconcurrency = 3")
+    assert options_of({"app": "a:b"}, None).concurrency == 3
+    (folder / "pinlater.toml").write_text("concurrency = 4")
+    assert options_of({"app": "a:b"}, None).concurrency == 4
+
+
+def test_queues_with_processes_of_their_own_are_apart() -> None:
+    queues = {"a": QueueOptions(), "b": QueueOptions(weight=2), "c": QueueOptions(processes=3)}
+    together, apart = RunOptions(app="x:y", queues=queues).groups(queues)
+    assert (list(together.queues), together.processes) == (["a", "b"], 1)
+    assert (list(apart.queues), apart.processes) == (["c"], 3)
+    assert together.config(together.queues).order == Order(weights={"b": 2})
+    assert together.arguments()[-2:] == ["--queues", "a:1,b:2"]
+    isolated = RunOptions(app="x:y", isolate=True, strict=True).groups(["a", "b"])
+    assert [list(group.queues) for group in isolated] == [["a"], ["b"]]
+    assert not any(group.strict for group in isolated)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, queues, strict,"),
+        ("watch = true", "unknown key 'watch'"),
+        ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
+        ("queues = 'a'", "queues: expected a table, got 'a'"),
+        ("[queues]\na = 3", "queues.a: expected a table, got 3"),
+        ("shards = 1", "shards: expected a table"),
+        ("app = 1", "app: expected MODULE:APP, got 1"),
+        ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
+        ("isolate = 1", "isolate: expected true or false, got 1"),
+        ("concurrency = 0", "concurrency: expected an integer from 1"),
+        ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),
+        ("max_jobs = 0", "max_jobs: expected an integer"),
+        ("memory_mb = 1.5", "memory_mb: expected an integer"),
+        ("stop_timeout = -1", "stop_timeout_s: expected seconds"),
+        ("log_format = 'xml'", "log_format: expected text or json, got 'xml'"),
+        ("http = 9100", "http: expected HOST:PORT, such as 127.0.0.1:9100, got 9100"),
+        ("http = 'localhost'", "http: expected HOST:PORT"),
+        ("url = 3", "url: expected a URL, got 3"),
+        ("[shards]\n1 = 2", "shards: expected names and URLs, got"),
+        ("[queues.a-b]", "queue name: expected"),
+        ("[queues.a]\nweight = 1001", "queue 'a': weight: expected an integer from 1 to 1,000"),
+        ("[queues.a]\nconcurrency = 0", "queue 'a': concurrency: expected an integer"),
+        ("[queues.a]\nprocesses = true", "queue 'a': processes: expected an integer"),
+        ("[queues.a]\nmemory_mb = 0", "queue 'a': memory_mb: expected an integer"),
+        (
+            "[queues.a]\nmemory_mb = 9\nweight = 2",
+            "queue 'a': it has processes of its own, where a weight means nothing",
+        ),
+        ("isolate = true\n[queues.a]\nweight = 2", "queue 'a': it has processes of its own"),
+        ("strict = true\n[queues.a]\nweight = 2\n[queues.b]", "expected weights or strict, got both"),
+        ("x = [", "pinlater.toml is not TOML"),
+    ],
+)
+def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
+    (folder / "pinlater.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=said):
+        options_of({} if text.startswith("app") else {"app": "x:y"}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "app: expected MODULE:APP, on the command line or as `app` in TOML, got none"),
+        (["x:y", "--config", "nowhere.toml"], "config: nowhere.toml can not be read: No such file"),
+        (["x:y", "--queues", "a:b"], "queues: expected NAME or NAME:WEIGHT, got 'a:b'"),
+        (["x:y", "--queues", "a>b,c"], "queues: expected A:3,B:1 or A>B, got 'a>b,c'"),
+        (["x:y", "--queues", "a:3,b", "--strict"], "expected weights or strict, got both"),
+        (["x:y", "--queues", "a,a"], "queues: 'a' is named twice"),
+        (["x:y", "--http", "80"], "http: expected HOST:PORT"),
+        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: 192.0.2.1:1 can not be listened on"),
+    ],
+)
+def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], said: str) -> None:
+    ran = run("run", *arguments)
+    assert ran.code == USAGE
+    assert said in ran.err
+
+
+def test_the_page_has_what_there_is(folder: Path) -> None:
+    from pinlater.framework.metrics import FAMILIES
+
+    (folder / "pinlater.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+    options = options_of({}, None)
+    assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
+    table = PAGE.partition("## Options")[2].partition("\n\nThe command line")[0].replace("\\|", "/")
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
+    named = {"queues", "shards", *re.findall(r"`(\w+)`", " ".join(cells))}
+    assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
+    assert list(FAMILIES) == re.findall(r"^\| `(pinlater_\w+)`", PAGE, re.MULTILINE)
+
+
+def test_addresses() -> None:
+    assert parse_address("127.0.0.1:9100") == ("127.0.0.1", 9100)
+    assert parse_address(":0") == (None, 0)
+    assert parse_address("[::1]:80") == ("::1", 80)
+    for text in ("::1:80", "a:b", "a:70000", ""):
+        with pytest.raises(InvalidArgument, match="http: expected HOST:PORT"):
+            parse_address(text)
+
+
+class Reporting:
+    """Of a process, what an overseer looks at."""
+
+    def __init__(self, of: ProcessSet, pid: int, reported_s: float, ready: bool, jobs: int) -> None:
+        self.of, self.pid, self.reported_s, self.ready = of, pid, reported_s, ready
+        self.report = {"samples": {"pinlater_claimed_jobs_total": {"": jobs}, "pinlater_running_jobs": {"": 1}}}
+
+
+def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    sets = [ProcessSet(command=[name], name=name) for name in "ab"]
+    overseer = Overseer(sets)
+    health, readiness, metrics = overseer.answers().values()
+    processes: list[Any] = [Reporting(sets[0], 1, 99.0, True, 5), Reporting(sets[1], 2, 99.0, False, 7)]
+    for process in processes:
+        overseer.reported(process)
+    assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
+    assert "pinlater_claimed_jobs_total 12\n" in metrics().text
+    processes[1].ready, processes[1].reported_s = True, 100.0 - STALE_S - 1
+    assert (health()[:2], readiness().status) == ((503, "the loop of 2 does not turn\n"), 200)
+    overseer.ended(processes[0], "memory")
+    text = metrics().text
+    assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not
+    assert "pinlater_running_jobs 1\n" in text
+    assert "pinlater_processes 1\n" in text
+    assert 'pinlater_process_restarts_total{reason="memory"} 1\n' in text
+
+
+def test_unknown_names_are_bounded_and_escaped() -> None:
+    from pinlater.framework.metrics import Samples, add, text
+
+    total: Samples = {}
+    for number in range(150):
+        add(total, {"pinlater_unknown_tasks_total": {f'{{task="{number}"}}': 1}})
+    assert len(total["pinlater_unknown_tasks_total"]) == 101
+    assert 'pinlater_unknown_tasks_total{task="(other)"} 50\n' in text(total)
