@@ -13,9 +13,9 @@ local new_flags, new_levels = byte(settings, 5, 6)
 if new_levels < levels then
   return redis.error_reply('BAD_REQUEST levels can only grow: expected at least ' .. levels .. ', got ' .. new_levels)
 end
-if carried ~= '' and (sub(carried, 9) ~= sub(config, 35) or not newer(carried)) then return finish(config) end
+if carried ~= '' and (sub(carried, 9) ~= sub(config, 35, 38) or not newer(carried)) then return finish(config) end
 local drawn = carried ~= '' and sub(carried, 1, 8) or draw_version()
-config = drawn .. sub(config, 9, 12) .. settings .. sub(config, 35)
+config = config_of(drawn, sub(config, 9, 12), settings, sub(config, 35, 38))
 call('HSET', key_m, 'c', config)
 local was_paused = paused
 paused = new_flags % 2 == 1

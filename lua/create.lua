@@ -17,6 +17,6 @@ if deleted and carried ~= '' and not newer(carried) then
 end
 local version, life = sub(carried, 1, 8), sub(carried, 9)
 if carried == '' then version, life = draw_version(), pack('>I4', deleted and life_of(config) + 1 or 1) end
-config = version .. (deleted and sub(config, 9, 12) or '\0\0\0\1') .. settings .. life
+config = config_of(version, deleted and sub(config, 9, 12) or '\0\0\0\1', settings, life)
 call('HSET', key_m, 'c', config)
 return finish('\1' .. config)

@@ -1,7 +1,7 @@
 -- delete_queue: removes everything of a queue but its high-water mark: ids, tokens and configuration versions never come back.
 -- KIND   write
 -- NEEDS  base lane head clock mint order version
--- KEYS   m w j x e E R T v V p* d* r* f* s*
+-- KEYS   m w j x e E R T q v V p* d* r* f* s*
 -- ARGV   lane sequence version below
 -- REPLY  nothing
 -- below: '', or a life: then only what is of an earlier one is removed.

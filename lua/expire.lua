@@ -1,8 +1,8 @@
 -- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
 -- ends jobs whose lease is gone, and watches the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint ring lease status
--- KEYS   m w x e E p* r* f*
+-- NEEDS  base send lane head clock ready mint created ring admit lease status utc give_back
+-- KEYS   m w x e E q p* d* r* f*
 -- ARGV   lane sequence version owner hold expected sweep
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
@@ -10,7 +10,7 @@
 -- cursor; '1:0' at first, then what the last reply told.
 
 if replay then return { sequence, replay_h, replay } end
-if r0 - p0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local lease_ms = unp('>I4', config, 13)
 local hold_ms = tonumber(hold)
 
@@ -48,55 +48,12 @@ if jumped_at > 0 and now < jumped_at + lease_ms then
 end
 if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
 
-local counts = { leases = 0, jobs = 0, retried = 0, failed = 0 }
-
--- Jobs of one level that still belong to this lease go back in line, or fail if that was their last attempt.
-local function give_back(level, ids, lease)
-  local values = call('HMGET', KEYS[r0 + level], unpack(ids))
-  local gone, lefts, flagged = {}, {}, {}
-  for i, value in ipairs(values) do
-    if value and lease_of(value) == lease then
-      gone[#gone + 1], lefts[#lefts + 1] = ids[i], unp('>I2', value, 9) - 1
-      flagged[#flagged + 1] = byte(value, 11) % 2 == 1
-    end
-  end
-  if not gone[1] then return false end
-  local extras = call('HMGET', key_x, unpack(gone))
-  local ready, failed, more = {}, {}, {}
-  for i, id in ipairs(gone) do
-    local old = flagged[i] and extras[i]
-    local line = lefts[i] < 1 and failed or ready
-    line[#line + 1], line[#line + 2] = now, line == ready and id .. ODD or id
-    local crashes = old and unp('>I2', old, 9) or 0
-    more[2 * i - 1] = id
-    more[2 * i] = extra(math.max(lefts[i], 0), now, math.min(crashes + 1, 65535), old and sub(old, 11) or '')
-  end
-  send('HDEL', KEYS[r0 + level], gone)
-  send('HSET', key_x, more)
-  if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
-  counts.retried, counts.failed = counts.retried + #ready / 2, counts.failed + #failed / 2
-  send('ZADD', KEYS[p0 + level], ready)
-  return ready[1] ~= nil
-end
-
 -- A job is due and somebody waits: who held its timer died, or is stuck.
 local wake = earliest <= now
 local expired = call('ZRANGE', key_e, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
   if counts.jobs >= 1000 or counts.leases >= 1000 then break end
-  local entry = call('HGET', key_E, lease)
-  local at, last = 3, entry and 2 + unp('>I2', entry) or 0
-  while at <= last do
-    local level, n = unp('>BI2', entry, at)
-    local ids = {}
-    for i = 1, n do ids[i] = sub(entry, at + 8 * i - 5, at + 8 * i + 2) end
-    wake = give_back(level, ids, lease) or wake
-    counts.jobs = counts.jobs + n
-    at = at + 3 + 8 * n
-  end
-  call('HDEL', key_E, lease, lease .. 'n')
-  call('ZREM', key_e, lease)
-  counts.leases = counts.leases + 1
+  wake = end_lease(lease, '') or wake
 end
 
 local more = #expired > counts.leases and 1 or 0
@@ -127,7 +84,7 @@ if sweep ~= '' then
       if call('HEXISTS', key_E, lease) == 1 then
         call('ZADD', key_e, now + lease_ms, lease) -- who lives renews it
       else
-        wake = give_back(level, ids, lease) or wake
+        wake = give_back(level, ids, lease, '', '') or wake
         counts.leases = counts.leases + 1
       end
     end

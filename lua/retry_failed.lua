@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version level limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
 -- limit: at most so many (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
--- A job that is given more attempts than its record allows is allowed as many from now on, so that its attempts add up.
+-- Crashes count from 0 again. A job that is given more attempts than its record allows is allowed as many from now on, so that its attempts add up.
 
 -- Records are read for that, so many bytes a call; one job is always done.
 local RECORD_BYTES = 4194304
@@ -48,7 +48,7 @@ local extras = call('HMGET', key_x, unpack(ids))
 for i, id in ipairs(ids) do
   line[2 * i - 1], line[2 * i] = score, score <= now and id .. ODD or id
   local old = extras[i]
-  more[2 * i - 1], more[2 * i] = id, extra(left, now, old and unp('>I2', old, 9) or 0, old and sub(old, 11) or '')
+  more[2 * i - 1], more[2 * i] = id, extra(left, now, 0, old and sub(old, 11) or '')
 end
 for id, record in pairs(records) do call('HSET', key_j, id, record) end
 send('ZREM', failed, ids)

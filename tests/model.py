@@ -229,7 +229,7 @@ class Model:
             self.leases[job.lease] = max(self.leases[job.lease], now_ms + self.settings.lease_ms)
 
     def retry(self, job: ModelJob, attempts: int, at_ms: int, now_ms: int) -> None:
-        job.state, job.left, job.at_ms, job.updated_ms = PENDING, attempts, at_ms, now_ms
+        job.state, job.left, job.at_ms, job.updated_ms, job.crashes = PENDING, attempts, at_ms, now_ms, 0
         job.allowed = max(job.allowed, attempts)
 
     def drop(self, descriptors: Iterable[str]) -> None:

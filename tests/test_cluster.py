@@ -44,6 +44,20 @@ def soon_expired(scene: Scene) -> None:
     wait_until(lambda: scene.wire.expire().leases, "a lease to expire")
 
 
+def crashed(scene: Scene) -> None:
+    """Jobs that may not crash once more, jobs that reached the crash limit, and the way of one elsewhere."""
+    scene.wire.configure(settings(lease_ms=60, crash_limit=2, quarantine=b"other"))
+    for end in (lambda: scene.wire.expire().leases, lambda: scene.wire.end_leases(b"worker")[0]):
+        for _ in range(2):
+            scene.wire.enqueue(Job(b"a"), Job(b"b"))
+            for _ in range(3):
+                wait_until(lambda: scene.wire.claim(3).bodies, "due jobs")
+                wait_until(end, "ended leases")
+    scene.wire.read("quarantined", 10)
+    for what in (1, 2):
+        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"ticket 1", b"other")
+
+
 def soon_due(scene: Scene) -> None:
     scene.wire.enqueue(Job(b"due", 1, DELAY, 1))
     wait_until(lambda: b"due" in scene.wire.claim().bodies, "a scheduled job to become due")
@@ -71,6 +85,7 @@ def kept_and_over(scene: Scene) -> None:
 # What the plain requests of test_scripts.py leave untouched.
 MORE: list[Callable[[Scene], Any]] = [
     soon_expired,
+    crashed,
     soon_due,
     collected,
     bare_id,

@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
+from pinlater.keys import script_keys
 from pinlater.scripts import load_scripts
 from tests.renewing import (
     DEADLINE_S,
@@ -39,6 +40,8 @@ from tests.renewing import (
     token,
 )
 from tests.servers import Server, wait_until
+from tests.wire import Wire, connect
+from tests.wire_format import settings
 
 __all__ = ["make"]  # a fixture
 
@@ -94,6 +97,42 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     assert renewer.stats().failures == 0
 
 
+def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make) -> None:
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create(settings(lease_ms=300))
+        wire.enqueue_bodies(b"0", b"1", b"2")
+        claimed = wire.claim()
+        first, second, third = (job.id for job in claimed.jobs)
+        renewer = make(server, script=load_scripts()["renew"].source)
+        queue = renewer.add_queue(script_keys(wire.queue, wire.shard, load_scripts()["renew"].keys, wire.levels))
+        renewer.hold(queue, claimed.token, 300)
+        for id_, after_s in ((first, 0.05), (second, 0.05), (third, 3600.0)):
+            renewer.limit(queue, 1, id_, claimed.token, after_s)
+        renewer.drop_limit(queue, second)
+        renewer.drop_limit(queue, bytes(8))
+        wire.expire(None)
+        wait_until(lambda: wire.expire().retried, "the job past its limit to come back")
+        assert [info.crashes for info in wire.lookup([first, second, third]) if info] == [1, 0, 0]
+        assert wire.claim().jobs[0].id == first
+        # those left part from their lease too: that the server does not know it any more is no news
+        renewer.limit(queue, 1, second, claimed.token, 0.0)
+        renewer.limit(queue, 1, third, claimed.token, 0.0)
+        wait_until(lambda: not client.hexists(wire.key("E"), claimed.token), "the end of the claim's lease")
+        wait_until(lambda: renewer.stats().held == 0, "the renewer to let it go")
+        assert renewer.take_lost() == []
+        assert renewer.stats().failures == 0
+        for wrong in (
+            (9, 1, first, claimed.token, 1.0),
+            (queue, 1, b"", claimed.token, 1.0),
+            (queue, 1, first, b"", 1),
+        ):
+            with pytest.raises(ValueError, match="expected"):
+                renewer.limit(*wrong)
+        with pytest.raises(ValueError, match="expected seconds"):
+            renewer.limit(queue, 1, first, claimed.token, -1.0)
+
+
 def test_a_lane_a_queue_and_sequences_in_a_row(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server)
     for number, name in enumerate((b"a", b"b")):
@@ -123,6 +162,7 @@ def test_the_gil_held_for_many_leases_ends_none(server: Server, client: redis.Re
 HOLDER = """
 import sys
 from pinlater._core import LeaseRenewer
+from pinlater.keys import script_keys
 from pinlater.scripts import load_scripts
 address, script, lease_ms, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session2")
@@ -262,6 +302,7 @@ def test_a_renewer_let_go_ends_its_thread(server: Server) -> None:
 FORKED = """
 import os, sys
 from pinlater._core import LeaseRenewer
+from pinlater.keys import script_keys
 from pinlater.scripts import load_scripts
 address, script, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session3")

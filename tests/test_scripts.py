@@ -70,6 +70,7 @@ def make_scene(client: redis.Redis) -> Scene:
     claimed = wire.claim(4)
     client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
     client.hset(setup.key("m"), mapping={"w": 1, "lost": 2})
+    client.hset(setup.key("q"), b"\1" + ended.jobs[3].id, b"")
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], ticket)
 
 
@@ -83,8 +84,10 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "create": lambda s: s.wire.create(),
     "delete_jobs": lambda s: s.wire.delete_jobs(b"", ids=[s.claimed.jobs[0].id, s.failed[0]]),
     "delete_queue": lambda s: s.wire.write("delete_queue", b""),
+    "end_leases": lambda s: s.wire.end_leases(b"worker", b"was killed by SIGKILL"),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
+    "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
     "load": lambda s: s.wire.load(s.ticket, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
@@ -95,7 +98,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "wake": lambda s: s.wire.write("wake", b""),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
-ANY_VERSION = {"renew", "expire", "collect"}
+ANY_VERSION = {"renew", "expire", "collect", "end_leases"}
 
 
 def test_every_writing_verb_is_under_test() -> None:

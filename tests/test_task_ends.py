@@ -6,6 +6,7 @@ Promises: a line of the page without a test fails, and so does a test without a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import tempfile
 import threading
@@ -194,6 +195,29 @@ async def _timeout(app: PinLater) -> None:
     assert info is not None
     assert info.status.startswith("TimedOut: it ran longer than its timeout, 0.05 s\n  attempt 1 of 5 by python:")
     assert about_an_hour(due_ms)
+
+
+@line("the same, and it does not end when it is cancelled")
+async def _swallows(app: PinLater) -> None:
+    gate, left = asyncio.Event(), []
+
+    @app.task(timeout=0.05, backoff=3600)
+    async def task() -> None:
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+        left.append(True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pinlater.overtime.GRACE_S", 0.1)
+        info, due_ms = await one(app, task)
+    assert not left
+    gate.set()
+    assert is_pending(info, 1)
+    assert info is not None
+    assert info.status.startswith("TimedOut: it was cancelled in vain, and ran longer than its timeout, 0.05 s\n")
+    assert about_an_hour(due_ms)
+    await until(lambda: left, "its end")
 
 
 @line("a plain function is past its timeout")
@@ -416,11 +440,11 @@ async def _cancelled(app: PinLater) -> None:
 
 @line("its worker dies")
 async def _dies(app: PinLater) -> None:
-    @app.task(lease=0.3, attempts=2)
+    @app.task(lease=0.3, attempts=1)
     async def task() -> None: ...
 
     handle = await task.aenqueue()
-    for crashes in (1, 2):
+    for crashes in (1, 2, 3):
         async with app.clients.new() as dying:
             assert len(await dying.dequeue("default", wait=5)) == 1
         async with app.clients.new() as client:
@@ -430,8 +454,7 @@ async def _dies(app: PinLater) -> None:
             await monitor.stop()
         info = await handle.ainfo()
         assert info is not None
-        assert info.state is (State.PENDING if crashes == 1 else State.FAILED)
-        assert info.attempts_remaining == 2 - crashes
+        assert (info.state, info.attempts_remaining) == ((State.PENDING, 1) if crashes < 3 else (State.FAILED, 0))
 
 
 async def _until_crashes(look: Callable[[], Awaitable[JobInfo | None]], crashes: int) -> None:

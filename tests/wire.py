@@ -230,6 +230,18 @@ class Wire:
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
         return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
+    def end_leases(self, source: bytes, how: bytes = b"", cursor: bytes = b"0") -> tuple[int, int, int, bytes]:
+        """Returns leases, jobs tried again, jobs failed, and the next cursor."""
+        (packed,) = self.write("end_leases", source, how, cursor, version=NO_CONFIG_VERSION)
+        leases, retried, failed = struct.unpack_from(">III", packed)
+        return leases, retried, failed, packed[12:]
+
+    def leave_quarantine(
+        self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""
+    ) -> bytes:
+        """Returns the ticket there is then, and of which queue."""
+        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, ticket))[0])
+
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
         """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""
         (packed,) = self.write("collect", cursor, version=NO_CONFIG_VERSION)

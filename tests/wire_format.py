@@ -109,9 +109,14 @@ def settings(
     succeeded_s: int = 3600,
     failed_s: int = 7200,
     body_bytes: int = 1 << 20,
+    crash_limit: int | None = None,
+    quarantine: bytes = b"",
 ) -> bytes:
-    """The packed configuration without version, generation and life."""
-    return struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
+    """The packed configuration without version, generation and life; without a crash limit as clients had it before
+    there was one.
+    """
+    packed = struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
+    return packed if crash_limit is None else packed + struct.pack(">H", crash_limit) + quarantine
 
 
 def record(job: Job) -> bytes:

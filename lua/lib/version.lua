@@ -1,7 +1,13 @@
 -- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
 -- A queue has lives: odd while it is there, even when deleted; making and deleting it begin the next one. What is of a later life is newer,
 -- whatever the clocks of shards say; within a life the version decides.
-local SETTINGS_BYTES = 22
+-- A configuration: version (8), generation (4), 22 bytes of settings, life (4), and of the settings what came later: nothing, or u16 crash limit
+-- and the name of the quarantine queue.
+local SETTINGS_BYTES, NAME_BYTES = 22, 255
+
+local function config_of(drawn, generation, settings, life)
+  return drawn .. generation .. sub(settings, 1, SETTINGS_BYTES) .. life .. sub(settings, SETTINGS_BYTES + 1)
+end
 
 local function life_of(packed) return (unp('>I4', packed, 35)) end
 
@@ -21,7 +27,8 @@ local function draw_version()
 end
 
 local function refuse_settings(settings)
-  if #settings ~= SETTINGS_BYTES or byte(settings, 5) >= 128 or byte(settings, 6) < 1 or byte(settings, 6) > 100 then
-    return redis.error_reply('BAD_REQUEST settings: expected 22 bytes, not deleted, with 1 to 100 levels')
+  local later = #settings - SETTINGS_BYTES
+  if later ~= 0 and (later < 2 or later > 2 + NAME_BYTES) or byte(settings, 5) >= 128 or byte(settings, 6) < 1 or byte(settings, 6) > 100 then
+    return redis.error_reply('BAD_REQUEST settings: expected 22 bytes or 24 and a name, not deleted, with 1 to 100 levels')
   end
 end

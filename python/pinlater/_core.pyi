@@ -242,6 +242,13 @@ class LeaseRenewer:
         """
     def drop(self, queue: int, token: bytes) -> None:
         """Stop renewing `token`; no error if it is not held."""
+    def limit(self, queue: int, level: int, id: bytes, token: bytes, after_s: float) -> None:
+        """After so many seconds the running job (id and token: 8 bytes each) leaves its claim's lease.
+
+        It gets a lease of its own, as long, which nobody renews. Raises as hold.
+        """
+    def drop_limit(self, queue: int, id: bytes) -> None:
+        """The job ended; no error if it has no limit."""
     def take_lost(self) -> list[tuple[int, bytes]]:
         """The (handle, token) pairs found gone since the last call; they are no longer held."""
     def stats(self) -> RenewerStats:

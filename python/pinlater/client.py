@@ -33,6 +33,13 @@ T = TypeVar("T")
 
 #: A request may be resent for so long at most: its lane keeps the answer for an hour.
 MAX_TIMEOUT_S: Final = 600.0
+#: Names what a supervisor gives each of its processes, so that no other has the same source.
+MARK_VARIABLE: Final = "PINLATER_MARK"
+
+
+def source_of(pid: int, mark: str) -> str:
+    """The source that claims of a process of this host name, unless its clients are told another."""
+    return f"python:{socket.gethostname()}:{pid}" + (f":{mark}" if mark else "")
 
 
 class ClientSettings:
@@ -49,7 +56,7 @@ class ClientSettings:
         read_timeout_s: float = 5.0,
     ) -> None:
         self.session = Session(resolve_shards(url, shards))
-        self.source = source if source is not None else f"python:{socket.gethostname()}:{os.getpid()}"
+        self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
         if not isinstance(self.source, str) or not 1 <= _utf8_bytes(self.source) <= 255:
             raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
         self.timeout_s = _seconds("timeout_s", timeout_s)

@@ -21,6 +21,8 @@ _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _HEAD: Final = struct.Struct(">8sI")
 _SETTINGS: Final = struct.Struct(">IBBIIII")
 _LIFE: Final = struct.Struct(">I")
+#: Of the settings what came later, behind the life: crash_limit, and the name of the quarantine queue.
+_LATER: Final = struct.Struct(">H")
 _PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
 
 MAX_U32: Final = 2**32 - 1
@@ -34,7 +36,8 @@ class QueueConfig:
     job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
     kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
     succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
-    256 MiB.
+    256 MiB. crash_limit: a job whose worker died so often is failed, and a crash uses up no attempt; 0: each uses one
+    up, and there is no limit. quarantine_queue: where a monitor moves jobs that reached the limit; "": they stay.
     """
 
     lease_ms: int = 30_000
@@ -45,6 +48,8 @@ class QueueConfig:
     succeeded_ttl_s: int = 24 * 3600
     failed_ttl_s: int = 168 * 3600
     body_limit: int = 1024 * 1024
+    crash_limit: int = 0
+    quarantine_queue: str = ""
 
     def __post_init__(self) -> None:
         _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
@@ -53,6 +58,9 @@ class QueueConfig:
         _check_integer("succeeded_ttl_s", self.succeeded_ttl_s, 0, MAX_U32)
         _check_integer("failed_ttl_s", self.failed_ttl_s, 0, MAX_U32)
         _check_integer("body_limit", self.body_limit, 1, 256 * 1024 * 1024)
+        _check_integer("crash_limit", self.crash_limit, 0, 0xFFFF)
+        if self.quarantine_queue != "":
+            check_queue_name(self.quarantine_queue)
         for name in ("paused", "refuse_enqueue"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -68,7 +76,7 @@ class QueueConfig:
             self.succeeded_ttl_s,
             self.failed_ttl_s,
             self.body_limit,
-        )
+        ) + (_LATER.pack(self.crash_limit) + self.quarantine_queue.encode())
 
 
 CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
@@ -103,6 +111,8 @@ class StoredConfig:
         lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
             packed, _HEAD.size
         )
+        (life,) = _LIFE.unpack_from(packed, _HEAD.size + _SETTINGS.size)
+        later = packed[_HEAD.size + _SETTINGS.size + _LIFE.size :]
         config = QueueConfig(
             lease_ms=lease_ms,
             paused=bool(flags & _PAUSED),
@@ -112,8 +122,9 @@ class StoredConfig:
             succeeded_ttl_s=succeeded_ttl_s,
             failed_ttl_s=failed_ttl_s,
             body_limit=body_limit,
+            crash_limit=_LATER.unpack_from(later)[0] if later else 0,
+            quarantine_queue=later[_LATER.size :].decode(),
         )
-        (life,) = _LIFE.unpack_from(packed, _HEAD.size + _SETTINGS.size)
         return cls(version, generation, bool(flags & _DELETED), life, config)
 
 
@@ -131,6 +142,14 @@ def check_shard_name(name: object) -> str:
             f"shard name: expected 1 to 32 letters, digits, underscores or hyphens, got {_shorten(name)}"
         )
     return name
+
+
+def check_quarantine(queue: str, config: QueueConfig) -> None:
+    """Raises InvalidArgument for a quarantine queue that is the queue itself, or that no job would ever reach."""
+    if config.quarantine_queue == queue:
+        raise InvalidArgument(f"quarantine_queue: expected another queue than {queue!r} itself")
+    if config.quarantine_queue and not config.crash_limit:
+        raise InvalidArgument("crash_limit: expected 1 or more with a quarantine_queue, got 0")
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:

@@ -83,8 +83,8 @@ class JobInfo:
     """What is known of a job. Times are milliseconds since 1970 by Redis's clock.
 
     run_after_ms: of a pending job; of a running one the time of its claim; None of a finished one. updated_ms: last
-    change of state or status. crashes: how often its worker let the lease run out. claim: claim descriptor of a running
-    job, else "". body: None unless asked for.
+    change of state or status. crashes: how often its worker died, or let the lease run out. claim: claim descriptor of
+    a running job, else "". body: None unless asked for.
     """
 
     descriptor: str

@@ -21,6 +21,7 @@ from pinlater.async_client import AsyncClient
 from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.exchange import write
 from pinlater.flows import Argument, Flow
+from pinlater.quarantine import move_quarantined
 from pinlater.queues import known_places
 from pinlater.shards import QueueShard
 
@@ -169,11 +170,22 @@ class Monitor:
         more = True
         while more:
             more = await self._client._run(lambda end: self._expire(place, post, end))
-        if post.active and time.monotonic() >= post.next_collect_s:
+        collects = post.active and time.monotonic() >= post.next_collect_s
+        if collects or (post.active and place.stored is not None and place.stored.config.quarantine_queue):
+            await self._move(place)
+        if collects:
             post.next_collect_s = time.monotonic() + COLLECT_S
             more = True
             while more:
                 more = await self._client._run(lambda end: self._collect(place, post, end))
+
+    async def _move(self, place: QueueShard) -> None:
+        """Jobs that reached the crash limit go to the queue for such; what can not yet is tried again."""
+        try:
+            while await self._client._run(lambda end: move_quarantined(self._client._session, place, end)):
+                pass
+        except PinLaterError as error:
+            log.warning("%s: quarantined jobs not moved yet: %s", place, error)
 
     def _expire(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""

@@ -11,6 +11,7 @@ import ctypes
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from pinlater.client import MARK_VARIABLE, source_of
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -54,18 +57,21 @@ class Process:
         ours.setblocking(False)
         self.of, self._socket, self._on_report, self._unread = of, ours, on_report, b""
         told = {} if on_report is None else {REPORT_VARIABLE: str(theirs.fileno())}
+        mark = secrets.token_hex(4)
         # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
         # twice is "at once".
         with theirs:
             self._process = subprocess.Popen(
                 of.command,
-                env={**env, **told},
+                env={**env, **told, MARK_VARIABLE: mark},
                 pass_fds=[theirs.fileno()] if told else [],
                 process_group=0,
                 preexec_fn=partial(_begin, os.getpid()),
             )
         asyncio.get_running_loop().add_reader(ours, self._read)
         self.pid = self._process.pid
+        #: Of its claims, and of no other process's.
+        self.source = source_of(self.pid, mark)
         self.started_s = time.monotonic()
         #: The last report, and when it came.
         self.report: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pinlater.config import CONFIG_FIELDS, QueueConfig, StoredConfig, check_queue_name
+from pinlater.config import CONFIG_FIELDS, QueueConfig, StoredConfig, check_quarantine, check_queue_name
 from pinlater.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -44,6 +44,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     check_queue_name(queue)
     if not isinstance(config, QueueConfig):
         raise InvalidArgument(f"config: expected a QueueConfig, got {config!r:.80}")
+    check_quarantine(queue, config)
     places = session.places(queue)
     found = yield from _load_all(places, deadline_s)
     newest = _newest(found)
@@ -106,6 +107,7 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     replace(QueueConfig(), **changes)  # names a bad value before anything is sent
     before = yield from queue_config(session, queue, deadline_s)
     new = replace(before, **changes)
+    check_quarantine(queue, new)
     if new.levels < before.levels:
         raise InvalidArgument(f"levels: expected at least {before.levels} (levels can only grow), got {new.levels}")
     for place in session.places(queue):

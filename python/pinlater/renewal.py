@@ -1,11 +1,13 @@
 """Leases of running jobs, renewed on native threads: one a server, made when the first lease is held.
 
-Promises that neither a busy event loop nor a held GIL ends a lease, and that a lost one is told. Risks: a
-handler that never returns keeps its lease.
+Promises that neither a busy event loop nor a held GIL ends a lease, that a lost one is told, and that a job with a time
+limit is not kept past it. Risks: a handler without a timeout that never returns keeps its lease.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 import ssl
 import time
@@ -15,11 +17,17 @@ from urllib.parse import urlsplit
 import hiredis
 from redis.connection import parse_url
 
+from pinlater import holding
 from pinlater._core import LeaseRenewer
+from pinlater.async_client import AsyncClient
 from pinlater.config import QueueConfig
+from pinlater.errors import PinLaterError, QueueNotFound
+from pinlater.jobs import Job
 from pinlater.scripts import load_scripts
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.worker")
 
 
 class Lease:
@@ -79,6 +87,19 @@ class Renewal:
         if self._leases.pop((server, lease.handle, lease.token), None) is not None:
             self._renewers[server].drop(lease.handle, lease.token)
 
+    def limit(self, lease: Lease, job: Job, after_s: float) -> None:
+        """After so many seconds the job is not kept by the lease of its claim any more, but by one of its own, which is
+        as long and not renewed.
+        """
+        renewer, id_ = self._renewers[lease.place.shard.server], job.id.to_bytes(8, "big")
+        renewer.limit(lease.handle, job.priority, id_, job.token, after_s)
+
+    def drop_limit(self, lease: Lease, job: Job) -> None:
+        """The job ended in time."""
+        renewer = self._renewers.get(lease.place.shard.server)
+        if renewer is not None:
+            renewer.drop_limit(lease.handle, job.id.to_bytes(8, "big"))
+
     def take_lost(self) -> list[Lease]:
         """Leases that were found gone since the last call."""
         found = []
@@ -95,6 +116,30 @@ class Renewal:
         for renewer in self._renewers.values():
             renewer.close()
         self._renewers, self._handles, self._leases = {}, {}, {}
+
+
+async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
+    """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
+    places: dict[QueueShard, dict[Lease, Job]] = {}
+    for lease, job in held.items():
+        if lease.in_doubt:
+            places.setdefault(lease.place, {})[lease] = job
+    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in places.values())))
+
+
+async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
+    """Of leases of one queue and shard; True if it answered."""
+    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client._session
+    try:
+        refused = {job.token for job in await client._run(lambda end: holding.renew(session, jobs, False, end))}
+    except QueueNotFound:
+        refused = {job.token for job in jobs}
+    except PinLaterError as error:
+        log.warning("%d leases not confirmed yet: %s", len(jobs), error)
+        return False
+    for lease, job in doubtful.items():
+        lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
+    return True
 
 
 def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol, Self
 import uvloop
 
 from pinlater.async_client import AsyncClient
+from pinlater.deaths import Deaths
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
 from pinlater.process import NEVER_S, RECYCLE, Process, ProcessSet, how
@@ -164,6 +165,7 @@ class Supervisor:
     env: variables added to this process's own. kill_after_s: a process that has not ended so long after a stop signal
     is killed. burst: one that ends well is not started again, and when all have, it is over. reloads: the processes
     report; SIGHUP and reload() replace each by a fresh one, when that is ready. observer: is told of them.
+    deaths: called with each process that may have left jobs behind, and its exit code.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Supervisor:
         burst: bool = False,
         reloads: bool = False,
         observer: Observer | None = None,
+        deaths: Callable[[Process, int], None] | None = None,
     ) -> None:
         self._places = [_Place(of) for of in sets for _ in range(of.processes)]
         self._leaving: list[Process] = []
@@ -182,6 +185,7 @@ class Supervisor:
         self._kill_after_s = kill_after_s
         self._burst, self._reloads = burst, reloads
         self._observer: Observer = observer or _Nobody()
+        self._deaths = deaths
         self._signals = self._passed = self._worst = 0
         self._looks = any(of.memory_mb is not None for of in sets)
 
@@ -297,22 +301,30 @@ class Supervisor:
 
     def _has_left(self, process: Process) -> bool:
         """Whether a process that was replaced has ended."""
-        code = process.poll()
+        code = self._poll(process)
         if code is None:
             return False
         self._observer.ended(process, process.ending)
         self._note(code)
         return True
 
+    def _poll(self, process: Process) -> int | None:
+        """Its exit code, when it has ended."""
+        code = process.poll()
+        orderly = code == RECYCLE or (code == 0 and (self._signals or self._burst or process.ending))
+        if code is not None and not orderly and self._deaths is not None:
+            self._deaths(process, code)
+        return code
+
     def _look_at(self, place: _Place, now_s: float) -> None:
         """Takes note of processes that ended, and starts another when it is time."""
         fresh = place.fresh
-        if fresh is not None and (code := fresh.poll()) is not None and place.fresh is fresh:
+        if fresh is not None and (code := self._poll(fresh)) is not None and place.fresh is fresh:
             place.fresh = None
             self._observer.ended(fresh, "crash")
             if not self._signals:
                 log.error("reload: process %d %s before it was ready; the old one goes on", fresh.pid, how(code))
-        if place.process is not None and (code := place.process.poll()) is not None:
+        if place.process is not None and (code := self._poll(place.process)) is not None:
             process, place.process, place.fresh = place.process, place.fresh, None
             self._ended(place, process, code, now_s)
         if place.process is None and place.next_start_s <= now_s and not self._signals:
@@ -359,7 +371,9 @@ def run_workers(
     load_handler(handler)  # a mistyped name ends here, not in a loop of restarts
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
-    return Supervisor([ProcessSet(command=command, processes=processes)], kill_after_s=kill_after_s(config)).run()
+    deaths = Deaths(lambda: AsyncClient(shards=shards), queues)
+    sets = [ProcessSet(command=command, processes=processes)]
+    return Supervisor(sets, kill_after_s=kill_after_s(config), deaths=deaths).run(deaths.open)
 
 
 def kill_after_s(config: WorkerConfig) -> float:

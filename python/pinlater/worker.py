@@ -11,24 +11,21 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, Self
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, Self
 
-from pinlater import holding
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
-from pinlater.config import QueueConfig, check_integer, check_queue_name
+from pinlater.config import QueueConfig, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
-from pinlater.errors import InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
-from pinlater.jobs import Job
-from pinlater.monitor import TICK_S, Monitor
+from pinlater.monitor import Monitor
+from pinlater.overtime import Overtime
 from pinlater.removals import Removals
-from pinlater.renewal import Lease, Renewal
-from pinlater.shards import QueueShard
-from pinlater.sharing import Order
+from pinlater.renewal import Renewal, confirm
+from pinlater.worker_config import WorkerConfig
 
 __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
@@ -43,38 +40,6 @@ LOST_CHECK_S: Final = 1.0
 GRACE_S: Final = 2.0
 #: Of an error, in the custom status: so that a few attempts fit.
 ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """How a worker works.
-
-    concurrency: jobs that run at once. prefetch: at most so many more are held unstarted, and only at a rate
-    that starts them within a tenth of a second. prefetch_bytes: no claim while the bodies held are more than
-    this. retry_delay_ms: how long a failed job waits for its next attempt. stop_timeout_s: how long running
-    jobs may take to end at a stop; the rest are handed back. monitor: also run a monitor for these queues.
-    tick_s: seconds between its looks. order: of the queues. max_jobs: it stops when so many have ended.
-    """
-
-    concurrency: int = 10
-    prefetch: int | None = None
-    prefetch_bytes: int = 64 * 1024 * 1024
-    retry_delay_ms: int = 1_000
-    stop_timeout_s: float = 30.0
-    monitor: bool = True
-    tick_s: float = TICK_S
-    order: Order = Order()  # noqa: RUF009  (it is frozen)
-    max_jobs: int | None = None
-
-    def __post_init__(self) -> None:
-        check_integer("concurrency", self.concurrency, 1, 100_000)
-        check_integer("prefetch", 0 if self.prefetch is None else self.prefetch, 0, 100_000)
-        check_integer("max_jobs", 1 if self.max_jobs is None else self.max_jobs, 1, 2**40)
-        check_integer("prefetch_bytes", self.prefetch_bytes, 1, 2**40)
-        check_integer("retry_delay_ms", self.retry_delay_ms, 0, 2**44 - 1)
-        timeout_s = self.stop_timeout_s
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 <= timeout_s < float("inf"):
-            raise InvalidArgument(f"stop_timeout_s: expected seconds, 0 or more, got {timeout_s!r}")
 
 
 class Worker:
@@ -108,6 +73,7 @@ class Worker:
             client, names, self._room, self._take, self._on_removed, self.config.order, self.config.max_jobs
         )
         self._renewal = Renewal(client._settings.timeouts[1])
+        self._overtime = Overtime(self._renewal)
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._removals = Removals(handler, self._is_async, self._ending)
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
@@ -287,8 +253,23 @@ class Worker:
             future = self._loop.create_task(call_async(self._handler, held.job))
         else:
             future = self._threads.run(self._handler, held.job)
+        self._watch(future, held)
+
+    def _watch(self, future: asyncio.Future[End], held: Held) -> None:
         self._running[future] = held
         future.add_done_callback(self._finished)
+
+    def limit(self, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        """Of the calling handler's job: long past this it is given up and left behind, and ends as judge() says."""
+        future = asyncio.current_task()
+        if future is not None and (held := self._running.get(future)) is not None:
+            self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+
+    def _give_up_on(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        held = self._running.pop(future)
+        future.remove_done_callback(self._finished)
+        self._overtime.leave_behind(future, held)
+        self._watch(self._loop.create_task(judge()), held)
 
     def _drop(self, gone: set[Held], tell: Callable[[Held], None]) -> None:
         """Lets go of waiting jobs that are not to be started."""
@@ -303,35 +284,17 @@ class Worker:
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
-        places: dict[QueueShard, dict[Lease, Job]] = {}
-        for held in self._waiting:
-            if held.lease.in_doubt:
-                places.setdefault(held.lease.place, {})[held.lease] = held.job
         try:
-            if not all(await asyncio.gather(*map(self._confirm_at, places.values()))):
+            if not await confirm(self._client, {held.lease: held.job for held in self._waiting}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
             self._loop.call_soon(self._start_waiting)
 
-    async def _confirm_at(self, doubtful: dict[Lease, Job]) -> bool:
-        """Of leases of one queue and shard; True if it answered."""
-        now_s, jobs, session = time.monotonic(), list(doubtful.values()), self._client._session
-        try:
-            refused = {
-                job.token for job in await self._client._run(lambda end: holding.renew(session, jobs, False, end))
-            }
-        except QueueNotFound:
-            refused = {job.token for job in jobs}
-        except PinLaterError as error:
-            log.warning("%d leases not confirmed yet: %s", len(jobs), error)
-            return False
-        for lease, job in doubtful.items():
-            lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
-        return True
-
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
+        if self._overtime.timers:
+            self._overtime.end(future, held)
         self._bytes -= len(held.job.body)
         self._ended_since += 1
         if self._removals.stopped and self._removals.ended(held, future):

@@ -125,6 +125,31 @@ impl LeaseRenewer {
         Ok(())
     }
 
+    /// From `after_s` on the job is not kept by its claim's lease: it gets one of its own, which ends by itself.
+    /// `level`, `id` and `token` (8 bytes each): the running job.
+    fn limit(&self, queue: u16, level: u8, id: &[u8], token: &[u8], after_s: f64) -> PyResult<()> {
+        let (id, token) = (eight_bytes("id", id)?, eight_bytes("token", token)?);
+        let after = Duration::try_from_secs_f64(after_s)
+            .map_err(|_| PyValueError::new_err(format!("expected seconds, 0 or more, came {after_s}")))?;
+        let mut state = self.open_state()?;
+        let Some(ends_at) = Instant::now().checked_add(after) else {
+            return Ok(()); // never
+        };
+        state.queue(queue).map_err(PyValueError::new_err)?.limit(level, id, token, ends_at);
+        if state.wakes_at.is_none_or(|wakes_at| ends_at < wakes_at) {
+            self.shared.wake.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The job ended; no error if it has no limit.
+    fn drop_limit(&self, queue: u16, id: &[u8]) -> PyResult<()> {
+        let id = eight_bytes("id", id)?;
+        let mut state = self.state()?;
+        state.queue(queue).map_err(PyValueError::new_err)?.drop_limit(id);
+        Ok(())
+    }
+
     /// The (handle, token) pairs found gone since the last call; they are no longer held.
     fn take_lost(&self) -> PyResult<Vec<(u16, Token)>> {
         Ok(self.state()?.lost.drain(..).collect())

@@ -184,7 +184,7 @@ def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
         yield "claimed" if info.state is State.IN_PROGRESS else "run after", moment(info.run_after_ms)
     yield "updated", moment(info.updated_ms)
     if info.crashes:
-        yield "crashes", f"{info.crashes} (its worker let the lease run out)"
+        yield "crashes", f"{info.crashes} (its worker died, or let the lease run out)"
     if info.claim:
         yield "claimed by", info.claim
     if info.status:

@@ -33,6 +33,8 @@ _HELP: Final = {
     "succeeded_ttl_s": "Seconds for which succeeded jobs are kept.",
     "failed_ttl_s": "Seconds for which failed jobs are kept.",
     "body_limit": "Largest body in bytes.",
+    "crash_limit": "A job whose worker died so often is failed; a crash then uses up no attempt. 0: each uses one up.",
+    "quarantine_queue": "Where jobs that reached the crash limit are moved, by a monitor; '': they stay, failed.",
 }
 
 
@@ -44,7 +46,8 @@ def config_options(function: F) -> F:
         if isinstance(setting.default, bool):
             option = click.option(f"--{dashed}/--no-{dashed}", default=None, help=text)
         else:
-            option = click.option(f"--{dashed}", type=int, default=None, metavar="N", help=text)
+            kind, metavar = (str, "NAME") if isinstance(setting.default, str) else (int, "N")
+            option = click.option(f"--{dashed}", type=kind, default=None, metavar=metavar, help=text)
         function = option(function)
     return function
 
@@ -211,7 +214,16 @@ def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
         ("succeeded kept", keep if config.keep_succeeded else "none"),
         ("failed kept", duration(config.failed_ttl_s * 1000)),
         ("largest body", size(config.body_limit)),
+        ("crash limit", _crash_limit(config)),
     ]
+
+
+def _crash_limit(config: QueueConfig) -> str:
+    if not config.crash_limit:
+        return "none (a crash uses up an attempt)"
+    return f"{config.crash_limit}, then " + (
+        f"to queue {config.quarantine_queue}" if config.quarantine_queue else "failed"
+    )
 
 
 def _shard_row(state: QueueShardState) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 LifespanFunction = TypeVar("LifespanFunction", bound=Lifespan)
 
 DEFAULT_QUEUE: Final = "default"
+#: A job whose worker died so often is failed: a bad deploy or machine is not its fault, three in a row are suspicious.
+DEFAULT_CRASH_LIMIT: Final = 3
 #: With the default backoff they take a quarter of a minute: enough for a restart of what a task calls.
 DEFAULT_ATTEMPTS: Final = 5
 #: So long the first job of a batch waits for others.
@@ -319,6 +321,7 @@ class PinLater:
         return QueueConfig(
             lease_ms=max(leases_ms, default=usual.lease_ms),
             levels=max([usual.levels, *(task.priority for task in tasks)]),
+            crash_limit=DEFAULT_CRASH_LIMIT,
         )
 
     def queue_names(self, chosen: Iterable[str] | None = None) -> list[str]:

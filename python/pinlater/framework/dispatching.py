@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -53,11 +53,14 @@ class TaskStats:
 
 
 class Known(NamedTuple):
-    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it."""
+    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it.
+    limit_s: past that, and a grace, its job is given up; None: never, or its process is killed in time.
+    """
 
     task: Task[..., Any]
     plain: Callable[..., Awaitable[Any]] | None
     run: Runner
+    limit_s: float | None
 
 
 class Dispatcher:
@@ -99,6 +102,8 @@ class Dispatcher:
         self.stats = TaskStats()
         #: Told of each attempt that failed, with its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
+        #: Worker.limit, where there is a worker.
+        self.limit: Callable[[float, Callable[[], Coroutine[Any, Any, End]]], None] | None = None
         #: By task; empty: nothing is counted but stats.
         self.meters: dict[str, Meter] = {}
 
@@ -151,7 +156,7 @@ class Dispatcher:
         self, known: Known, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         began_s = time.monotonic()
-        task, plain, run = known
+        task, plain, run, limit_s = known
         expires_ms = task.running.expires_ms
         current_job.set(job)  # in this job's own asyncio task
         try:
@@ -159,6 +164,8 @@ class Dispatcher:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
+            if limit_s is not None and self.limit is not None:
+                self.limit(limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
             value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
             end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -274,6 +281,14 @@ class Dispatcher:
             await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
         return end if task.running.result_ttl_ms is None else replace(end, awaited=True)
 
+    async def _overdue(
+        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
+    ) -> End:
+        """It goes on past its timeout, though it was cancelled."""
+        assert task.running.timeout_s is not None
+        error = TimedOut("it was cancelled in vain, and", task.running.timeout_s)
+        return await self._failed(task, job, args, kwargs, error, began_s)
+
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
         """Calls the hook; what it raises is told, and changes nothing."""
         hook = task.running.on_failure
@@ -292,7 +307,9 @@ def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
     run = wrapped(task.name, bare, app.middleware)
     asks = (task.context, task.running.timeout_s, task.running.batch)
     plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
-    return Known(task, task.function if plain else None, run)
+    timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
+    limit_s = None if timeout_s is None or task.kind == "process" else timeout_s + waits_s
+    return Known(task, task.function if plain else None, run, limit_s)
 
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:

@@ -26,6 +26,7 @@ from typing import Any, Final
 import orjson
 import uvloop
 
+from pinlater.deaths import Deaths
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
@@ -80,8 +81,11 @@ async def worker_of(
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
-            handler = dispatcher if around is None else around(dispatcher)
-            yield Worker(client, names, handler, config, dispatcher.on_stop)
+            worker = Worker(
+                client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
+            )
+            dispatcher.limit = worker.limit
+            yield worker
         finally:
             await dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)
@@ -107,7 +111,7 @@ def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
         if code == RECYCLE:
             _start_anew()
         return code
-    return _supervise(options, groups, verbosity)
+    return _supervise(app, names, options, groups, verbosity)
 
 
 def _start_anew() -> None:
@@ -119,7 +123,9 @@ def _start_anew() -> None:
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-def _supervise(options: RunOptions, groups: Sequence[RunOptions], verbosity: int) -> int:
+def _supervise(
+    app: PinLater, names: list[str], options: RunOptions, groups: Sequence[RunOptions], verbosity: int
+) -> int:
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
     sets = [
         ProcessSet(
@@ -130,19 +136,20 @@ def _supervise(options: RunOptions, groups: Sequence[RunOptions], verbosity: int
         )
         for group in groups
     ]
-    overseer = Overseer(sets)
+    overseer, deaths = Overseer(sets), Deaths(app.clients.new, names)
     supervisor = Supervisor(
         sets,
         kill_after_s=kill_after_s(options.config(())),
         burst=options.burst,
         reloads=True,
         observer=overseer,
+        deaths=deaths,
     )
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:
         watching = [watch(folder_of(options.app), supervisor.reload)] if options.watch else []
-        async with _serving(options.http, overseer.answers()), _meanwhile(*watching):
+        async with deaths.open(), _serving(options.http, overseer.answers()), _meanwhile(*watching):
             yield
 
     return supervisor.run(beside)

@@ -1,14 +1,15 @@
 //! Which leases are held, and which of them are due: state without I/O and without a clock of its own.
 //!
 //! Promises: a token is due a third of its lease after it was held or last renewed; a call carries all due tokens of
-//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone.
+//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone; a job that is past its limit is
+//! taken out of its claim's lease, into one of its own that nobody renews.
 //! Risks: time is `Instant` (`CLOCK_MONOTONIC`), which stands still while the machine is suspended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens in one call: the scripts refuse more than 1,000 elements.
+/// Tokens in one call: the scripts refuse more than 1,000 elements, jobs past their limit among them.
 const MAX_TOKENS: usize = 1_000;
 /// A lease is renewed when 1/3 of it has passed: two more tries fit before it ends.
 const DUE_PART: u32 = 3;
@@ -20,13 +21,17 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 pub type Token = [u8; 8];
+pub type JobId = [u8; 8];
 
-/// One renewal to send: `tokens` (1 to 1,000) of `queue`, due at `taken_at`.
+/// One renewal to send: `tokens` of `queue` and jobs that get a lease of their own, 1 to 1,000 in all, due at `taken_at`.
 pub struct Call {
     pub queue: u16,
     pub keys: Arc<[Vec<u8>]>,
     pub sequence: u32,
     pub tokens: Vec<Token>,
+    /// The jobs past their limit, as the script takes them: level, id, token.
+    pub own: Vec<[u8; 17]>,
+    pub own_ids: Vec<JobId>,
     /// The longest lease among them: no renewal may leave less than the caller counts on.
     pub lease_ms: u128,
     pub taken_at: Instant,
@@ -70,6 +75,16 @@ impl Backoff {
 struct Lease {
     length: Duration,
     due_at: Instant,
+    /// A job left it for a lease of its own. It may have been the last one: that the server does not know the token any
+    /// more is no news then.
+    parted: bool,
+}
+
+/// A running job that may be kept by its claim's lease until `ends_at`.
+struct Limit {
+    level: u8,
+    token: Token,
+    ends_at: Instant,
 }
 
 /// The leases of one queue-shard.
@@ -77,15 +92,26 @@ pub struct Queue {
     keys: Arc<[Vec<u8>]>,
     sequence: u32,
     leases: HashMap<Token, Lease>,
+    limits: HashMap<JobId, Limit>,
     /// No lease is due before this (it may be early: drops do not move it). None when nothing is held.
     due_at: Option<Instant>,
+    /// No limit ends before this, likewise.
+    limit_at: Option<Instant>,
     backoff: Backoff,
 }
 
 impl Queue {
     pub fn new(keys: Vec<Vec<u8>>) -> Self {
         let backoff = Backoff::default();
-        Self { keys: keys.into(), sequence: 0, leases: HashMap::new(), due_at: None, backoff }
+        Self {
+            keys: keys.into(),
+            sequence: 0,
+            leases: HashMap::new(),
+            limits: HashMap::new(),
+            due_at: None,
+            limit_at: None,
+            backoff,
+        }
     }
 
     pub fn held(&self) -> usize {
@@ -95,7 +121,7 @@ impl Queue {
     /// Hold `token` from `now` on; returns when it is due.
     pub fn hold(&mut self, token: Token, length: Duration, now: Instant) -> Instant {
         let due_at = now + length / DUE_PART;
-        self.leases.insert(token, Lease { length, due_at });
+        self.leases.insert(token, Lease { length, due_at, parted: false });
         self.due_at = Some(self.due_at.map_or(due_at, |earliest| earliest.min(due_at)));
         due_at
     }
@@ -104,12 +130,21 @@ impl Queue {
         self.leases.remove(&token);
     }
 
+    /// From `ends_at` on the job is not kept by the lease of its claim any more.
+    pub fn limit(&mut self, level: u8, id: JobId, token: Token, ends_at: Instant) {
+        self.limits.insert(id, Limit { level, token, ends_at });
+        self.limit_at = Some(self.limit_at.map_or(ends_at, |earliest| earliest.min(ends_at)));
+    }
+
+    pub fn drop_limit(&mut self, id: JobId) {
+        self.limits.remove(&id);
+    }
+
     /// When to look at this queue next; None when nothing is held.
     pub fn wake_at(&self) -> Option<Instant> {
-        if self.leases.is_empty() {
-            return None;
-        }
-        self.due_at.map(|due_at| self.backoff.after(due_at))
+        let due_at = self.due_at.filter(|_| !self.leases.is_empty());
+        let limit_at = self.limit_at.filter(|_| !self.limits.is_empty());
+        due_at.into_iter().chain(limit_at).min().map(|first| self.backoff.after(first))
     }
 
     /// The next call, if a lease is due. Its leases stay due until `settle`.
@@ -120,6 +155,9 @@ impl Queue {
         }
         let joining = self.leases.iter().filter(|(_, lease)| lease.due_at <= now + lease.length / EARLY_PART);
         let chosen: Vec<_> = joining.take(MAX_TOKENS).collect();
+        let over =
+            self.limits.iter().filter(|(_, limit)| limit.ends_at <= now).take(MAX_TOKENS - chosen.len());
+        let (own_ids, own) = over.map(|(id, limit)| (*id, own_item(*id, limit))).unzip();
         let tokens = chosen.iter().map(|(token, _)| **token).collect();
         let lease_ms = chosen.iter().map(|(_, lease)| lease.length.as_millis()).max().unwrap_or_default();
         // Wraps after 4 billion renewals of one queue: more than a century at one a second.
@@ -129,6 +167,8 @@ impl Queue {
             keys: Arc::clone(&self.keys),
             sequence: self.sequence,
             tokens,
+            own_ids,
+            own,
             lease_ms,
             taken_at: now,
         })
@@ -140,13 +180,16 @@ impl Queue {
             Outcome::Renewed(refused) => {
                 self.backoff.clear();
                 let refused = refused.iter().filter_map(|at| call.tokens.get(*at)).copied();
-                let lost = refused.filter(|token| self.leases.remove(token).is_some()).collect();
+                let gone = refused.filter_map(|token| Some((token, self.leases.remove(&token)?)));
+                let lost = gone.filter(|(_, lease)| !lease.parted).map(|(token, _)| token).collect();
+                self.part(call);
                 self.move_due(call);
                 lost
             }
             Outcome::Gone => {
                 self.backoff.clear();
                 self.due_at = None;
+                self.limits.clear();
                 self.leases.drain().map(|(token, _)| token).collect()
             }
             Outcome::Refused(_) => {
@@ -154,6 +197,16 @@ impl Queue {
                 Vec::new()
             }
             Outcome::Broken(_) => Vec::new(),
+        }
+    }
+
+    /// The call gave its jobs past their limit leases of their own, or refused them: they left their claim's lease before.
+    fn part(&mut self, call: &Call) {
+        for id in &call.own_ids {
+            let limit = self.limits.remove(id);
+            if let Some(lease) = limit.and_then(|limit| self.leases.get_mut(&limit.token)) {
+                lease.parted = true;
+            }
         }
     }
 
@@ -168,5 +221,13 @@ impl Queue {
 
     fn find_due(&mut self) {
         self.due_at = self.leases.values().map(|lease| lease.due_at).min();
+        self.limit_at = self.limits.values().map(|limit| limit.ends_at).min();
     }
+}
+
+fn own_item(id: JobId, limit: &Limit) -> [u8; 17] {
+    let mut item = [limit.level; 17];
+    item[1..9].copy_from_slice(&id);
+    item[9..].copy_from_slice(&limit.token);
+    item
 }

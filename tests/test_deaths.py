@@ -1,0 +1,78 @@
+"""A supervisor tells of processes that died: their jobs come back at once, and how they ended stands in the status.
+
+Promises: shown on real processes with leases that no test waits for. Risks: none known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pinlater import Client, JobInfo, PinLater, QueueConfig, State
+from tests.app_runs import AppRuns, runs
+from tests.servers import Server, wait_until
+
+__all__ = ["runs"]  # a fixture
+
+TASKS = """
+@app.task(name="die", attempts=1)
+async def die(how: str) -> None:
+    note("died", how)
+    match how:
+        case "exit":
+            os._exit(3)
+        case "exit well":
+            os._exit(0)
+        case "segfault":
+            ctypes.string_at(0)
+        case "abort":
+            os.abort()
+        case _:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(name="fine")
+async def fine() -> None:
+    note("ran", "fine")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "limit"),
+    [
+        ("segfault", "was killed by SIGSEGV", 3),
+        ("kill", "was killed by SIGKILL", 1),
+        ("abort", "was killed by SIGABRT", 1),
+        ("exit", "ended with exit code 3", 1),
+        ("exit well", "ended with exit code 0", 1),
+    ],
+)
+def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
+    server: Server, runs: Callable[..., AppRuns], how: str, told: str, limit: int
+) -> None:
+    """Long before a lease ends: it is ten minutes."""
+    app_runs = runs(server.url, TASKS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
+        app_runs.start("--processes", "2")
+        handle = app.send("die", how)
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+        info = handle.info()
+        assert info is not None
+        check_evidence(info, told, [str(note.pid) for note in app_runs.notes("died")])
+        if limit > 1:
+            app.send("fine")
+            app_runs.wait("ran", deadline_s=60)
+            assert client.retry_jobs([handle.descriptor], attempts=1) == 1
+            wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew", 60)
+
+
+def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:
+    """How each process ended, which it was, and when."""
+    assert (info.crashes, info.attempts_remaining) == (len(pids), 0)
+    lines = info.status.splitlines()
+    assert lines[::2] == [f"worker process {told} (crash {n + 1} of {len(pids)})" for n in range(len(pids))]
+    for line, pid in zip(lines[1::2], pids, strict=True):
+        assert f":{pid}:" in line
+        assert ", claimed 20" in line
+        assert ", given back 20" in line
