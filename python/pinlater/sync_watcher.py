@@ -28,6 +28,7 @@ class SyncWatcher:
         self._connect = connect
         self._free: dict[Server, list[Any]] = {}
         self._watches: set[SyncWatch] = set()
+        self._closed = False
 
     def watch(self, server: Server, channel: bytes) -> SyncWatch | None:
         """Subscribes; None if the server does not answer. Raises ServerRefused where this user may not subscribe."""
@@ -52,10 +53,14 @@ class SyncWatcher:
                 if fresh:
                     return None
             else:
-                return SyncWatch(connection, channel, free, self._watches)
+                watch = SyncWatch(connection, channel, free, self._watches)
+                if self._closed:  # meanwhile, by another thread
+                    watch.interrupt()
+                return watch
 
     def close(self) -> None:
-        """Closes the connections that are free; those who wait return."""
+        """Closes the connections that are free, for good; those who wait return."""
+        self._closed = True
         free, self._free = self._free, {}
         for watch in list(self._watches):
             watch.interrupt()
