@@ -111,6 +111,20 @@ def given(text: str, *, path: str = Depends(maker), folder: Folder = Shared(Fold
     note(path, f"{text} {os.getpid()}")
 
 
+@app.task(runs_in="process", queue="kept", result_ttl=60, codec="json", attempts=1)
+def square(x: Any) -> Any:
+    """None where it can not be packed."""
+    return {"square": x * x} if isinstance(x, int) else object()
+
+
+@app.task(runs_in="process", queue="kept")
+def stateful(context: SyncContext, path: str) -> None:
+    note(path, f"{context.state} {context.cancelled}")
+    if context.state is None:
+        context.progress(1, 2, "half")
+        raise Snooze(0, state={"at": 1})
+
+
 @app.task(runs_in="process", queue="raw", codec="raw")
 def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")

@@ -39,7 +39,8 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`server` is of each kind in turn; where tests/memory.py says so, the memory store too."""
-    if "server" in metafunc.fixturenames:
+    chosen = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "server"]
+    if "server" in metafunc.fixturenames and not chosen:
         memory = metafunc.module.__name__.rpartition(".")[2] in CONFORMANCE
         real = metafunc.definition.get_closest_marker("real_server")
         metafunc.parametrize("server", [*KINDS, *["memory"] * (memory and not real)], indirect=True)

@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 
-from pinlater import Failure, InvalidArgument, Middleware, PinLater, ProcessDied, RaisedInProcess, State, SyncContext
+from pinlater import (
+    Failure,
+    InvalidArgument,
+    Middleware,
+    PinLater,
+    ProcessDied,
+    RaisedInProcess,
+    State,
+    SyncContext,
+    TaskFailed,
+)
 from pinlater.framework import envelope
 from pinlater.framework.running import load_app, worker_of
 from pinlater.worker import WorkerConfig
@@ -90,6 +100,38 @@ async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
     assert [line[0] for line in said] == ["lifespan", "lifespan", "a", "closed", "b", "closed", "left", "left"]
     assert [line[-1] for line in said if len(line) > 1] == [here, there, there, there, there, here]
     assert here != there
+
+
+@on_loop
+async def test_results_come_from_processes(out: Path) -> None:
+    async with app:
+        fine, bad = await calls_app.square.aenqueue(7), await calls_app.square.aenqueue("x")
+        await run("kept")
+        assert await fine.aresult(timeout=10) == {"square": 49}
+        with pytest.raises(TaskFailed, match="result: it can not be packed as json"):
+            await bad.aresult(timeout=10)
+
+
+@on_loop
+async def test_a_snooze_keeps_state_and_progress_from_a_process(out: Path) -> None:
+    async with app:
+        await calls_app.stateful.aenqueue(str(out))
+        stats = await run("kept")
+    assert (stats.postponed, stats.succeeded) == (1, 1)
+    assert lines(out) == ["None False", "{'at': 1} False"]
+
+
+@on_loop
+async def test_the_process_of_a_cancelled_job_is_killed(out: Path) -> None:
+    async with app, worker_of(app, ["default"], task_processes=1) as worker:
+        await worker.start()
+        handle = await calls_app.last.aenqueue(str(out))
+        await until(lambda: lines(out), "its begin")
+        pid = pid_of(lines(out)[0])
+        assert await handle.acancel()
+        await until(lambda: worker.stats.cancelled == 1, "its end")
+        await until(lambda: not is_alive(pid), "the end of its process")
+        await worker.stop()
 
 
 @on_loop
@@ -264,6 +306,7 @@ def _with_context(context: SyncContext) -> None: ...
         ({"runs_in": "fork"}, _plain, "runs_in: expected one of loop, thread, process, got 'fork'"),
         ({"runs_in": "process", "batch": 2}, _plain, "expected a batch task in the loop or in a thread, got 'process'"),
         ({"batch": 2}, _with_context, "expected no context for a batch, as each item has its job"),
+        ({"batch": 2, "result_ttl": 5}, _plain, "expected no result_ttl for a batch, as its function returns nothing"),
         ({"batch": 0}, _plain, "batch: expected an integer from 1 to 100,000"),
         ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
     ],

@@ -25,7 +25,6 @@ from typing import Any, Final
 import uvloop
 
 from pinlater import errors
-from pinlater.errors import InvalidArgument
 from pinlater.framework import envelope, pipes
 from pinlater.framework.app import PinLater
 from pinlater.framework.calling import call_plain_task, with_context, with_progress
@@ -33,6 +32,7 @@ from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import judged
 from pinlater.framework.ends import Cancel, Retry, Snooze, TaskEnd
+from pinlater.framework.logs import current_job, set_up
 from pinlater.framework.pipes import Said
 from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
@@ -112,7 +112,9 @@ def main() -> None:
     os.set_inheritable(told["socket"], False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # they are the worker's to act on
-    logging.basicConfig(level=told["log_level"], format=told["log_format"])
+    logging.basicConfig(level=told["log_level"], format=told["log_line"])
+    if "log_format" in told:
+        set_up(told["log_format"])
     sys.argv[1:] = []
     app = load_app(told["app"])
     link = Link()
@@ -137,10 +139,13 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
     called: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]
+        current_job.set(job)
         trace = headers.get("trace")
         current_trace.set(trace if type(trace) is str else None)
         called = with_context(task, job, args, headers, link.keep, link.loop)
         value = call_plain_task(task, called, kwargs, link.loop, made)
+        if task.running.result_ttl_ms is not None:
+            return pipes.pack(Said.RETURNED, True, envelope.pack_result(task.codec, value))
     except (Retry, Snooze, Cancel) as end:
         kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
         try:
@@ -152,11 +157,9 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
     except BaseException as error:
         return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
     try:
-        return pipes.pack(Said.RETURNED, value)
-    except Exception as error:
-        if task.running.result_ttl_ms is None:
-            return pipes.pack(Said.RETURNED, None)  # nobody may want it
-        return _failed(task, job, InvalidArgument(f"result: it can not be packed: {error}"), worker, began_s)
+        return pipes.pack(Said.RETURNED, False, value)
+    except Exception:
+        return pipes.pack(Said.RETURNED, False, None)  # only middleware would see it
 
 
 def _word(end: TaskEnd) -> str:

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from pinlater.errors import PinLaterError
-from pinlater.framework import pipes
+from pinlater.framework import envelope, pipes
 from pinlater.framework.ends import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze
+from pinlater.framework.logs import JsonFormatter, TextFormatter
 from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
 from pinlater.handlers import Failed, TimedOut
@@ -204,7 +205,8 @@ def _value_of(answer: list[Any]) -> Any:
     """What the task returned, or raised."""
     said, *rest = answer
     if said == Said.RETURNED:
-        return rest[0]
+        kept, value = rest
+        return envelope.read_result(value) if kept else value
     if said == Said.FAILED:
         text, traceback, status, delay_ms, final = rest
         raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))
@@ -219,5 +221,8 @@ def _value_of(answer: list[Any]) -> Any:
 def _logging() -> dict[str, Any]:
     """How this process logs, for the others to do the same."""
     root = logging.getLogger()
-    formats = [handler.formatter._fmt for handler in root.handlers if handler.formatter is not None]
-    return {"log_level": root.level, "log_format": formats[0] if formats else None}
+    formatters = [handler.formatter for handler in root.handlers if handler.formatter is not None]
+    told = {"log_level": root.level, "log_line": formatters[0]._fmt if formatters else None}
+    for kind, name in ((JsonFormatter, "json"), (TextFormatter, "text")):
+        told |= {"log_format": name} if formatters and isinstance(formatters[0], kind) else {}
+    return told
