@@ -21,8 +21,9 @@ class Said(IntEnum):
     """What a message is about; what follows it in the list.
 
     From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or nothing).
-    From the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (whether it is packed as a result, value); ENDED (a word of
-    framework.ends, its reason, its delay); FAILED (error, its traceback, status, delay_ms, final).
+    From the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (whether it is packed as a
+    result, value); ENDED (a word of framework.ends, its reason, its delay, headers to keep); FAILED (error, its
+    traceback, status, delay_ms, final).
     """
 
     READY = 1
