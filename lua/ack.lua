@@ -1,6 +1,6 @@
 -- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
 -- KIND   write
--- NEEDS  base lane head ready plain_ack late_clock mint ring admit lease leave holder status
+-- NEEDS  base lane head ready plain_ack send late_clock mint ring admit lease leave holder status
 -- KEYS   m w j x e E T p* d* r* f* s*
 -- ARGV   lane sequence version options source groups statuses ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold

@@ -1,6 +1,6 @@
 -- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
 -- KIND   write
--- NEEDS  base lane head clock ready mint ring admit lease leave holder status
+-- NEEDS  base send lane head clock ready mint ring admit lease leave holder status
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold

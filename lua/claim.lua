@@ -80,6 +80,7 @@ local plain = string.char(sole)
 
 local move_due
 if any_due then
+  -- HERE send
   -- Moves what is due of a level from scheduled to ready, n at most: enough, as no more are taken. Returns how many stay due.
   move_due = function(level, n)
     local key = KEYS[d0 + level]
@@ -124,6 +125,7 @@ for level = 1, levels do
       call('HDEL', key_x, unpack(lost))
       call('HINCRBY', key_m, 'lost', #lost)
       for i = 1, #lost do lost[#lost + 1] = lost[i] .. ODD end
+      -- HERE send
       send('ZREM', ready, lost)
     end
   end

@@ -1,6 +1,6 @@
 -- collect: removes finished jobs past their time or over their cap, and lanes, tickets and waiters nobody uses any more.
 -- KIND   write
--- NEEDS  base lane head clock mint
+-- NEEDS  base send lane head clock mint
 -- KEYS   m w j x R f* s*
 -- ARGV   lane sequence version cursor
 -- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 tickets, u32 waiters, u8 more, next cursor

@@ -1,6 +1,6 @@
 -- delete_jobs: removes jobs of a state and level, the oldest first (running ones in no order), or those named.
 -- KIND   write
--- NEEDS  base lane head clock ready mint lease leave
+-- NEEDS  base send lane head clock ready mint lease leave
 -- KEYS   m j x e E p* d* r* f* s*
 -- ARGV   lane sequence version state level limit ids…
 -- REPLY  u32 how many, u8 more of that state are left

@@ -1,6 +1,6 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
--- NEEDS  base lane head clock ready mint created ring lease leave holder
+-- NEEDS  base send lane head clock ready mint created ring lease leave holder
 -- KEYS   m w e E p* r*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold

@@ -1,6 +1,6 @@
 -- renew: gives leases their full length again; a slow job can be given a lease of its own.
 -- KIND   write
--- NEEDS  base lane head clock mint lease leave
+-- NEEDS  base send lane head clock mint lease leave
 -- KEYS   m e E r*
 -- ARGV   lane sequence version tokens own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the tokens) that are not held any more

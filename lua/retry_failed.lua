@@ -1,6 +1,6 @@
 -- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base lane head clock ready mint ring admit status
+-- NEEDS  base send lane head clock ready mint ring admit status
 -- KEYS   m w j x p* d* f*
 -- ARGV   lane sequence version level limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig, State
-from pinlater.errors import InvalidArgument, OutcomeUnknown
+from pinlater.errors import ClientClosed, InvalidArgument, OutcomeUnknown
 from pinlater.keys import queue_key
 from pinlater.scripts import load_scripts
-from tests.both_clients import CALLS_KINDS, make_calls
+from tests.both_clients import CALLS_KINDS, CallsKind, make_calls
 from tests.cut_proxy import Cut, CutProxy
 from tests.servers import Server, wait_until
 
@@ -392,3 +392,22 @@ def test_a_client_that_is_closed_leaves_no_connection(server: Server) -> None:
         assert "pinlater" in names_of_connections(server)
     asyncio.run(use())
     wait_until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
+
+
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_a_closed_client_says_so_and_lets_nobody_wait(server: Server, kind: CallsKind) -> None:
+    calls = make_calls(kind, server.url)
+    try:
+        calls.create_queue("q")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(calls.dequeue, "q", wait=300)
+            with server.client() as client:
+                wait_until(lambda: client.exists(queue_key("q", "1", "w")), "a waiting dequeue")
+            calls.client.close() if kind == "sync" else calls.wait(calls.client.close)
+            with pytest.raises(ClientClosed, match="this one is closed"):
+                waiting.result()
+        with pytest.raises(ClientClosed, match="expected an open client"):
+            calls.enqueue("q", b"x")
+        wait_until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
+    finally:
+        calls.close()

@@ -192,6 +192,11 @@ def test_ack_failed_and_release(run: Run, mail: str) -> None:
     assert (info["attempts_remaining"], info["status"], info["state"]) == (1, "boom", "pending")
 
 
+def test_a_list_shows_the_newest_error_and_not_the_end_of_its_traceback(run: Run, mail: str) -> None:
+    run("job", "enqueue", mail, "x", "--status", "old\nKeyError: 'to'\n  attempt 2 of 2\n    raise KeyError('to')")
+    assert run("job", "ls", mail).out.rstrip().endswith("KeyError: 'to'")
+
+
 def test_dequeue_for_people(run: Run, mail: str) -> None:
     assert run("job", "dequeue", mail).out == "queue mail has no due jobs\n"
     run("job", "enqueue", mail, "later", "--delay-ms", "3600000")

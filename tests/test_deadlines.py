@@ -7,6 +7,7 @@ Risks: times are measured; the bounds are far from both what is right and what w
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -196,3 +197,14 @@ def test_a_first_call_without_a_server_ends_at_its_deadline(
     with pytest.raises(ServerUnavailable):
         calls.create_queue("q")
     assert LATE_S / 2 < time.monotonic() - began_s < 15
+
+
+def test_a_connect_ends_with_the_call(make: Callable[..., Calls]) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        port = deaf.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):  # the one that the backlog takes: others hang
+            calls = make(f"redis://127.0.0.1:{port}", timeout_s=SHORT_S, connect_timeout_s=300.0, read_timeout_s=300.0)
+            started_s = time.monotonic()
+            with pytest.raises(ServerUnavailable):
+                calls.enqueue("q", b"x")
+            assert time.monotonic() - started_s < 60

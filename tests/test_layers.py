@@ -51,7 +51,6 @@ LAYERS = [
     {
         "claiming",
         "deaths",
-        "demo",
         "doctor",
         "ending",
         "handlers",
@@ -64,6 +63,7 @@ LAYERS = [
         "worker",
     },
     {"framework"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 

@@ -28,6 +28,7 @@ LINES = 160
 BOUNDED = {
     "argv, first, first + n - 1": "a group fits the ids of one call: 1,000",
     "fields": "ids and records of one call: 2,000",
+    "extras": "ids of one call and their x: 2,000",
     "line": "scores and ids of one call: 2,000",
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",

@@ -1,28 +1,37 @@
--- Puts new jobs in line under ids low + 1 ... low + count (as mint gives them). Returns the id of the first job, or nil and an error before
--- anything was written.
-local function arrive(high, low)
-  local fields, ready, scheduled = lines_of(high, low)
-  if not fields then return nil, ready end
-
-  local more, has_extra = {}, {}
+-- Puts the jobs of lines in line. Those that come with a status have an x, and are odd.
+local extras
+if statuses ~= '' then
+  -- HERE status
+  local has_extra = {}
+  extras = {}
   for position, text in pairs(read_statuses(statuses)) do
     local id = fields[2 * position - 1]
-    if not id then return nil, redis.error_reply('BAD_REQUEST no job ' .. position - 1 .. ' for a status') end
+    if not id then return redis.error_reply('BAD_REQUEST no job ' .. position - 1 .. ' for a status') end
     has_extra[id] = true
-    more[#more + 1] = id
-    more[#more + 1] = extra(unp('>I2', fields[2 * position], 2), now, 0, append_status('', text))
+    extras[#extras + 1] = id
+    extras[#extras + 1] = extra(unp('>I2', fields[2 * position], 2), now, 0, append_status('', text))
   end
-
-  send('HSET', key_j, fields)
-  if more[1] then send('HSET', key_x, more) end
-  local wake = false
-  for level = 1, levels do
-    local line = ready[level] or {}
-    for i = 2, more[1] and #line or 0, 2 do
+  for _, line in pairs(ready) do
+    for i = 2, #line, 2 do
       if has_extra[line[i]] then line[i] = line[i] .. ODD end
     end
-    wake = admit(level, line, scheduled and scheduled[level] or {}) or wake
   end
-  if wake then ring() end
-  return fields[1]
 end
+
+call('HSET', key_j, unpack(fields))
+if extras then call('HSET', key_x, unpack(extras)) end
+-- a waiter has a reason to wake: work now, or a new earliest timer
+local wake = false
+for level, line in pairs(ready) do
+  call('ZADD', KEYS[p0 + level], unpack(line))
+  wake = true
+end
+if scheduled then
+  for level, line in pairs(scheduled) do call('ZADD', KEYS[d0 + level], unpack(line)) end
+end
+if first_due < earliest then earliest, wake = first_due, true end
+if wake and waiting then
+  -- HERE ring
+  ring()
+end
+local payload = fields[1]

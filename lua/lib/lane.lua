@@ -4,7 +4,8 @@ local NEVER = 1e15
 local meta = call('HMGET', key_m, 'c', 'h', 'd', 'w', lane)
 local config, stored = meta[1], meta[5]
 -- earliest: no job is scheduled before it. waiting: somebody may wait for a ring.
-local earliest, waiting = meta[3] and tonumber(meta[3]) or NEVER, meta[4] == '1'
+local known_due = meta[3] and tonumber(meta[3]) or NEVER
+local earliest, waiting = known_due, meta[4] == '1'
 local replay, replay_h
 if stored then
   if sub(stored, 1, 4) == sequence then

@@ -1,5 +1,5 @@
 -- Stores h, the answer (payload) in the lane, and what changed of the head.
-if earliest ~= (meta[3] and tonumber(meta[3]) or NEVER) or waiting ~= (meta[4] == '1') then
+if earliest ~= known_due or waiting ~= (meta[4] == '1') then
   local due_ms = string.format('%d', earliest)
   call('HSET', key_m, 'h', h, lane, sequence .. h .. payload, 'd', due_ms, 'w', waiting and '1' or '0')
 else

@@ -14,6 +14,7 @@ from pinlater.config import QueueConfig
 from pinlater.errors import (
     BodyUnreadable,
     ClaimLost,
+    ClientClosed,
     ConfigConflict,
     EmbeddedServerError,
     EnqueueRefused,
@@ -70,6 +71,7 @@ __all__ = [
     "Checkpoint",
     "ClaimLost",
     "Client",
+    "ClientClosed",
     "ConfigConflict",
     "Constant",
     "Context",

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from pinlater import _core
 from pinlater.async_link import Link
 from pinlater.async_waker import AsyncWaker
-from pinlater.errors import PinLaterError, ServerUnavailable
+from pinlater.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, Send, Sleep, T
 from pinlater.servers import Server
 from pinlater.sync_transport import MAX_FREE, connect_error
@@ -29,11 +29,13 @@ class AsyncTransport:
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
         self.waker = AsyncWaker(channel, self.connect)
         self._inherited: tuple[Any, ...] = ()
+        self._closed = False
 
     async def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end and returns its result."""
+        """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
         result: Any = None
         try:
+            self._check_open()
             while True:
                 result = await self._perform(flow.send(result))
         except StopIteration as stop:
@@ -50,12 +52,17 @@ class AsyncTransport:
         self.waker = AsyncWaker(channel, self.connect)
 
     async def close(self) -> None:
-        """Closes every connection; twice is fine."""
+        """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
+        self._closed = True
         await self.waker.close()
         free, self._free = self._free, {}
         for links in free.values():
             for link in links:
                 link.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("expected an open client, this one is closed")
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -66,15 +73,17 @@ class AsyncTransport:
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
             case Listen(servers):
+                self._check_open()
                 return await self.waker.listen(servers)
             case AwaitRing(seconds, since):
                 await self.waker.wait(seconds, since)
+                self._check_open()
         return None
 
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server
         try:
-            link = await self._take(server)
+            link = await self._take(server, effect.wait_s(sum(self._timeouts)))
         except PinLaterError as error:
             return [Failure(False, error)] * len(effect.commands)
         try:
@@ -89,23 +98,23 @@ class AsyncTransport:
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         free = self._free.setdefault(server, [])
-        if len(free) < MAX_FREE:
+        if len(free) < MAX_FREE and not self._closed:
             free.append(link)
         else:
             link.close()
         return answers
 
-    async def _take(self, server: Server) -> Link:
+    async def _take(self, server: Server, within_s: float) -> Link:
         free = self._free.get(server)
         while free:
             link = free.pop()
             if link.is_open():
                 return link
             link.close()
-        return Link(await self.connect(server))
+        return Link(await self.connect(server, within_s))
 
-    async def connect(self, server: Server) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+    async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
+        """A connected redis-py connection to a server of a known good version, within so long. Raises ServerError."""
         url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
         # an exchange has one timeout as a whole; a second one a read would cost as much as the read
         arguments["socket_timeout"] = None
@@ -115,7 +124,7 @@ class AsyncTransport:
             self._pools[server] = known
         connection = known[1].connection_class(**known[1].connection_kwargs)
         try:
-            async with asyncio.timeout(sum(self._timeouts)):
+            async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 if server.version is None:
                     await connection.send_command("INFO", "server", check_health=False)

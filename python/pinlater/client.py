@@ -114,7 +114,7 @@ class Client:
     url: `redis://`, `rediss://`, `unix://` or `embedded://`; by default PINLATER_URL, else the embedded server. shards:
     names and URLs of several shards, instead of a URL. source: names this client in claim descriptors. timeout_s: for a
     whole call, up to 600; what was sent shortly before its end is still given 1 s to be answered. connect_timeout_s,
-    read_timeout_s: for one connect, one read; a connect that has begun is not cut short by timeout_s.
+    read_timeout_s: for one connect, one read.
 
     Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
     ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and

@@ -39,6 +39,10 @@ class InvalidArgument(PinLaterError, ValueError):
     """An argument is not what was expected; nothing was sent and nothing changed."""
 
 
+class ClientClosed(PinLaterError, RuntimeError):
+    """The client was closed before the call, or while it waited for a job; nothing was changed."""
+
+
 class QueueError(PinLaterError):
     """The queue is not in a state that allows the call; nothing was changed."""
 

@@ -100,6 +100,12 @@ class JobInfo:
     claim: str
     body: bytes | None
 
+    @property
+    def headline(self) -> str:
+        """The newest line of the status that begins an entry: what is indented belongs to the line above it."""
+        lines = self.status.splitlines()
+        return next((line for line in reversed(lines) if line[:1].strip()), lines[-1] if lines else "")
+
     @classmethod
     def unpack(cls, queue: str, shard: str, packed: bytes) -> JobInfo:
         """Reads one "Job info" of docs/design.md §4."""

@@ -21,7 +21,7 @@ from redis.exceptions import (
 )
 
 from pinlater import _core
-from pinlater.errors import PinLaterError, ServerRefused, ServerUnavailable
+from pinlater.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.flows import AwaitRing, Effect, Failure, Flow, Listen, ReplyError, Send, Sleep, T
 from pinlater.servers import READ_BYTES, Server
 from pinlater.sync_waker import SyncWaker
@@ -40,11 +40,13 @@ class SyncTransport:
         self._pid = os.getpid()
         self._waker = SyncWaker(channel, self.connect)
         self._lock = threading.Lock()
+        self._closed = False
 
     def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end and returns its result."""
+        """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
         result: Any = None
         try:
+            self._check_open()
             while True:
                 result = self._perform(flow.send(result))
         except StopIteration as stop:
@@ -60,13 +62,18 @@ class SyncTransport:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes every connection; twice is fine."""
+        """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
+        self._closed = True
         self._waker.close()
         with self._lock:
             free, self._free = self._free, {}
         for links in free.values():
             for link in links:
                 link.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("expected an open client, this one is closed")
 
     def _perform(self, effect: Effect) -> Any:
         match effect:
@@ -75,9 +82,11 @@ class SyncTransport:
             case Sleep(seconds):
                 time.sleep(seconds)
             case Listen(servers):
+                self._check_open()
                 return self._waker.listen(servers)
             case AwaitRing(seconds, since):
                 self._waker.wait(seconds, since)
+                self._check_open()
         return None
 
     def _exchange(self, sends: list[Send]) -> list[list[Any]]:
@@ -91,7 +100,7 @@ class SyncTransport:
     def _send(self, effect: Send) -> _Link | Failure:
         server, packed = effect.server, _core.pack_commands(effect.commands)
         try:
-            link = self._take(server) or _Link(self.connect(server))
+            link = self._take(server) or _Link(self.connect(server, effect.wait_s(sum(self._timeouts))))
         except PinLaterError as error:
             return Failure(False, error)
         try:
@@ -131,20 +140,27 @@ class SyncTransport:
 
     def _give_back(self, server: Server, link: _Link) -> None:
         free = self._free.setdefault(server, [])
-        if len(free) < MAX_FREE:
+        if len(free) < MAX_FREE and not self._closed:
             free.append(link)
         else:
             link.close()
 
-    def connect(self, server: Server) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError."""
+    def connect(self, server: Server, within_s: float = float("inf")) -> Any:
+        """A connected redis-py connection to a server of a known good version. Raises ServerError.
+
+        within_s: for the connect, and for each answer on the way.
+        """
         url, arguments = server.connection_arguments(*self._timeouts)
         with self._lock:
             known = self._pools.get(server)
             if known is None or known[0] != url:
                 known = (url, redis.ConnectionPool.from_url(url, **arguments))
                 self._pools[server] = known
-        connection = known[1].connection_class(**known[1].connection_kwargs)
+        limits = {
+            "socket_connect_timeout": min(self._timeouts[0], within_s),
+            "socket_timeout": min(self._timeouts[1], within_s),
+        }
+        connection = known[1].connection_class(**{**known[1].connection_kwargs, **limits})
         try:
             connection.connect()
             if server.version is None:

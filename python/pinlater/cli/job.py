@@ -233,7 +233,7 @@ def _print_jobs(found: list[JobInfo], body: bool) -> None:
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
         cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
-        newest = preview(info.status.splitlines()[-1]) if info.status else ""
+        newest = preview(info.headline)
         rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
 

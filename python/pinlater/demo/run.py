@@ -11,22 +11,22 @@ import time
 from pathlib import Path
 from typing import Final
 
-import orjson
 from rich.console import Console
 from rich.live import Live
 
 from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.demo.samples import make_samples
-from pinlater.demo.thumbnails import IMAGE_SUFFIXES, is_readable
+from pinlater.demo.thumbnails import IMAGE_SUFFIXES, app, is_readable, make_thumbnail
 from pinlater.demo.view import Outcome, Progress, show_outcome
 from pinlater.errors import InvalidArgument
-from pinlater.jobs import JobInfo, NewJob, State
-from pinlater.shards import resolve_shards
+from pinlater.jobs import JobInfo, State
+from pinlater.shards import URL_VARIABLE
 
-QUEUE: Final = "thumbnails"
+QUEUE: Final = make_thumbnail.queue
 PROCESSES: Final = 2
-ATTEMPTS: Final = 3
+#: Images enqueued at once.
+PART: Final = 20
 #: A short lease, so that the killed worker's jobs are back in seconds.
 LEASE_MS: Final = 2_000
 #: The run is given up if nothing at all moved for so long.
@@ -47,10 +47,11 @@ def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), 
     thumbnails = output / "thumbnails"
     shutil.rmtree(thumbnails, ignore_errors=True)
     thumbnails.mkdir()
-    with Client(shards=resolve_shards(url, None)) as client:
+    os.environ[URL_VARIABLE] = url  # of the app, here and in the workers
+    with Client() as client, app:
         client.delete_queue(QUEUE)
         client.create_queue(QUEUE, QueueConfig(lease_ms=LEASE_MS, keep_succeeded=len(sources)))
-        descriptors, seconds = _Run(client, console, sources, thumbnails, url).run()
+        descriptors, seconds = _Run(client, console, sources, thumbnails).run()
         infos = client.lookup(descriptors.values())
     outcome = _judge(sources, thumbnails, descriptors, infos, seconds)
     failed = next((info.descriptor for info in infos.values() if info.state is State.FAILED), next(iter(infos), ""))
@@ -80,19 +81,12 @@ def _samples(console: Console, folder: Path, count: int) -> list[Path]:
 class _Run:
     """One run: the producer, the worker processes, and the hand that kills one."""
 
-    def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path, url: str) -> None:
+    def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path) -> None:
         self._client = client
         self._console = console
         self._sources = sources
         self._thumbnails = thumbnails
-        self._command = [
-            sys.executable,
-            "-m",
-            "pinlater.demo.worker",
-            url,
-            QUEUE,
-            str(thumbnails.parent / "workers.log"),
-        ]
+        self._command = [sys.executable, "-m", "pinlater.demo.worker", str(thumbnails.parent / "workers.log")]
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._progress = Progress(len(sources))
         self._killed = False
@@ -111,17 +105,14 @@ class _Run:
             self._stop_workers()
 
     def _enqueue(self) -> dict[Path, str]:
-        jobs = [
-            NewJob(
-                orjson.dumps({"image": str(source), "thumbnail": str(thumbnail_of(source, number, self._thumbnails))}),
-                attempts=ATTEMPTS,
-            )
+        calls = [
+            make_thumbnail.args(str(source), str(thumbnail_of(source, number, self._thumbnails)))
             for number, source in enumerate(self._sources)
         ]
-        parts = [jobs[first : first + 20] for first in range(0, len(jobs), 20)]
-        descriptors = [descriptor for part in parts for descriptor in self._client.enqueue_many(QUEUE, part)]
-        self._progress.tell(f"{len(jobs)} jobs enqueued on 2 shards")
-        return dict(zip(self._sources, descriptors, strict=True))
+        parts = [calls[first : first + PART] for first in range(0, len(calls), PART)]
+        handles = [handle for part in parts for handle in make_thumbnail.enqueue_many(part)]
+        self._progress.tell(f"{len(handles)} jobs enqueued on 2 shards")
+        return {source: handle.descriptor for source, handle in zip(self._sources, handles, strict=True)}
 
     def _start_worker(self) -> None:
         process = subprocess.Popen(self._command)
@@ -200,7 +191,7 @@ def _judge(
         redeliveries=redeliveries,
         seconds=seconds,
         latencies_ms=[info.updated_ms - info.created_ms for info in succeeded],
-        reason=failed[0].status.splitlines()[-1] if failed else "none",
+        reason=failed[0].headline if failed else "none",
         faults=faults,
     )
 

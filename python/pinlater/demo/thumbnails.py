@@ -1,4 +1,4 @@
-"""The demo's handler: makes one thumbnail."""
+"""The demo's app: one task, which makes a thumbnail."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import os
 from pathlib import Path
 from typing import Final
 
-import orjson
 from PIL import Image
 
-from pinlater.jobs import Job
+from pinlater.framework import PinLater, SyncContext
+
+app: Final = PinLater()
 
 THUMBNAIL_PIXELS: Final = 256
 #: What the demo takes for an image in a folder.
 IMAGE_SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
-def make_thumbnail(job: Job) -> None:
-    """Reads the image that the job's body (JSON: image, thumbnail) names and writes its thumbnail.
+@app.task(name="make_thumbnail", queue="thumbnails", attempts=3, backoff=0.3)
+def make_thumbnail(context: SyncContext, source: str, thumbnail: str) -> None:
+    """Reads one image file and writes another.
 
-    Safe to run twice, as every handler must be: the file appears whole, under its final name, or not at all.
+    Safe to run twice, as every task must be: the file appears whole, under its final name, or not at all.
     """
-    paths = orjson.loads(job.body)
-    target = Path(paths["thumbnail"])
-    draft = target.with_name(f".{target.stem}.{os.getpid()}.{job.attempt}.jpg")
-    with Image.open(paths["image"]) as image:
+    target = Path(thumbnail)
+    draft = target.with_name(f".{target.stem}.{os.getpid()}.{context.attempt}.jpg")
+    with Image.open(source) as image:
         image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
         image.convert("RGB").save(draft, quality=85)
     draft.replace(target)
