@@ -231,10 +231,10 @@ class Wire:
         return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
     def end_leases(self, source: bytes, how: bytes = b"", cursor: bytes = b"0") -> tuple[int, int, int, bytes]:
-        """Returns leases, jobs tried again, jobs failed, and the next cursor."""
+        """Returns leases, jobs tried again, jobs failed, and the next cursor, empty at the end."""
         (packed,) = self.write("end_leases", source, how, cursor, version=NO_CONFIG_VERSION)
-        leases, retried, failed = struct.unpack_from(">III", packed)
-        return leases, retried, failed, packed[12:]
+        leases, retried, failed, more = struct.unpack_from(">IIIB", packed)
+        return leases, retried, failed, packed[13:] if more else b""
 
     def leave_quarantine(
         self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""

@@ -26,7 +26,7 @@ log: Final = logging.getLogger("pinlater.supervisor")
 
 #: How long a supervisor that stops waits for what is under way.
 LAST_S: Final = 2.0
-_COUNTS: Final = struct.Struct(">III")
+_COUNTS: Final = struct.Struct(">IIIB")
 
 
 class Deaths:
@@ -87,9 +87,10 @@ class Deaths:
 
 def _end_leases(place: QueueShard, source: str, told: str, deadline_s: float) -> Flow[tuple[int, int, int]]:
     leases = retried = failed = 0
-    cursor = b""
-    while cursor != b"0":
-        reply = yield from write(place, "end_leases", [source, told, cursor or b"0"], deadline_s, patient=False)
-        more, cursor = _COUNTS.unpack_from(reply[2]), reply[2][_COUNTS.size :]
-        leases, retried, failed = leases + more[0], retried + more[1], failed + more[2]
+    cursor, more = b"0", True
+    while more:
+        reply = yield from write(place, "end_leases", [source, told, cursor], deadline_s, patient=False)
+        *counts, more = _COUNTS.unpack_from(reply[2])
+        cursor = reply[2][_COUNTS.size :]
+        leases, retried, failed = leases + counts[0], retried + counts[1], failed + counts[2]
     return leases, retried, failed
