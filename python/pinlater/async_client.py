@@ -7,7 +7,7 @@ as one script call. Risks: a cancelled call may still be carried out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
@@ -132,18 +132,25 @@ class AsyncClient:
             status=status,
             key=key,
         )
+        return await self._enqueue_job(queue, job)
+
+    def _enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
+        """As enqueue, of a job made before; it is in the next call that leaves, awaited or not."""
         self._check_fork()
         known = self._session.known_config(queue)
         if known is None:
-            await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
-            known = self._session.known_config(queue)
-        if known is not None and (priority > known.levels or len(job.body) > known.body_limit):
+            return self._enqueue_first(queue, job)
+        if job.priority > known.levels or len(job.body) > known.body_limit:
             enqueuing.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
-        descriptor: str = await coalescer.add(job, len(job.body))
-        return descriptor
+        return coalescer.add(job, len(job.body))
+
+    async def _enqueue_first(self, queue: str, job: NewJob) -> str:
+        """Before anything is known of the queue."""
+        await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
+        return await self._enqueue_job(queue, job)
 
     async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
         try:

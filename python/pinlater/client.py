@@ -219,6 +219,10 @@ class Client:
             status=status,
             key=key,
         )
+        return self._enqueue_job(queue, job)
+
+    def _enqueue_job(self, queue: str, job: NewJob) -> str:
+        """As enqueue, of a job made before."""
         return self._run(
             lambda end: complete(enqueuing.enqueue_many(self._session, queue, [job], end), lambda found: found[0])
         )

@@ -83,6 +83,8 @@ def write(
         try:
             command = _write_command(place, script, stored, (lane.field, lane.sequence), arguments)
             answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
+            if _not_loaded(answer):
+                answer = yield from _load(place.shard.server, script, command, deadline_s)
         except BaseException:
             place.lanes.give_back(lane)  # abandoned, as in _Write.__del__
             raise
@@ -147,7 +149,7 @@ class _Write:
     def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
         pauses, changes = _pauses(), _pauses(0.0)
         while True:
-            if answer is None or _not_loaded(answer):
+            if answer is None:
                 answer = yield from self._try(deadline_s)
             if _answers(answer, self.sequence):
                 self.place.h = max(self.place.h, answer[1])
@@ -282,11 +284,13 @@ def _evaluate(server: Server, script: Script, command: Command, deadline_s: floa
     not run).
     """
     answer = (yield [Send(server, [command], deadline_s)])[0][0]
-    if _not_loaded(answer):
-        loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
-        if isinstance(loaded, ReplyError):
-            return loaded  # why it can not be run says more than that it was not
-    return answer
+    return (yield from _load(server, script, command, deadline_s)) if _not_loaded(answer) else answer
+
+
+def _load(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
+    """The script, and the command once more; its answer."""
+    loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
+    return loaded if isinstance(loaded, ReplyError) else answer  # why it can not be run says more than that it was not
 
 
 def _error_of(answer: Any, verb: str, place: QueueShard) -> PinLaterError:

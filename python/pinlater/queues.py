@@ -165,7 +165,9 @@ def agreed_places(session: Session, queue: str) -> list[QueueShard]:
     stored = places[0].stored
     if stored is None or stored.deleted:
         return []
-    return places if all(place.stored is stored or _agrees(place, stored) for place in places) else []
+    return (
+        places if len(places) == 1 or all(place.stored is stored or _agrees(place, stored) for place in places) else []
+    )
 
 
 def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:

@@ -84,12 +84,12 @@ class Producer(Generic[P]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Puts one call in line."""
-        body, client = self._body(args, kwargs), self._clients.sync()
+        job, client = self._job(args, kwargs), self._clients.sync()
         try:
-            descriptor = client.enqueue(self._queue, body, **self._options)
+            descriptor = client._enqueue_job(self._queue, job)
         except QueueNotFound:
             client.create_queue(self._queue, self._clients.queue_config(self._queue))
-            descriptor = client.enqueue(self._queue, body, **self._options)
+            descriptor = client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
     #: The name it has elsewhere.
@@ -97,12 +97,12 @@ class Producer(Generic[P]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """See enqueue."""
-        body, client = self._body(args, kwargs), self._clients.of_loop()
+        job, client = self._job(args, kwargs), self._clients.of_loop()
         try:
-            descriptor = await client.enqueue(self._queue, body, **self._options)
+            descriptor = await client._enqueue_job(self._queue, job)
         except QueueNotFound:
             await client.create_queue(self._queue, self._clients.queue_config(self._queue))
-            descriptor = await client.enqueue(self._queue, body, **self._options)
+            descriptor = await client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
@@ -185,22 +185,41 @@ class Producer(Generic[P]):
                 hook(self._sending.name, headers)
         return headers
 
+    def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        job: NewJob = checked(NewJob, self._body(args, kwargs), **self._options)
+        return job
+
     def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        return self._bodies([(args, kwargs)])[0]
+        if self._raw:
+            return self._raw_body(args, kwargs)
+        if self._given:
+            self._check_given(kwargs)
+        try:
+            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, self._told()))
+        except Exception as error:
+            raise self._not_packed(error) from None
 
     def _bodies(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[bytes]:
+        """As _body of each, in one loop."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
-        if self._given and any(not self._given.isdisjoint(kwargs) for _, kwargs in calls):
-            told = ", ".join(sorted(self._given))
-            raise InvalidArgument(f"task {self._sending.name!r}: expected {told} from the worker, not from the caller")
+        for _, kwargs in calls if self._given else ():
+            self._check_given(kwargs)
         pack, head, headers, document = envelope.packer(self._codec), self._head, self._told(), envelope.document
         try:
             return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
         except Exception as error:
-            raise InvalidArgument(
-                f"task {self._sending.name!r}: its arguments can not be packed as {self._codec}: {error}"
-            ) from None
+            raise self._not_packed(error) from None
+
+    def _check_given(self, kwargs: dict[str, Any]) -> None:
+        if given := self._given & kwargs.keys():
+            told = ", ".join(sorted(given))
+            raise InvalidArgument(f"task {self._sending.name!r}: expected {told} from the worker, not from the caller")
+
+    def _not_packed(self, error: Exception) -> InvalidArgument:
+        return InvalidArgument(
+            f"task {self._sending.name!r}: its arguments can not be packed as {self._codec}: {error}"
+        )
 
     def _raw_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if len(args) != 1 or kwargs or not isinstance(args[0], bytes):
