@@ -4,6 +4,7 @@ The task keeps how far it came in its job; another worker gets the job when the 
 """
 
 import csv
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ def load(context: SyncContext, source: str, target: str) -> None:
         rows = list(csv.reader(file))
     for first in range(context.state or 0, len(rows), BATCH):
         with Path(target).open("a") as file:
-            file.write(f"attempt {context.attempt}: rows {first} to {first + BATCH - 1}\n")
+            file.write(f"worker {os.getpid()}: rows {first} to {first + BATCH - 1}\n")
         time.sleep(0.05)  # the work
         context.checkpoint(first + BATCH)
 

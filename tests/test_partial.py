@@ -234,7 +234,7 @@ def second_round(verb: str) -> Callable[[Any], bool]:
     def match(command: Any) -> bool:
         if command[1] != sha:
             return False
-        failed = verb != "purge" or command[-3] == str(State.FAILED.code).encode()
+        failed = verb != "purge" or command[-4] == str(State.FAILED.code).encode()
         if failed and command not in seen:
             seen.append(command)
         return failed and len(seen) > 1
