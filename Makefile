@@ -46,8 +46,9 @@ lint: setup
 	cargo fmt --check
 	cargo clippy --release --quiet -- -D warnings
 
+# A process a core, each with servers of its own.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 bench: setup
 	$(BIN)/python benches/native.py

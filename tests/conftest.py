@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.memory import CONFORMANCE, AnyKind, MemoryKind
 from tests.servers import KINDS, Server, is_alive, wait_until
@@ -24,6 +25,10 @@ FreshServer = Callable[..., Server]
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
+
+# inputs are made slowly where other tests run beside
+settings.register_profile("beside", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("beside")
 
 
 @pytest.fixture(scope="session")

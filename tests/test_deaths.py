@@ -22,7 +22,7 @@ async def die(how: str) -> None:
     match how:
         case "exit":
             os._exit(3)
-        case "exit well":
+        case "exit-well":
             os._exit(0)
         case "segfault":
             ctypes.string_at(0)
@@ -44,7 +44,7 @@ async def fine() -> None:
         ("kill", "was killed by SIGKILL", 1),
         ("abort", "was killed by SIGABRT", 1),
         ("exit", "ended with exit code 3", 1),
-        ("exit well", "ended with exit code 0", 1),
+        ("exit-well", "ended with exit code 0", 1),
     ],
 )
 def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
