@@ -227,7 +227,7 @@ def test_a_process_that_stands_still_past_its_lease(server: Server, runs: Callab
         app.by_name("quick").enqueue_many([(f"{number}",) for number in range(10)])
         app_runs.start("--concurrency", "1")
         app_runs.wait("ended", 11, deadline_s=DEADLINE_S)
-        assert stopped.status() is None
+        wait_until(lambda: stopped.status() is None, "the ack of its second run", DEADLINE_S)
         first.send_signal(signal.SIGCONT)
         app_runs.wait("woke")
         app_runs.wait("ended", 12)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # a wheel is built
 ROOT = Path(__file__).parent.parent
 VERSIONS = [(3, minor) for minor in range(11, 20)]
 
@@ -86,7 +87,6 @@ def test_the_wheel_is_abi3_and_carries_the_lua_of_the_tree(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pinlater", "pinlater_pytest"}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", _interpreters(), ids=lambda path: path.name)
 def test_smoke_on_every_cpython(python: Path, wheel: Path, tmp_path: Path) -> None:
     binaries = _fresh_venv(python, wheel, tmp_path)
@@ -101,7 +101,6 @@ def test_smoke_on_every_cpython(python: Path, wheel: Path, tmp_path: Path) -> No
     assert run.stdout.startswith("smoke 3 ")
 
 
-@pytest.mark.timeout(600)
 def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     binaries = _fresh_venv(Path(sys.executable), wheel, tmp_path, "[demo]")
     run = subprocess.run(
