@@ -126,12 +126,12 @@ def test_a_dump_shows_running_jobs_with_their_stacks(
     run.send(signal.SIGUSR1)
     for name, handle in handles.items():
         run.logged(f"job {handle.descriptor}: task {name}, attempt 1, claimed")
+    run.logged("thread MainThread", len(options) or 1)  # written after the jobs: their stacks are whole
     _, _, dump = run.log.partition(f"job {handles['wait'].descriptor}: task wait")
     assert "in wait\n" in dump.partition("\njob ")[0]
     assert "await until(gate)" in dump.partition("\njob ")[0]
     _, _, dump = run.log.partition(f"job {handles['block'].descriptor}: task block")
     assert "time.sleep(0.01)" in dump.partition("\njob ")[0]
-    run.logged("thread MainThread", len(options) or 1)
     gate.touch()
     assert run.end() == 0
 
@@ -142,7 +142,7 @@ def test_a_dump_while_a_task_keeps_the_loop_busy(start: Start, app: PinLater, tm
     app.send("spin", str(gate))
     run.noted("spins")
     run.send(signal.SIGUSR1)
-    run.logged("thread MainThread")
+    run.logged("while not Path(gate).exists()")
     assert "while not Path(gate).exists()" in run.log.partition("thread MainThread")[2]
     gate.touch()
     assert run.end() == 0
