@@ -42,7 +42,11 @@ class AsyncTransport:
         try:
             self._check_open()
             while True:
-                result = await self._perform(flow.send(result))
+                effect = flow.send(result)
+                if type(effect) is list and len(effect) == 1:  # as most are
+                    result = [await self._exchange(effect[0])]
+                else:
+                    result = await self._perform(effect)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
@@ -74,8 +78,6 @@ class AsyncTransport:
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
-            case [single]:
-                return [await self._exchange(single)]
             case list():
                 return await asyncio.gather(*map(self._exchange, effect))
             case Sleep(seconds):
@@ -109,10 +111,12 @@ class AsyncTransport:
 
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server
-        try:
-            link = await self._take(server, effect.wait_s(sum(self._timeouts)))
-        except PinLaterError as error:
-            return [Failure(False, error)] * len(effect.commands)
+        link = self._take(server)
+        if link is None:
+            try:
+                link = Link(await self.connect(server, effect.wait_s(sum(self._timeouts))))
+            except PinLaterError as error:
+                return [Failure(False, error)] * len(effect.commands)
         try:
             answers, why = await link.exchange(
                 _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
@@ -131,14 +135,15 @@ class AsyncTransport:
             link.close()
         return answers
 
-    async def _take(self, server: Server, within_s: float) -> Link:
+    def _take(self, server: Server) -> Link | None:
+        """A free connection that is still open, if there is one."""
         free = self._free.get(server)
         while free:
             link = free.pop()
             if link.is_open():
                 return link
             link.close()
-        return Link(await self.connect(server, within_s))
+        return None
 
     async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
         """A connected redis-py connection to a server of a known good version, within so long. Raises ServerError."""

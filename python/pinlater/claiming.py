@@ -151,7 +151,8 @@ class Claimer:
     async def run(self) -> None:
         """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
         while not self._stopping:
-            wanting, room = self._wanting(), self._room()
+            room = self._room()
+            wanting = self._wanting(room)
             if room <= 0 or not wanting:
                 await self._pause()
             else:
@@ -166,12 +167,12 @@ class Claimer:
         source = self._sources[queue]
         await self._claim(source, limit, await self._places(source), b"")
 
-    def _wanting(self) -> list[_Source]:
+    def _wanting(self, room: int) -> list[_Source]:
         now_s = time.monotonic()
         for source in self._sources.values():
             if source.timer_s <= now_s:
                 source.timer_s, source.hungry, source.rung = _NEVER_S, True, True
-            if self._room() <= 0:
+            if room <= 0:
                 self._pass_on_if_rung(source)
         return [source for source in self._sources.values() if source.next_s() <= now_s]
 
@@ -337,9 +338,12 @@ class Claimer:
 
     def _listening(self, places: list[QueueShard]) -> list[QueueShard]:
         """The places whose server rings us; the others are subscribed meanwhile."""
-        for place in places:
-            self._on_lost(place.shard.server)
-        return [place for place in places if self._client._transport.waker.listening(place.shard.server)]
+        listening = self._client._transport.waker.listening
+        heard = [place for place in places if listening(place.shard.server)]
+        if len(heard) < len(places):
+            for place in places:
+                self._on_lost(place.shard.server)
+        return heard
 
     def _on_lost(self, server: Server) -> None:
         if (

@@ -20,7 +20,7 @@ from pinlater.config import QueueConfig, check_integer
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.exchange import read, write
-from pinlater.flows import Argument, AwaitRing, Flow, Listen, complete, completed, together
+from pinlater.flows import Argument, AwaitRing, Flow, Listen, completed, together
 from pinlater.holding import release
 from pinlater.inspecting import REPLY_BYTES, peek_at
 from pinlater.jobs import Job
@@ -124,6 +124,8 @@ def claim_round(
     """Claims over the places of one queue. A claim without jobs says where the client is registered as waiting."""
     now_s = time.monotonic()
     answering = [place for place in places if place.silent_until_s <= now_s] or places
+    if len(answering) == 1 and limit <= MAX_BATCH:
+        return [(yield from claim_at(session, answering[0], limit, None, channel, source, deadline_s))]
     if len(answering) == 1:
         return (yield from _claim_alone(session, answering[0], limit, channel, source, deadline_s))
     # what one shard gave must not wait long for another that is silent; its answer is asked for again by the next claim
@@ -209,10 +211,11 @@ def claim_at(
         return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, channel, REPLY_BYTES]
 
     try:
-        return (yield from complete(write(place, "claim", arguments, deadline_s), decode))
-    except OutcomeUnknown:
+        reply = yield from write(place, "claim", arguments, deadline_s)
+    except OutcomeUnknown as error:
         place.unknown_sent_s = sent_s
-        raise
+        raise completed(error, decode) from None
+    return decode(reply)
 
 
 def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:

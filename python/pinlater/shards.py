@@ -59,7 +59,6 @@ class QueueShard:
         "unknown_claim",
         "unknown_sent_s",
         "waiters",
-        "waiters",
     )
 
     def __init__(self, queue: str, shard: Shard, session: bytes) -> None:
