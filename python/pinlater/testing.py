@@ -21,7 +21,7 @@ from pinlater.errors import InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
 from pinlater.framework.draining import Enqueued, Ran, call_of, drain, pending, raise_first
-from pinlater.framework.tasks import Producer, Task
+from pinlater.framework.tasks import Producer
 from pinlater.memory.server import MemoryServer
 
 __all__ = ["Enqueued", "Harness", "MemoryServer", "MovableClock", "Ran"]
@@ -119,7 +119,7 @@ class Harness:
 
     def assert_enqueued(
         self,
-        task: Task[..., Any] | Producer[...] | str,
+        task: Producer[..., Any] | str,
         args: Sequence[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         *,
@@ -149,7 +149,7 @@ class Harness:
         there = "".join(f"\n  {_line(job)}" for job in found) or " nothing"
         raise AssertionError(f"expected {number} of {name!r} ({told}), found {len(matching)}; in line:{there}")
 
-    def _packed(self, task: Task[..., Any] | Producer[...] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Arguments as they come out of a body: of tuples lists are made."""
         producer = self.app.by_name(task) if isinstance(task, str) else task
         if producer._raw:
