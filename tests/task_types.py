@@ -67,6 +67,7 @@ async def given(
 @app.task(batch=10, batch_wait=0.1)
 async def in_batches(items: list[Item[str]], *, db: Db = Shared(Db)) -> None:
     assert_type(items[0].value, str)
+    assert_type(items[0].trace, str | None)
     items[0].fail(ValueError())
     items[0].retry(delay=5)
 
