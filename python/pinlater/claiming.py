@@ -100,7 +100,7 @@ class Claimer:
             source.hungry, source.empty = True, False
         waker = self._client._transport.waker
         waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
-        waker.also, waker.on_other = self._gone_channels, self._removed
+        waker.hear(self._gone_channels, self._removed)
 
     async def close(self) -> None:
         """Passes unanswered rings on, for a moment; then nothing of it is left running."""
