@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
 
@@ -183,15 +183,41 @@ def test_processes_that_die_in_the_middle_of_a_job(server: Server, runs: Callabl
 
 
 def overlaps(notes: list[Note]) -> list[tuple[Note, Note]]:
-    """Pairs of runs of one job of which the second began in a process while the first went on in another to its end."""
-    found = []
-    for name in {note.name for note in notes}:
-        begun = [note for note in notes if note.name == name and note.event == "began"]
-        for first, second in pairwise(begun):
-            ends = [note for note in notes if (note.name, note.pid, note.event) == (name, first.pid, "ended")]
-            if any(first.time_ns < second.time_ns < end.time_ns for end in ends) and first.pid != second.pid:
-                found.append((first, second))
-    return found
+    """Pairs of runs of one job of which the second began before the first was over, in whichever process.
+
+    A run without an end is over with its process, which lived at least until its last note.
+    """
+    over_ns: dict[tuple[int, int], int] = {}
+    alive_ns: dict[int, int] = {}
+    begun: dict[str, list[Note]] = {}
+    for note in notes:
+        alive_ns[note.pid] = max(alive_ns.get(note.pid, 0), note.time_ns)
+        if note.event == "ended":
+            over_ns[note.pid, note.run] = note.time_ns
+        elif note.event == "began":
+            begun.setdefault(note.name, []).append(note)
+    return [
+        (first, second)
+        for runs in begun.values()
+        for first, second in combinations(sorted(runs, key=lambda note: note.time_ns), 2)
+        if second.time_ns < over_ns.get((first.pid, first.run), alive_ns[first.pid])
+    ]
+
+
+def test_overlaps_are_seen_within_a_process_and_between_two() -> None:
+    def note(event: str, pid: int, run: int, time_ns: int, name: str = "job") -> Note:
+        return Note(event, name, pid, time_ns, run)
+
+    first, end = note("began", 1, 1, 10), note("ended", 1, 1, 20)
+    for pid, run in ((1, 2), (2, 1)):
+        early, late = note("began", pid, run, 15), note("began", pid, run, 25)
+        assert overlaps([first, end, early]) == [(first, early)]
+        assert overlaps([first, early, note("ended", pid, run, 18), end]) == [(first, early)]
+        assert overlaps([first, end, late]) == []
+        assert overlaps([first, end, early._replace(name="other")]) == []
+    again = note("began", 2, 1, 30)
+    assert overlaps([first, again]) == []  # the first died
+    assert overlaps([first, again, note("ended", 1, 7, 35, "other")]) == [(first, again)]  # it did not
 
 
 def test_what_does_not_kill_a_process_leaves_it_at_work(server: Server, runs: Callable[..., AppRuns]) -> None:
