@@ -269,13 +269,17 @@ def test_a_process_that_stands_still_past_its_lease(valkey: Server, runs: Callab
 
 
 def test_a_backlog_behind_long_jobs_runs_once(valkey: Server, runs: Callable[..., AppRuns]) -> None:
-    """Quick jobs first, so that jobs are prefetched."""
+    """Quick jobs first, so that jobs are prefetched: of the long ones some wait for longer than two leases."""
     app_runs = runs(valkey.url, TASKS)
-    with PinLater(valkey.url) as app, Client(valkey.url) as client:
-        make_queue(client, 500)
+    with PinLater(valkey.url) as app, Client(valkey.url) as client, monitoring(valkey.url):
+        make_queue(client, 2_000)
         app.by_name("quick").enqueue_many([(f"quick{number}",) for number in range(200)])
-        app.by_name("long").enqueue_many([(f"long{number}", 1.2) for number in range(8)])
+        app.by_name("long").enqueue_many([(f"long{number}", 5.0) for number in range(8)])
         app_runs.start("--processes", "2", "--concurrency", "2")
+        app_runs.wait("ended", 200)
+        wait_until(
+            lambda: client.count("default").in_progress > 4, "some that wait behind the four that run", DEADLINE_S
+        )
         wait_done(client, app_runs)
     found = runs_of(app_runs.notes())
     assert len(found) == 208
