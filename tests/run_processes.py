@@ -23,7 +23,7 @@ from tests.servers import Server, wait_until
 
 DEADLINE_S = 60.0
 APP = """
-import asyncio, logging, os, time
+import asyncio, logging, multiprocessing, os, time
 from pathlib import Path
 from pinlater import PinLater
 
@@ -67,6 +67,14 @@ async def spin(gate: str) -> None:
     line("spins")
     while not Path(gate).exists():
         pass
+
+@app.task(name="fork")
+def fork() -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    child.join()
+    line(f"child {child.exitcode}")
 
 @app.task(name="grow")
 async def grow(megabytes: int, gate: str = "/") -> None:

@@ -5,6 +5,7 @@ Promises: shown on real processes with leases that no test waits for. Risks: non
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -65,6 +66,20 @@ def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
             app_runs.wait("ran", deadline_s=60)
             assert client.retry_jobs([handle.descriptor], attempts=1) == 1
             wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew", 60)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, runs: Callable[..., AppRuns]) -> None:
+    app_runs = runs(server.url, TASKS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("new", QueueConfig(lease_ms=600_000, crash_limit=1))
+        process = app_runs.start("--processes", "2")
+        wait_until(lambda: app_runs.log.count("working on default:") == 2, "two processes", 60)
+        app_runs.write(TASKS.replace('name="fine"', 'name="fine", queue="new"'))
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: app_runs.log.count("stopped: ") == 2, "two others", 60)
+        handle = app.by_name("die").using(queue="new").enqueue("kill")
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
 
 
 def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:

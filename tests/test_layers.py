@@ -64,6 +64,7 @@ LAYERS = [
         "removals",
         "renewal",
         "sharing",
+        "stop_signals",
         "supervisor",
         "worker",
         "worker_config",

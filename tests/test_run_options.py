@@ -215,8 +215,10 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         overseer.reported(process)
     assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
     assert "pinlater_claimed_jobs_total 12\n" in metrics().text
-    processes[1].ready, processes[1].reported_s = True, 100.0 - STALE_S - 1
-    assert (health()[:2], readiness().status) == ((503, "the loop of 2 does not turn\n"), 200)
+    processes[1].ready = True
+    assert readiness().status == 200
+    processes[1].reported_s = 100.0 - STALE_S - 1
+    assert (health()[:2], readiness()[:2]) == ((503, "the loop of 2 does not turn\n"), (503, "not ready: b\n"))
     overseer.ended(processes[0], "memory")
     text = metrics().text
     assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not

@@ -114,7 +114,24 @@ def test_processes_are_replaced_after_so_many_jobs(start: Start, app: PinLater, 
     notes = run.noted(count=70)
     assert Counter(text for text, _ in notes) == Counter(map(str, range(70)))
     assert sorted(Counter(pid for _, pid in notes).values()) == [10, 20, 20, 20]
-    run.logged("ended with exit code 75; starting another in 0.0 s", 3)
+    run.logged("is recycled: its jobs end", 3)
+    assert run.end() == 0
+    assert client.count("a").in_progress == 0
+    assert "before it was ready" not in run.log
+
+
+def test_a_process_with_its_jobs_done_hands_back_what_does_not_end(
+    start: Start, app: PinLater, client: Client, tmp_path: Path
+) -> None:
+    run, gate = start("--max-jobs", "3", "--queues", "a", "--stop-timeout", "0.5"), tmp_path / "gate"
+    run.logged("working on")
+    app.by_name("wait").using(queue="a").enqueue(str(gate))
+    put(app, "a", *"bcde")
+    (_, old), (_, other) = run.noted("waits", 2)
+    assert old != other
+    gate.touch()
+    run.noted("waited")
+    assert Counter(text for text, _ in run.notes() if len(text) == 1) == Counter("bcde")
     assert run.end() == 0
     assert client.count("a").in_progress == 0
 
@@ -183,3 +200,11 @@ def test_a_stop_while_processes_start(start: Start) -> None:
     run.logged("started", 2)
     run.send(signal.SIGUSR1)
     assert run.end() == 0
+
+
+def test_signals_end_what_a_task_forks(start: Start, app: PinLater) -> None:
+    """As multiprocessing does, which waits for it."""
+    run = start("--burst")
+    app.send("fork")
+    assert run.noted()[0][0] == f"child -{signal.SIGTERM:d}"
+    assert run.process.wait(60) == 0

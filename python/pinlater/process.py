@@ -28,10 +28,13 @@ from pinlater.client import MARK_VARIABLE, source_of
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: Names the descriptor that a process reports on to its supervisor: JSON documents, one a line.
+#: Names the descriptor that a process reports on to its supervisor: JSON documents, one a line. ready: it works;
+#: recycling: it claims no more, and ends with RECYCLE; code: with which it ends now, else null; queues; samples.
 REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
 #: A process that ends with this exit code wants another to be started at once (EX_TEMPFAIL).
 RECYCLE: Final = 75
+#: Why it ends then.
+RECYCLED: Final = "recycled"
 #: A process that uses so many times its cap, though it should have recycled itself, is killed.
 KILL_FACTOR: Final = 1.5
 #: A process that dies is started again after this, at first.
@@ -56,7 +59,7 @@ class ProcessSet:
 
 
 class Process:
-    """on_report: called with this when it reported; None: it does not."""
+    """on_report: called with this when it reported; None: it does not. Raises OSError or SubprocessError."""
 
     def __init__(self, of: ProcessSet, env: Mapping[str, str], on_report: Callable[[Process], None] | None) -> None:
         ours, theirs = socket.socketpair()
@@ -66,14 +69,18 @@ class Process:
         mark = secrets.token_hex(4)
         # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
         # twice is "at once".
-        with theirs:
-            self._process = subprocess.Popen(
-                of.command,
-                env={**env, **told, MARK_VARIABLE: mark},
-                pass_fds=[theirs.fileno()] if told else [],
-                process_group=0,
-                preexec_fn=partial(_begin, os.getpid()),
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    of.command,
+                    env={**env, **told, MARK_VARIABLE: mark},
+                    pass_fds=[theirs.fileno()] if told else [],
+                    process_group=0,
+                    preexec_fn=partial(_begin, os.getpid()),
+                )
+        except BaseException:
+            ours.close()
+            raise
         asyncio.get_running_loop().add_reader(ours, self._read)
         self.pid = self._process.pid
         #: Of its claims, and of no other process's.

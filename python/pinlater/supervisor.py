@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
-import threading
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol
 
 import uvloop
 
@@ -28,7 +26,8 @@ from pinlater.deaths import Deaths
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.process import FIRST_RESTART_S, NEVER_S, RECYCLE, Place, Process, ProcessSet, how, rearrange
+from pinlater.process import FIRST_RESTART_S, NEVER_S, RECYCLE, RECYCLED, Place, Process, ProcessSet, how, rearrange
+from pinlater.stop_signals import OVERTIME_S, STOP_SIGNALS, StopSignals
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -37,15 +36,11 @@ log: Final = logging.getLogger("pinlater.supervisor")
 #: anew at the first.
 LAST_RESTART_S: Final = 30.0
 HEALTHY_S: Final = 60.0
-#: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
-#: 10 s longer than its deadline where the servers do not answer.
-OVERTIME_S: Final = 12.0
-#: A signal that the kernel gave to a thread other than the main one is seen by it when the GIL changes hands, and no
-#: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
-GIL_PERIOD_S: Final = 1.0
 #: How often the memory of processes with a cap is looked at.
 LOOK_S: Final = 1.0
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: A process that has not reported so long after its start hangs, in its imports or at their start, and is killed; each
+#: further one of its place has as many times longer as the pause before it was.
+START_S: Final = 60.0
 
 
 def run_worker(
@@ -84,50 +79,6 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
     with StopSignals(0.0) as signals:
         uvloop.run(watch())
     return 0
-
-
-class StopSignals:
-    """Stop signals of a role: each calls request_stop on its loop; where that is to no avail the process ends.
-
-    Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
-    Python thread, which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of
-    an ordinary stop.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
-        self._signals = 0
-        self._request: Callable[[], object] | None = None
-        self._ended = threading.Event()
-
-    def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
-        threading.Thread(target=self._pass_the_gil_on, name="stop-signals", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        faulthandler.cancel_dump_traceback_later()
-
-    def connect(self, request_stop: Callable[[], None]) -> None:
-        """On the role's loop, before it runs; signals that came already count."""
-        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
-        for _ in range(self._signals):
-            request_stop()
-
-    def _pass_the_gil_on(self) -> None:
-        while not self._ended.wait(GIL_PERIOD_S):
-            pass
-
-    def _on_signal(self, number: int, _: Any) -> None:
-        self._signals += 1
-        if self._limits_s:
-            faulthandler.dump_traceback_later(self._limits_s.pop(0), exit=True)
-        if self._request is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
-                self._request()
 
 
 class Observer(Protocol):
@@ -190,6 +141,8 @@ class Supervisor:
     def reload(self) -> None:
         """Starts a fresh process for each place; each that runs is stopped when its own is ready."""
         assert self._reloaded is not None
+        if self._signals:
+            return
         try:
             sets = self._reloaded()
         except InvalidArgument as error:
@@ -204,7 +157,7 @@ class Supervisor:
         self._leaving += [place.process for place in left if place.process is not None]
         for place in self._places:
             if place.process is not None:
-                place.fresh = self._start(place.of)
+                place.fresh = self._start(place)
             elif place.next_start_s != NEVER_S:
                 place.next_start_s = 0.0
         self._wake.set()
@@ -212,7 +165,7 @@ class Supervisor:
     async def _run(self, beside: Callable[[], AbstractAsyncContextManager[object]]) -> int:
         loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGCHLD: self._wake.set}
-        handlers |= dict.fromkeys(_STOP_SIGNALS, self._on_stop)
+        handlers |= dict.fromkeys(STOP_SIGNALS, self._on_stop)
         if self._reloaded is not None:
             handlers |= {signal.SIGHUP: self.reload, signal.SIGUSR1: lambda: self._send(signal.SIGUSR1)}
         for number, handler in handlers.items():
@@ -261,13 +214,14 @@ class Supervisor:
             for process in self.processes:
                 if self._passed > 1:
                     process.stop("", 2 * OVERTIME_S)
-                elif not process.ending:  # else it stops already, and twice is "at once"
+                elif process.ending in ("", RECYCLED):  # else it had one already, and twice is "at once"
                     process.stop("", process.of.kill_after_s)
 
     def _kill_late(self) -> None:
         for process in self.processes:
             if time.monotonic() >= process.kill_s:
-                log.error("worker process %d did not stop in time and is killed", process.pid)
+                due = "stop" if self._signals or process.ending else "start"
+                log.error("worker process %d did not %s in time and is killed", process.pid, due)
                 process.kill_s = NEVER_S
                 process.send(signal.SIGKILL)
             else:
@@ -285,20 +239,44 @@ class Supervisor:
         looks = any(process.of.memory_mb is not None for process in self.processes)
         return max(0.0, min([now_s + (LOOK_S if looks else LAST_RESTART_S), *waits]) - now_s)
 
-    def _start(self, of: ProcessSet) -> Process:
-        return Process(of, self._env, None if self._reloaded is None else self._on_report)
+    def _start(self, place: Place) -> Process | None:
+        """None if that can not be done now."""
+        try:
+            process = Process(place.of, self._env, None if self._reloaded is None else self._on_report)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("%s: it can not be started: %s", place.of.name, error)
+            self._put_off(place, time.monotonic())
+            return None
+        if self._reloaded is not None:
+            process.kill_s = process.started_s + START_S * place.restart_s / FIRST_RESTART_S
+        return process
 
     def _on_report(self, process: Process) -> None:
         self._observer.reported(process)
+        if self._signals:
+            return
+        if not process.ending:
+            process.kill_s = NEVER_S
         for place in self._places:
-            if place.fresh is process and process.ready and not self._signals:
+            if place.fresh is process and process.ready:
                 old, place.process, place.fresh = place.process, process, None
                 if old is not None:
                     self._leave(old, "reload")
                 self._wake.set()
+            elif place.process is process and process.report.get("recycling") and not process.ending:
+                self._recycle(place, process)
+
+    def _recycle(self, place: Place, process: Process) -> None:
+        """It claims no more, and ends by itself when its jobs have ended: another does not wait for that."""
+        log.info("%s %d is recycled: its jobs end", place.of.name, process.pid)
+        process.ending, process.kill_s = RECYCLED, time.monotonic() + process.of.kill_after_s
+        if place.fresh is None and not self._burst:
+            place.fresh = self._start(place)
+        self._wake.set()
 
     def _leave(self, process: Process, why: str) -> None:
-        process.stop(why, process.of.kill_after_s)
+        if process.ending != RECYCLED:
+            process.stop(why, process.of.kill_after_s)
         self._leaving.append(process)
 
     def _has_left(self, process: Process) -> bool:
@@ -307,16 +285,21 @@ class Supervisor:
         if code is None:
             return False
         self._observer.ended(process, process.ending)
-        self._note(code)
+        self._note(process, code)
         return True
 
     def _poll(self, process: Process) -> int | None:
         """Its exit code, when it has ended."""
         code = process.poll()
-        orderly = code == RECYCLE or (code == 0 and (self._signals or self._burst or process.ending))
-        if code is not None and not orderly and self._deaths is not None:
+        if code is not None and self._deaths is not None and not self._is_orderly(process, code):
             self._deaths(process, code)
         return code
+
+    def _is_orderly(self, process: Process, code: int) -> bool:
+        """Whether it ended as it was to; a handler can end its process with any code, so one that reports says so."""
+        if self._reloaded is not None:
+            return process.report.get("code") == code
+        return code == 0 and bool(self._signals or self._burst or process.ending)
 
     def _look_at(self, place: Place, now_s: float) -> None:
         """Takes note of processes that ended, and starts another when it is time."""
@@ -325,35 +308,44 @@ class Supervisor:
             place.fresh = None
             self._observer.ended(fresh, "crash")
             if not self._signals:
-                log.error("reload: process %d %s before it was ready; the old one goes on", fresh.pid, how(code))
+                goes_on = place.process is not None and place.process.ending != RECYCLED
+                told = "; the old one goes on" if goes_on else ""
+                log.error("reload: process %d %s before it was ready%s", fresh.pid, how(code), told)
         if place.process is not None and (code := self._poll(place.process)) is not None:
             process, place.process, place.fresh = place.process, place.fresh, None
             self._ended(place, process, code, now_s)
         if place.process is None and place.next_start_s <= now_s and not self._signals:
-            place.process = self._start(place.of)
+            place.process = self._start(place)
 
     def _ended(self, place: Place, process: Process, code: int, now_s: float) -> None:
         """When another may be started: at once if it asked for that, else later each time."""
-        self._note(code)
-        why, level = process.ending or "crash", logging.ERROR
-        if self._signals or (self._burst and code == 0):
+        self._note(process, code)
+        orderly = self._is_orderly(process, code)
+        if self._signals or (self._burst and code == 0 and orderly):
             place.next_start_s = NEVER_S
             self._observer.ended(process, "")
             return
-        if code == RECYCLE:
-            why, level, place.next_start_s = "recycled", logging.INFO, now_s
+        if code == RECYCLE and orderly:
+            why, level, place.next_start_s = RECYCLED, logging.INFO, now_s
         else:
-            if now_s - process.started_s >= HEALTHY_S:
+            why, level = "crash" if process.ending in ("", RECYCLED) else process.ending, logging.ERROR
+            if now_s - process.started_s >= HEALTHY_S and (process.report or self._reloaded is None):
                 place.restart_s = FIRST_RESTART_S
-            place.next_start_s = now_s + place.restart_s
-            place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
+            self._put_off(place, now_s)
         self._observer.ended(process, why)
-        pause_s = place.next_start_s - now_s
-        log.log(level, "%s %d %s; starting another in %.1f s", place.of.name, process.pid, how(code), pause_s)
+        told = f"starting another in {place.next_start_s - now_s:.1f} s"
+        if place.process is not None:
+            told = f"{place.process.pid} takes its place"
+        log.log(level, "%s %d %s; %s", place.of.name, process.pid, how(code), told)
 
-    def _note(self, code: int) -> None:
+    def _put_off(self, place: Place, now_s: float) -> None:
+        """The next start there: later each time."""
+        place.next_start_s = now_s + place.restart_s
+        place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
+
+    def _note(self, process: Process, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""
-        if self._signals and code not in (0, RECYCLE, -signal.SIGTERM):
+        if self._signals and code != -signal.SIGTERM and not self._is_orderly(process, code):
             self._worst = 1
 
 

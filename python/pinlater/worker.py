@@ -83,7 +83,7 @@ class Worker:
         self._confirming: asyncio.Task[None] | None = None
         self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
         self._stopping, self._at_once = asyncio.Event(), False
-        self._progress = asyncio.Event()
+        self._progress, self._end_by_s = asyncio.Event(), float("inf")
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,7 +127,7 @@ class Worker:
         """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended."""
         self._open()
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
-        stopping = asyncio.create_task(self._until_empty() if burst else self._until_stop())
+        stopping = asyncio.create_task(self._until_end(burst))
         try:
             if self._monitor is not None:
                 await self._monitor.start()
@@ -153,10 +153,18 @@ class Worker:
         finally:
             await self._close(None)
 
+    async def _until_end(self, burst: bool) -> None:
+        """Of what may be claimed, too: then what is held has the time of a stop, of which what waits is started."""
+        await (self._until_empty() if burst else self._until_stop())
+        if self._claimer.left <= 0:
+            self._end_by_s = time.monotonic() + self.config.stop_timeout_s
+            while self._waiting and not self._stopping.is_set() and (left_s := self._end_by_s - time.monotonic()) > 0:
+                await self._wait_progress(left_s)
+
     async def _until_stop(self) -> None:
         if self.config.max_jobs is None:
             await self._stopping.wait()
-        while not self._stopping.is_set() and (self._claimer.left > 0 or self._held):
+        while not self._stopping.is_set() and self._claimer.left > 0:
             await self._wait_progress(None)
 
     @property
@@ -166,7 +174,7 @@ class Worker:
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
         looked_after = 0
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and self._claimer.left > 0:
             ended = self._stats.claimed - self._held
             if ended < self._stats.claimed or not self._claimer.empty:
                 await self._wait_progress(None)
@@ -337,7 +345,7 @@ class Worker:
     # stopping
 
     async def _close(self, claiming: asyncio.Task[None] | None) -> None:
-        deadline_s = time.monotonic() + self.config.stop_timeout_s
+        deadline_s = min(time.monotonic() + self.config.stop_timeout_s, self._end_by_s)
         self._stopping.set()
         self._claimer.stop()
         if self._on_stop is not None:

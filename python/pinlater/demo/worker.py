@@ -9,7 +9,7 @@ import uvloop
 
 from pinlater.demo.thumbnails import app
 from pinlater.framework.running import worker_of
-from pinlater.supervisor import StopSignals
+from pinlater.stop_signals import StopSignals
 from pinlater.worker import WorkerConfig
 
 #: A short tick, so that the demo shows in seconds what takes half a minute by default.

@@ -50,7 +50,8 @@ class Overseer:
         return probe(f"the loop of {', '.join(stuck)} does not turn" if stuck else "")
 
     def _readiness(self) -> Answer:
-        ready = {process.of.name for process in self._running.values() if process.ready}
+        late_s = time.monotonic() - STALE_S
+        ready = {process.of.name for process in self._running.values() if process.ready and process.reported_s > late_s}
         missing = [of.name for of in self.sets if of.name not in ready]
         return probe(f"not ready: {', '.join(missing)}" if missing else "")
 

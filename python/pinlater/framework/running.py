@@ -41,7 +41,8 @@ from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serv
 from pinlater.framework.watching import folder_of, watch
 from pinlater.handlers import Handler, load_object
 from pinlater.process import MIB, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
-from pinlater.supervisor import StopSignals, Supervisor, kill_after_s
+from pinlater.stop_signals import StopSignals
+from pinlater.supervisor import Supervisor, kill_after_s
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -138,8 +139,7 @@ def _supervise(app: PinLater, options: RunOptions, verbosity: int, read: Callabl
     overseer, deaths = Overseer(sets), Deaths(app.clients.new, names)
 
     def reloaded() -> list[ProcessSet]:
-        names, sets = _sets(app, _at_reload(options, read()), command)
-        deaths.add(names)
+        _, sets = _sets(app, _at_reload(options, read()), command)
         overseer.sets = sets
         return sets
 
@@ -195,6 +195,7 @@ class _Run:
         self._config = options.config(queues)
         self._report_fd = report_fd
         self._stops = self._code = 0
+        self._over = False
 
     def run(self) -> int:
         """Returns the exit code: RECYCLE when another process is to go on."""
@@ -225,15 +226,13 @@ class _Run:
             log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
             await worker.run(burst=options.burst)
             log.info("stopped: %s", worker.stats)
-            if worker._claimer.left <= 0:
-                self._code = RECYCLE
-            if self._stops:
-                self._code = 0
+            self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
+            self._over = True
 
     def _on_stop(self) -> None:
         """A stop signal; the first one after a recycling began asks for nothing more."""
         self._stops += 1
-        if not self._code or self._stops > 1:
+        if not (self._code or self._recycling) or self._stops > 1:
             self._worker.request_stop()
 
     def _end(self, code: int) -> None:
@@ -273,7 +272,11 @@ class _Run:
 
     @property
     def _ready(self) -> bool:
-        return self._worker._claimer.ready and not self._worker._stopping.is_set()
+        return self._worker._claimer.ready and not self._worker._stopping.is_set() and not self._recycling
+
+    @property
+    def _recycling(self) -> bool:
+        return self._code == RECYCLE or self._worker._claimer.left <= 0
 
     def _samples(self) -> metrics.Samples:
         return metrics.samples(self._worker, self._dispatcher)
@@ -298,9 +301,12 @@ class _Run:
         _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
 
         def report() -> None:
-            if not writer.transport.get_write_buffer_size():
-                samples = {} if self._options.http is None else self._samples()
-                writer.write(orjson.dumps({"ready": self._ready, "samples": samples}) + b"\n")
+            full = writer.transport.get_write_buffer_size() and not self._over
+            if not full and not writer.transport.is_closing():
+                told = {"ready": self._ready, "recycling": self._recycling, "queues": self._queues}
+                told["code"] = self._code if self._over else None
+                told["samples"] = {} if self._options.http is None else self._samples()
+                writer.write(orjson.dumps(told) + b"\n")
 
         async def report_on() -> None:
             while True:
