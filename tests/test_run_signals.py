@@ -5,6 +5,7 @@ Promises: signals are real ones, /metrics is read by Prometheus's own parser. Ri
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlater import Client, PinLater
+from pinlater import AsyncClient, Client, PinLater, QueueConfig
+from pinlater.framework.app import DEFAULT_CRASH_LIMIT
+from pinlater.queues import make_lost
 from tests.conftest import FreshServer
 from tests.run_processes import APP, AppRun, Start, app, client, start
-from tests.servers import is_alive, wait_until
+from tests.servers import Server, is_alive, wait_until
 
 __all__ = ["app", "client", "start"]  # fixtures
 
@@ -299,11 +302,25 @@ def test_a_worker_without_its_server_is_alive_and_not_ready(tmp_path: Path, fres
     wait_until(lambda: run.get("/readyz")[0] == 503, "no readiness")
     assert run.get("/healthz")[0] == 200
     server.start()
-    with PinLater(server.url) as app:
-        app.by_name("note").enqueue("back")  # the killed server has forgotten the queue
+    wait_until(lambda: run.get("/readyz")[0] == 200, "readiness again")  # the killed server has forgotten the queue
+    with PinLater(server.url) as app, Client(server.url) as client:
+        assert client.queue_config("default").crash_limit == DEFAULT_CRASH_LIMIT  # that of the app
+        app.by_name("note").enqueue("back")
     run.noted("back")
-    wait_until(lambda: run.get("/readyz")[0] == 200, "readiness again")
     assert run.end() == 0
+
+
+@one_server
+def test_a_queue_that_was_deleted_is_not_made_again(server: Server, client: Client) -> None:
+    async def make() -> None:
+        async with AsyncClient(server.url) as own:
+            await own._run(lambda end: make_lost(own._session, "q", QueueConfig(lease_ms=2_000), end))
+
+    asyncio.run(make())
+    assert client.queue_config("q").lease_ms == 2_000
+    client.delete_queue("q")
+    asyncio.run(make())
+    assert client.queue_names() == []
 
 
 @pytest.mark.skipif(not os.environ.get("PINLATER_CAMPAIGN"), reason="10 s: part of a campaign")

@@ -278,6 +278,31 @@ async def test_a_lost_claim_is_reported_and_not_acked(server: Server, caplog: py
 
 
 @on_loop
+async def test_a_job_that_is_somebody_elses_by_now_is_stopped(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Though it would not end for long, and so no ack of it is refused."""
+    cancelled = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.set()
+
+    async with clients(server, lease_ms=600) as (client, own):
+        job = await client.enqueue("q", b"")
+        async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
+            await until(lambda: len(worker._running) == 1, "a running job")
+            held = next(iter(worker._running.values())).job
+            await client.configure_queue("q", paused=True)
+            assert await client.release([held]) == []
+            await asyncio.wait_for(cancelled.wait(), 30)
+            await until(lambda: worker.stats.stale == 1, "its end")
+        assert (await client.lookup([job]))[job].state is State.PENDING
+        assert (worker.stats.cancelled, worker.stats.failed, worker.stats.released) == (0, 0, 0)
+        assert f"job {job}: its claim went stale while it runs" in caplog.text
+
+
+@on_loop
 async def test_an_ack_whose_answer_is_lost_is_not_done_twice(server: Server) -> None:
     with CutProxy(server.port) as proxy:
         async with clients(server, keep_succeeded=100) as (client, _):

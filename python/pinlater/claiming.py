@@ -14,19 +14,21 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.async_client import AsyncClient
+from pinlater.config import QueueConfig
 from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
-from pinlater.errors import OutcomeUnknown, PinLaterError, ServerRefused
+from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound, ServerRefused
 from pinlater.exchange import write
 from pinlater.jobs import Job
 from pinlater.keys import gone_channel
-from pinlater.queues import agreed_places, known_places
+from pinlater.queues import agreed_places, known_places, make_lost
 from pinlater.removals import find_missed
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
@@ -92,6 +94,8 @@ class Claimer:
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscribing: set[Server] = set()
+        #: How queues are made that are not there, and were not deleted; None: they are waited for.
+        self.config_of: Callable[[str], QueueConfig] | None = None
         #: Claim calls answered.
         self.claims = 0
         #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
@@ -200,16 +204,21 @@ class Claimer:
             if places:
                 await self._claim(source, limit, places, self._client._session.channel)
             else:
-                source.hungry, source.safety_s = (
-                    False,
-                    time.monotonic() + SAFETY_S[0],
-                )  # the subscription wakes us
+                # the subscription wakes us
+                source.hungry, source.safety_s = False, time.monotonic() + SAFETY_S[0]
         except PinLaterError as error:
             self._put_off(source, error)
+            if isinstance(error, QueueNotFound) and self.config_of is not None:
+                await self._make(source.queue, self.config_of(source.queue))
         else:
             if source.not_before_s:
                 log.info("queue %s: claims work again", source.queue)
                 source.not_before_s, source.retry_s = 0.0, FIRST_RETRY_S
+
+    async def _make(self, queue: str, config: QueueConfig) -> None:
+        session = self._client._session
+        with suppress(PinLaterError):  # the next claim tells
+            await self._client._run(lambda end: make_lost(session, queue, config, end))
 
     async def _places(self, source: _Source) -> list[QueueShard]:
         session = self._client._session
@@ -377,10 +386,12 @@ class Claimer:
         session = self._client._session
         self.check([job for job in self._held() if session.place(job.queue, job.shard).shard.server is server])
 
-    def check(self, jobs: Sequence[Job]) -> None:
-        """Those of them that were removed while nothing was heard are told of as if it had been heard."""
+    def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:
+        """Those of them that were removed while nothing was heard are told of as if it had been heard. there: gets
+        descriptors of the others.
+        """
         if jobs:
-            self._background(find_missed(self._client, jobs, self._removed))
+            self._background(find_missed(self._client, jobs, self._removed, there))
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""

@@ -130,7 +130,7 @@ class Ending:
         """Reports a job that is somebody else's by now."""
         self._stats.stale += 1
         log.warning(
-            "job %s: its claim went stale, so it is not acked here; it runs again elsewhere",
+            "job %s: its claim went stale, so it is not acked here; unless it was removed, it runs again",
             held.job.descriptor,
             extra={"job": held.job},
         )

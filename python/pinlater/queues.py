@@ -37,6 +37,12 @@ ASK_AGAIN_S: Final = 5.0
 PATIENCE_S: Final = 1.0
 
 
+def make_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
+    """Makes a queue that no server knows of, as they have lost their data, say; one that was deleted stays deleted."""
+    if _latest((yield from _load_all(session.places(queue), deadline_s))) is None:
+        yield from create_queue(session, queue, config, deadline_s)
+
+
 def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[bool]:
     """Makes a queue on every shard that answers; True if it was not there before. Changes nothing of a queue that
     exists.

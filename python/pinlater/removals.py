@@ -1,4 +1,4 @@
-"""Running jobs that somebody removed: the worker that holds them stops what it can.
+"""Running jobs that somebody removed, or that are somebody else's by now: the worker that runs them stops what it can.
 
 Promises that a handler is told once, that the end of a removed job is neither acked nor reported as stale, and that
 what was removed while the subscription was lost is found when it stands again: pub/sub keeps nothing. Risks: a
@@ -39,8 +39,8 @@ class Removals:
         self._cancel: Callable[[Job], bool] | None = getattr(handler, "cancel", None)
         self._is_async = is_async
         self._ending = ending
-        #: Removed jobs whose handlers have not ended yet.
-        self.stopped: set[Held] = set()
+        #: Removed jobs, and stale ones, whose handlers have not ended yet, and what their end is told to.
+        self.stopped: dict[Held, Callable[[Held], None]] = {}
         self._heard: deque[_Removal] = deque(maxlen=MAX_REMOVALS)
 
     def hear(
@@ -52,10 +52,19 @@ class Removals:
         self._heard.append(removal)
         for future, held in [one for one in running.items() if _is_of(one[1], removal)]:
             if held not in self.stopped:
-                self.stopped.add(held)
-                if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
-                    future.cancel()
+                self._stop(future, held, self._ending.removed)
         return {held for held in waiting if _is_of(held, removal)}
+
+    def stop_stale(self, running: Mapping[asyncio.Future[Any], Held], descriptors: set[str]) -> None:
+        """Running jobs that are somebody else's by now stop too: nothing that they do still counts."""
+        for future, held in list(running.items()):
+            if held.lease.lost and held.job.descriptor in descriptors and held not in self.stopped:
+                self._stop(future, held, self._ending.stale)
+
+    def _stop(self, future: asyncio.Future[Any], held: Held, told: Callable[[Held], None]) -> None:
+        self.stopped[held] = told
+        if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
+            future.cancel()
 
     def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
         """Which of the jobs that are held unstarted were removed while the claim that gave them was under way.
@@ -68,13 +77,13 @@ class Removals:
         return {held for held in waiting if any(_is_of(held, removal) for removal in heard)} if heard else set()
 
     def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
-        """Whether the handler that ended was one of a removed job; then there is nothing more to do."""
-        if held not in self.stopped:
+        """Whether the handler that ended was one of a job that was stopped; then there is nothing more to do."""
+        told = self.stopped.pop(held, None)
+        if told is None:
             return False
-        self.stopped.discard(held)
         if not future.cancelled():
             future.exception()  # nobody asks for it any more
-        self._ending.removed(held)
+        told(held)
         return True
 
 
@@ -83,16 +92,28 @@ def _is_of(held: Held, removal: _Removal) -> bool:
     return job.id in removal[2] and gone_channel(job.queue, job.shard) == removal[1]
 
 
-async def find_missed(client: AsyncClient, jobs: Iterable[Job], tell: Callable[[bytes, bytes], None]) -> None:
-    """Looks the jobs up, until it is answered, and tells of those that are gone what their channel would have told."""
+async def find_missed(
+    client: AsyncClient,
+    jobs: Iterable[Job],
+    tell: Callable[[bytes, bytes], None],
+    there: Callable[[set[str]], None] | None = None,
+) -> None:
+    """Looks the jobs up, until it is answered, and tells of those that are gone what their channel would have told.
+
+    there: gets descriptors of the others.
+    """
     places: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         places.setdefault((job.queue, job.shard), []).append(job)
-    await asyncio.gather(*(_find_missed_at(client, place, held, tell) for place, held in places.items()))
+    await asyncio.gather(*(_find_missed_at(client, place, held, tell, there) for place, held in places.items()))
 
 
 async def _find_missed_at(
-    client: AsyncClient, place: tuple[str, str], jobs: list[Job], tell: Callable[[bytes, bytes], None]
+    client: AsyncClient,
+    place: tuple[str, str],
+    jobs: list[Job],
+    tell: Callable[[bytes, bytes], None],
+    there: Callable[[set[str]], None] | None,
 ) -> None:
     pause_s = FIRST_RETRY_S
     while True:
@@ -108,3 +129,5 @@ async def _find_missed_at(
         pause_s = min(2 * pause_s, LAST_RETRY_S)
     if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
         tell(gone_channel(*place), b"".join(gone))
+    if there is not None:
+        there(set(found))

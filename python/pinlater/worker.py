@@ -241,8 +241,10 @@ class Worker:
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
         lost = self._renewal.take_lost()
-        for job in [held.job for held in self._running.values() if held.lease in lost]:
+        stale = [held.job for held in self._running.values() if held.lease in lost]
+        for job in stale:
             log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
+        self._claimer.check(stale, lambda there: self._removals.stop_stale(self._running, there))
         if lost and not self._stopping.is_set():
             self._start_waiting()
 

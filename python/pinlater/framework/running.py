@@ -94,6 +94,8 @@ async def worker_of(
                 client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
             )
             dispatcher.limit = worker.limit
+            if missing:
+                worker._claimer.config_of = app.queue_config
             yield worker
         finally:
             await dispatcher.close()
