@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from pinlater.framework.logs import task_of
+from pinlater.framework.logs import escaped, task_of
 from pinlater.handlers import call_plain
 from pinlater.jobs import Job
 from pinlater.worker import Worker
@@ -41,7 +41,7 @@ def dump(worker: Worker) -> str:
         frame = threads.get(thread.ident or 0)
         lines.append(f"thread {thread.name}")
         lines += [] if frame is None else _told(_stack_of(frame))
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))
 
 
 def _job_of(frame: FrameType | None) -> Job | None:

@@ -34,6 +34,7 @@ from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.dumps import dump
+from pinlater.framework.logs import Lines
 from pinlater.framework.meters import Meter
 from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
@@ -260,7 +261,7 @@ class _Run:
             loop.call_soon_threadsafe(self._reload)
 
         def tell(*_: object) -> None:
-            log.warning("what runs now:\n%s", dump(self._worker))
+            log.warning(Lines(f"what runs now:\n{dump(self._worker)}"))
 
         previous = {signal.SIGHUP: signal.signal(signal.SIGHUP, hang_up)}
         previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, tell)
