@@ -5,13 +5,19 @@ Promises: shown on real processes with leases that no test waits for. Risks: non
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pinlater import Client, JobInfo, PinLater, QueueConfig, State
+from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
+from pinlater.deaths import Deaths
 from tests.app_runs import AppRuns, runs
+from tests.conftest import FreshServer
+from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server, wait_until
 
 __all__ = ["runs"]  # a fixture
@@ -80,6 +86,26 @@ def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, r
         wait_until(lambda: app_runs.log.count("stopped: ") == 2, "two others", 60)
         handle = app.by_name("die").using(queue="new").enqueue("kill")
         wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+
+
+@on_loop
+async def test_a_server_that_is_away_is_told_when_it_is_back(
+    fresh_server: FreshServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fresh_server(aof_always=True)
+    async with AsyncClient(server.url) as client, AsyncClient(server.url, timeout_s=1.0) as dying:
+        await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
+        job = await client.enqueue("q", b"")
+        assert len(await dying.dequeue("q", wait=10)) == 1
+        process: Any = SimpleNamespace(pid=1, source=dying._settings.source, report={})
+        deaths = Deaths(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
+        async with deaths.open():
+            await asyncio.to_thread(server.kill)
+            deaths(process, -9)
+            await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
+            await asyncio.to_thread(server.start)
+            await until(lambda: deaths.retried == 1, "a later one", 30)
+        assert (await client.lookup([job]))[job].crashes == 1
 
 
 def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:

@@ -76,6 +76,25 @@ async def test_a_quarantined_job_runs_in_the_other_queue(server: Server) -> None
         assert info.status.endswith(f"\nmoved from {job}\n")
 
 
+@on_loop
+async def test_queues_that_are_each_others_quarantine_do_not_pass_a_job_round(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        await make_queues(client, lease_ms=100, crash_limit=1, quarantine_queue="q")
+        job = await client.enqueue("q", BODY)
+        await crash(client, server)
+        await look(client)
+        async with AsyncClient(server.url) as dying:
+            assert len(await dying.dequeue("big", wait=10)) == 1
+        await asyncio.sleep(0.2)
+        monitor = Monitor(client, ["q", "big"], tick_s=0.001)
+        for _ in range(5):
+            await monitor.run_once()
+            await asyncio.sleep(0.01)
+        (info,) = [info async for info in client.scan("big", State.FAILED)]
+        assert f"moved from {job}\n" in info.status
+        assert (await client.count("q")).__class__() == await client.count("q")
+
+
 @contextlib.contextmanager
 def dies(patch: pytest.MonkeyPatch, call: int, after: bool) -> Iterator[list[str]]:
     """A monitor that dies before that call of it is carried out, or after, without its answer."""

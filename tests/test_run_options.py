@@ -227,6 +227,27 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'pinlater_process_restarts_total{reason="memory"} 1\n' in text
 
 
+def test_unknown_names_stay_told_apart_when_processes_end() -> None:
+    of = ProcessSet(command=["w"], name="w")
+    overseer = Overseer([of])
+    processes: list[Any] = [Reporting(of, pid, 0.0, True, 0) for pid in range(3)]
+    for process in processes:
+        names = {f'{{task="{process.pid}-{number}"}}': 1 for number in range(80)}
+        process.report = {"samples": {"pinlater_unknown_tasks_total": names}}
+        overseer.reported(process)
+
+    def told() -> list[str]:
+        text = overseer.answers()["/metrics"]().text
+        return sorted(line for line in text.splitlines() if line.startswith("pinlater_unknown"))
+
+    before = told()
+    assert len(before) == 101
+    assert 'pinlater_unknown_tasks_total{task="(other)"} 140' in before
+    for process in processes[::-1]:
+        overseer.ended(process, "recycled")
+        assert told() == before
+
+
 def test_unknown_names_are_bounded_and_escaped() -> None:
     from pinlater.framework.metrics import Samples, add, text
 

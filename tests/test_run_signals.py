@@ -289,6 +289,8 @@ def test_counts_outlive_processes_and_restarts_are_counted(start: Start, app: Pi
     app.send("die")
     run.noted("dies")
     wait_until(lambda: samples(run)["pinlater_process_restarts_total reason=crash"] == 1, "the crash")
+    wait_until(lambda: samples(run)["pinlater_crashed_jobs_total end=retried"] == 1, "its job, back in line")
+    assert samples(run)["pinlater_crashed_jobs_total end=failed"] == 0
     assert samples(run)["pinlater_jobs_total task=note end=succeeded"] == 100
     assert run.end() == 0
 

@@ -1,8 +1,8 @@
 """Worker processes that died: what they held is given back at once, with how they ended as evidence.
 
-Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone.
-Risks: where the servers do not answer in time, or the supervisor dies too, the leases run out by themselves, without
-evidence.
+Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone; and
+that a server that does not answer is asked again until they have run out. Risks: then, or where the supervisor dies
+too, they run out by themselves, without evidence.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 from pinlater.async_client import AsyncClient
+from pinlater.config import QueueConfig
+from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import PinLaterError, QueueNotFound
 from pinlater.exchange import write
 from pinlater.flows import Flow
@@ -36,6 +39,8 @@ class Deaths:
         self._make = make
         self._queues = list(queues)
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Jobs given back so far.
+        self.retried = self.failed = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -57,13 +62,27 @@ class Deaths:
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self, process: Process, told: str) -> None:
-        for queue in process.report.get("queues") or self._queues:
+        queues = process.report.get("queues") or self._queues
+        await asyncio.gather(*(self._end_surely(queue, process, told) for queue in queues))
+
+    async def _end_surely(self, queue: str, process: Process, told: str) -> None:
+        """Tried until the leases are over."""
+        pause_s, began_s = FIRST_RETRY_S, time.monotonic()
+        while True:
             try:
                 await self._end_in(queue, process, told)
             except QueueNotFound:
-                continue
+                return
             except PinLaterError as error:
-                log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
+                if pause_s == FIRST_RETRY_S:
+                    log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
+            else:
+                return
+            config = self._client._session.known_config(queue) or QueueConfig()
+            if time.monotonic() - began_s >= config.lease_ms / 1000:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     async def _end_in(self, queue: str, process: Process, told: str) -> None:
         session = self._client._session
@@ -83,7 +102,9 @@ class Deaths:
 
     async def _end_at(self, place: QueueShard, source: str, told: str) -> tuple[int, int, int]:
         """Returns leases, jobs tried again, jobs failed."""
-        return await self._client._run(lambda end: _end_leases(place, source, told, end))
+        leases, retried, failed = await self._client._run(lambda end: _end_leases(place, source, told, end))
+        self.retried, self.failed = self.retried + retried, self.failed + failed
+        return leases, retried, failed
 
 
 def _end_leases(place: QueueShard, source: str, told: str, deadline_s: float) -> Flow[tuple[int, int, int]]:

@@ -1,9 +1,9 @@
 """Moves jobs that reached the crash limit to their queue's quarantine queue. Flows only, no I/O.
 
-Promises that a job is moved once, whoever dies on the way: its ticket (an id of the other queue) is kept with it before
-it is loaded there, and a ticket can be loaded once. Risks: where a monitor died after it had loaded a job, and the job
-ended there before the next look, or where the ticket is older than an hour, nobody can tell the two apart: the job
-stays failed here, and is not removed.
+Promises that a job is never moved to a queue that it was moved from, and is moved once, whoever dies on the way: its
+ticket (an id of the other queue) is kept with it before it is loaded there, and a ticket can be loaded once. Risks:
+where a monitor died after it had loaded a job, and the job ended there before the next look, or where the ticket is
+older than an hour, nobody can tell the two apart: the job stays failed here, and is not removed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ log: Final = logging.getLogger("pinlater.monitor")
 PAGE: Final = 50
 _STAYS, _TICKET, _MOVED = 0, 1, 2
 _NO_TICKET: Final = bytes(8)
+_FROM: Final = "moved from "
 _HEADER: Final = struct.Struct(">BHB")
 
 
@@ -51,10 +52,14 @@ class _Quarantined:
         end = 2 + int.from_bytes(rest[:2], "big")
         return cls(level, id_, bool(there), ticket, queue.decode(), rest[2:end].decode(), rest[end:])
 
+    def was_in(self, queue: str) -> bool:
+        """Whether it was moved from there before, and would go round."""
+        return f"\n{_FROM}{queue}:" in f"\n{self.status}"
+
     def job(self, came_from: str, levels: int) -> NewJob:
         """As it is put in line in the other queue."""
         _, allowed, _ = _HEADER.unpack_from(self.record)
-        told = f"{self.status}moved from {came_from}\n".encode()[-MAX_STATUS_BYTES:].decode("utf-8", "ignore")
+        told = f"{self.status}{_FROM}{came_from}\n".encode()[-MAX_STATUS_BYTES:].decode("utf-8", "ignore")
         return NewJob(
             self.record[_HEADER.size :], priority=min(self.level, levels), attempts=max(1, allowed), status=told
         )
@@ -67,7 +72,7 @@ def move_quarantined(session: Session, place: QueueShard, deadline_s: float) -> 
     for job in map(_Quarantined.unpack, reply[2:]):
         assert place.stored is not None
         queue = job.queue or place.stored.config.quarantine_queue
-        if not job.there or not queue:
+        if not job.there or not queue or job.was_in(queue):
             yield from _step(place, job, _STAYS, _NO_TICKET, "", deadline_s)
             continue
         told = format_descriptor(place.queue, place.shard.name, job.level, int.from_bytes(job.id, "big"))

@@ -30,6 +30,11 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
         "counter",
         "Jobs of lost workers that a monitor here put back in line, or failed after their last attempt.",
     ),
+    "pinlater_crashed_jobs_total": (
+        "counter",
+        "Jobs of processes that died that their supervisor gave back, by end: retried (back in line), failed (they "
+        "reached the crash limit, or it was their last attempt).",
+    ),
     "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
@@ -82,11 +87,19 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
     return found
 
 
-def add(total: Samples, more: Mapping[str, Mapping[str, float]], *, gauges: bool = True) -> None:
-    """Adds samples to a sum. gauges: also what only a process that runs has."""
+def add(
+    total: Samples,
+    more: Mapping[str, Mapping[str, float]],
+    *,
+    gauges: bool = True,
+    names: set[str] | None = None,
+) -> None:
+    """Adds samples to a sum. gauges: also what only a process that runs has. names: of unknown tasks, those that are
+    told apart; gets more while it has room. By default those of the sum.
+    """
     for family, values in more.items():
         if gauges or FAMILIES[family][0] != "gauge":
-            _add(total, {family: values})
+            _add(total, {family: values}, names)
 
 
 def text(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -110,12 +123,17 @@ def _histogram(label: str, meter: Meter) -> dict[str, float]:
     return found if runs else {}
 
 
-def _add(total: Samples, more: Mapping[str, Mapping[str, float]]) -> None:
+def _add(total: Samples, more: Mapping[str, Mapping[str, float]], names: set[str] | None = None) -> None:
     for family, values in more.items():
         sums = total.setdefault(family, {})
+        apart = set(sums) if names is None else names
         for rest, value in values.items():
-            full = family == _UNKNOWN and rest not in sums and len(sums) >= MAX_NAMES
-            key = _OTHER if full else rest
+            key = rest
+            if family == _UNKNOWN and rest not in apart:
+                if len(apart - {_OTHER}) < MAX_NAMES:
+                    apart.add(rest)
+                else:
+                    key = _OTHER
             sums[key] = sums.get(key, 0) + value
 
 

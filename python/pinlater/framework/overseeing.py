@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from pinlater.deaths import Deaths
 from pinlater.framework import metrics
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe
 from pinlater.process import Process, ProcessSet
@@ -20,13 +21,16 @@ STALE_S: Final = 10.0
 
 class Overseer:
     """The observer of a supervisor of these sets, each of which is to have a process that is ready. sets: may be
-    replaced.
+    replaced. deaths: what became of the jobs of processes that died.
     """
 
-    def __init__(self, sets: Sequence[ProcessSet]) -> None:
+    def __init__(self, sets: Sequence[ProcessSet], deaths: Deaths | None = None) -> None:
         self.sets = sets
+        self._deaths = deaths
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
+        #: Of unknown tasks; those that were told apart once are from then on, so that no count goes down.
+        self._names: set[str] = set()
         self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", "reload"), 0))
 
     def reported(self, process: Process) -> None:
@@ -36,7 +40,7 @@ class Overseer:
     def ended(self, process: Process, why: str) -> None:
         """See Observer."""
         self._running.pop(process.pid, None)
-        metrics.add(self._ended, process.report.get("samples", {}), gauges=False)
+        metrics.add(self._ended, process.report.get("samples", {}), gauges=False, names=self._names)
         if why:
             self._restarts[why] += 1
 
@@ -57,9 +61,12 @@ class Overseer:
 
     def _metrics(self) -> Answer:
         total: metrics.Samples = {}
-        metrics.add(total, self._ended)
+        metrics.add(total, self._ended, names=self._names)
         for process in self._running.values():
-            metrics.add(total, process.report.get("samples", {}))
+            metrics.add(total, process.report.get("samples", {}), names=self._names)
+        if self._deaths is not None:
+            counts = {"retried": self._deaths.retried, "failed": self._deaths.failed}
+            total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}
         total["pinlater_processes"] = {"": len(self._running)}
         total["pinlater_process_restarts_total"] = {
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()

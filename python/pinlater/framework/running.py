@@ -139,7 +139,8 @@ def _start_anew() -> None:
 def _supervise(app: PinLater, options: RunOptions, verbosity: int, read: Callable[[], RunOptions]) -> int:
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
     names, sets = _sets(app, options, command)
-    overseer, deaths = Overseer(sets), Deaths(app.clients.new, names)
+    deaths = Deaths(app.clients.new, names)
+    overseer = Overseer(sets, deaths)
 
     def reloaded() -> list[ProcessSet]:
         _, sets = _sets(app, _at_reload(options, read()), command)
