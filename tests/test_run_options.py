@@ -102,6 +102,15 @@ def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
     assert options_of({"app": "a:b"}, None).concurrency == 4
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("tool = 3", "tool: expected a table, got 3"), ("[tool]\npinlater = 'x'", "")]
+)
+def test_a_pyproject_without_such_a_table(folder: Path, text: str, said: str) -> None:
+    (folder / "pyproject.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=said or "pinlater: expected a table, got 'x'"):
+        options_of({"app": "a:b"}, None)
+
+
 def test_queues_with_processes_of_their_own_are_apart() -> None:
     queues = {"a": QueueOptions(), "b": QueueOptions(weight=2), "c": QueueOptions(processes=3)}
     together, apart = RunOptions(app="x:y", queues=queues).groups(queues)

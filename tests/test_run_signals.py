@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -169,6 +170,56 @@ def test_a_stop_right_after_a_reload_is_graceful(
     assert len(run.notes("waited")) == 1
 
 
+SLOW = """
+def gate(name):
+    line(name)
+    while not Path(name).exists():
+        time.sleep(0.01)
+
+gate("imports")
+
+@app.lifespan
+async def lifespan():
+    yield
+    gate("closes")
+"""
+
+
+@one_server
+def test_other_signals_do_not_end_what_starts_or_ends(start: Start, tmp_path: Path) -> None:
+    with (tmp_path / "tasks.py").open("a") as code:
+        code.write(SLOW)
+    run = start()
+    for gate in ("imports", "closes"):
+        run.noted(gate)
+        run.send(signal.SIGHUP)
+        run.send(signal.SIGUSR1)
+        (tmp_path / gate).touch()
+        run.logged("working on")
+        if gate == "imports":
+            run.send(signal.SIGTERM)
+    assert run.process.wait(60) == 0
+    assert run.log.count("working on") == 1
+
+
+@one_server
+def test_processes_of_a_killed_supervisor_end_without_an_error(start: Start, app: PinLater, tmp_path: Path) -> None:
+    run, gate = start("--processes", "2"), tmp_path / "gate"
+    run.logged("working on", 2)
+    app.send("wait", str(gate))
+    [(_, pid)] = run.noted("waits")
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    reports = Path(f"/proc/{pid}/fd/{variables.partition('PINLATER_REPORT_FD=')[2].partition(chr(0))[0]}")
+    assert reports.is_symlink()
+    run.send(signal.SIGKILL)
+    wait_until(lambda: not reports.is_symlink(), "the end of its reports")
+    gate.touch()
+    wait_until(lambda: not is_alive(pid), "its end")
+    assert len(run.notes("waited")) == 1
+    run.logged("stopped: ", 2)
+    assert "Error" not in run.log
+
+
 # what runs
 
 
@@ -323,6 +374,18 @@ def test_a_queue_that_was_deleted_is_not_made_again(server: Server, client: Clie
     client.delete_queue("q")
     asyncio.run(make())
     assert client.queue_names() == []
+
+
+@one_server
+def test_a_connection_that_asks_nothing_is_cut_at_the_stop(start: Start) -> None:
+    run = start("--http", "127.0.0.1:0")
+    wait_until(lambda: run.get("/readyz")[0] == 200, "readiness")
+    port = int(run.log.partition("http on port ")[2].partition(":")[0])
+    with socket.create_connection(("127.0.0.1", port)):
+        assert run.get("/healthz")[0] == 200  # it was accepted before this one
+        assert run.end() == 0
+    assert "Traceback" not in run.log
+    assert "CancelledError" not in run.log
 
 
 @pytest.mark.skipif(not os.environ.get("PINLATER_CAMPAIGN"), reason="10 s: part of a campaign")

@@ -24,8 +24,18 @@ OVERTIME_S: Final = 12.0
 #: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
 GIL_PERIOD_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
 #: Those that a process that works has handlers for, which mean nothing in its children.
-_OURS: Final = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR1)
+_OURS: Final = (*STOP_SIGNALS, *_OTHERS)
+
+
+def ignore_others() -> None:
+    """SIGHUP and SIGUSR1, which mean something while it works, do not end this process before and after that.
+
+    Not by SIG_IGN, which programs that it starts would inherit.
+    """
+    for number in _OTHERS:
+        signal.signal(number, lambda *_: None)
 
 
 class StopSignals:

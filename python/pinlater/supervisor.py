@@ -168,6 +168,7 @@ class Supervisor:
         handlers |= dict.fromkeys(STOP_SIGNALS, self._on_stop)
         if self._reloaded is not None:
             handlers |= {signal.SIGHUP: self.reload, signal.SIGUSR1: lambda: self._send(signal.SIGUSR1)}
+        previous = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
@@ -176,6 +177,7 @@ class Supervisor:
         finally:
             for number in handlers:
                 loop.remove_signal_handler(number)
+                signal.signal(number, previous[number])
         return self._worst
 
     def _on_stop(self) -> None:

@@ -131,6 +131,9 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     processes before the old ones stop; SIGUSR1 logs what runs. The servers are the app's own; where it names none,
     those of --url. All of it: docs/running.md.
     """
+    from pinlater.stop_signals import ignore_others
+
+    ignore_others()
     from pinlater.framework.logs import set_up
     from pinlater.framework.options import options_of
     from pinlater.framework.running import load_app, run_app

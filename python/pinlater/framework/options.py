@@ -195,7 +195,10 @@ def _table(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"config: {path} is not TOML: {error}") from None
     if path.name == "pyproject.toml":
-        document = document.get("tool", {}).get("pinlater", {})
+        for name in ("tool", "pinlater"):
+            document = document.get(name, {})
+            if not isinstance(document, dict):
+                raise InvalidArgument(f"{path}: {name}: expected a table, got {document!r:.60}")
     return document
 
 

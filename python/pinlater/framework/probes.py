@@ -58,8 +58,8 @@ async def serving(address: str, answers: Answers) -> AsyncIterator[None]:
                 request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0].decode("latin-1").split(" ")
                 writer.write(_response(_answer(request, answers)))
                 await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # cancelled: as its loop ends
         finally:
             writer.close()
             with suppress(OSError):
