@@ -172,7 +172,8 @@ async def held_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, shards: str, cut: Cut
 ) -> AsyncIterator[tuple[CutProxy, Worker, AsyncClient]]:
     """A worker that claimed three jobs of one attempt, and did not hear of it; a client past the proxy."""
-    monkeypatch.setattr("pinlater.worker.GRACE_S", 0.05)
+    for module in ("worker", "ending"):
+        monkeypatch.setattr(f"pinlater.{module}.GRACE_S", 0.05)
     monkeypatch.setattr("pinlater.dequeuing.PATIENCE_S", 0.5)
     server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
     timeout_s = 0.5 if cut is Cut.MUTE else 10.0

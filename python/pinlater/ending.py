@@ -30,6 +30,8 @@ log: Final = logging.getLogger("pinlater.worker")
 #: While a server does not answer, an ack is tried again after this, doubled, up to that.
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 2.0
+#: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
+GRACE_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -264,3 +266,14 @@ def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
     """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
     return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))
+
+
+async def cut_short(*tasks: asyncio.Task[None] | None) -> None:
+    """Ends what a server that does not answer still holds up, when the time for it is over."""
+    held_up = [task for task in tasks if task is not None]
+    await asyncio.wait(held_up, timeout=GRACE_S)
+    for task in held_up:
+        task.cancel()
+    for end in await asyncio.gather(*held_up, return_exceptions=True):
+        if isinstance(end, Exception):
+            log.error("stopping: %s", end, exc_info=end)

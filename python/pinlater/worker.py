@@ -18,7 +18,7 @@ from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
-from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
+from pinlater.ending import GRACE_S, LAST_RETRY_S, Ending, Held, WorkerStats, cut_short
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
 from pinlater.jobs import Job
@@ -37,8 +37,6 @@ log: Final = logging.getLogger("pinlater.worker")
 PREFETCH_S: Final = 0.1
 #: Lost leases are looked for once in so long.
 LOST_CHECK_S: Final = 1.0
-#: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
-GRACE_S: Final = 2.0
 #: Of an error, in the custom status: so that a few attempts fit.
 ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
 
@@ -362,7 +360,7 @@ class Worker:
                 if self._waiting and handing_back.done():  # given up by their handlers
                     handing_back = self._loop.create_task(self._hand_back(None))
                     handing_back.add_done_callback(lambda _: self._progress.set())
-            await self._cut_short(handing_back, claiming)
+            await cut_short(handing_back, claiming)
             await self._give_up()
             await self._ending.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))
         finally:
@@ -388,7 +386,7 @@ class Worker:
             future.remove_done_callback(self._finished)
             self._waiting.append(held)
         self._running.clear()
-        await self._cut_short(self._loop.create_task(self._release_waiting()))
+        await cut_short(self._loop.create_task(self._release_waiting()))
 
     async def _hand_back(self, claiming: asyncio.Task[None] | None) -> None:
         """Releases what was not started, then what a claim under way brings."""
@@ -396,16 +394,6 @@ class Worker:
         if claiming is not None:
             await asyncio.wait([claiming])
             await self._release_waiting()
-
-    async def _cut_short(self, *tasks: asyncio.Task[None] | None) -> None:
-        """Ends what a server that does not answer still holds up."""
-        held_up = [task for task in tasks if task is not None]
-        await asyncio.wait(held_up, timeout=GRACE_S)
-        for task in held_up:
-            task.cancel()
-        for end in await asyncio.gather(*held_up, return_exceptions=True):
-            if isinstance(end, Exception):
-                log.error("stopping: %s", end, exc_info=end)
 
     async def _release_waiting(self) -> None:
         held, self._waiting = list(self._waiting), deque()
