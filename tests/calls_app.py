@@ -11,11 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pinlater import Cancel, Depends, PinLater, Retry, Shared, Snooze, SyncContext
+from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
 
 app = PinLater()
 
@@ -128,3 +129,25 @@ def stateful(context: SyncContext, path: str) -> None:
 @app.task(runs_in="process", queue="raw", codec="raw")
 def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def at_once(context: SyncContext, times: int) -> Any:
+    """Checkpoints of many threads."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(context.checkpoint, range(times)))
+    return context.state is not None
+
+
+contexts: list[SyncContext] = []
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def outliving(context: SyncContext) -> str:
+    """The second job uses the context of the first, as a thread does that the first left behind."""
+    contexts.append(context)
+    try:
+        contexts[0].checkpoint(len(contexts))
+    except ClaimLost as error:
+        return str(error)
+    return ""

@@ -122,6 +122,24 @@ async def test_a_snooze_keeps_state_and_progress_from_a_process(out: Path) -> No
 
 
 @on_loop
+async def test_threads_of_a_task_use_its_context_at_once(out: Path) -> None:
+    async with app:
+        handle = await calls_app.at_once.aenqueue(50)
+        await run("kept")
+        assert await handle.aresult(timeout=10) is True
+
+
+@on_loop
+async def test_a_thread_that_outlives_its_job_does_not_reach_the_next_one(out: Path) -> None:
+    async with app:
+        first, second = await calls_app.outliving.aenqueue(), await calls_app.outliving.aenqueue()
+        await run("kept", concurrency=1)
+        assert await first.aresult(timeout=10) == ""
+        refused = await second.aresult(timeout=10)
+    assert refused == f"checkpoint: job {first.descriptor} has ended in this process"
+
+
+@on_loop
 async def test_the_process_of_a_cancelled_job_is_killed(out: Path) -> None:
     async with app, worker_of(app, ["default"], task_processes=1) as worker:
         await worker.start()

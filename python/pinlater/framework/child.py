@@ -1,7 +1,8 @@
 """A task process: runs tasks with runs_in="process" in its main thread, one after the other, for one worker.
 
-Promises that it ends with its worker, that stop signals are the worker's to act on, and that whatever a task raises is
-told as it counts. Risks: a task that ends the interpreter ends this.
+Promises that it ends with its worker, that stop signals are the worker's to act on, that whatever a task raises is told
+as it counts, and that no thread that a task left behind reaches the next one's job. Risks: a task that ends the
+interpreter ends this.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
@@ -46,12 +48,16 @@ TRACEBACK_BYTES: Final = 100_000
 
 
 class Link:
-    """The end of the pipe, on a loop in a thread of its own. jobs: what to run; None: the worker has no more."""
+    """The end of the pipe, on a loop in a thread of its own. jobs: what to run, a task's name and its job; None: the
+    worker has no more.
+    """
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
-        self.jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-        self._kept: asyncio.Future[list[Any]] | None = None
+        self.jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._running: Job | None = None
+        #: Checkpoints that wait for the worker, which answers them in their order.
+        self._keeping: deque[asyncio.Future[list[Any]]] = deque()
         self._writer: asyncio.StreamWriter
         self._thread = threading.Thread(target=self.loop.run_forever, name="pinlater-link", daemon=True)
         self._thread.start()
@@ -74,12 +80,22 @@ class Link:
         self._writer.write(message)
         await self._writer.drain()
 
+    async def end(self, message: bytes) -> None:
+        """Says how the running job ended; no checkpoint of it goes out behind that."""
+        self._running = None
+        await self.say(message)
+
     async def keep(self, job: Job, headers: Mapping[str, Any]) -> None:
-        """A checkpoint, by the worker; raises what it raised there."""
-        self._kept = self.loop.create_future()
-        await self.say(pipes.pack(Said.KEEP, envelope.with_headers(job.body, headers)))
-        refused = await self._kept
-        if refused:
+        """A checkpoint, by the worker; raises what it raised there. From any thread of the running job, many at once;
+        ClaimLost from one that outlived its job.
+        """
+        body = envelope.with_headers(job.body, headers)
+        if job is not self._running:
+            raise errors.ClaimLost(f"checkpoint: job {job.descriptor} has ended in this process")
+        kept = self.loop.create_future()
+        self._keeping.append(kept)
+        await self.say(pipes.pack(Said.KEEP, body))
+        if refused := await kept:
             name, text = refused
             raise _error(name, text)
 
@@ -88,10 +104,12 @@ class Link:
             while True:
                 said, *rest = await pipes.read(reader)
                 if said == Said.JOB:
+                    name, *parts = rest
+                    self._running = Job(*parts)
                     self._writer.write(pipes.pack(Said.BEGUN))
-                    self.jobs.put(rest)
-                elif self._kept is not None:
-                    self._kept.set_result(rest)
+                    self.jobs.put((name, self._running))
+                elif not (kept := self._keeping.popleft()).done():
+                    kept.set_result(rest)
         self.jobs.put(None)
 
 
@@ -125,14 +143,14 @@ def main() -> None:
         stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
         link.wait(link.say(pipes.pack(Said.READY)))
         while (message := link.jobs.get()) is not None:
-            link.wait(link.say(_run(app, link, made, told["worker"], *message)))
+            link.wait(link.end(_run(app, link, made, told["worker"], *message)))
     app.close()
     link.close()
 
 
-def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: Any) -> bytes:
+def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, job: Job) -> bytes:
     """Runs a task; what became of it."""
-    job, task, began_s = Job(*parts), app.tasks.get(name), time.monotonic()
+    task, began_s = app.tasks.get(name), time.monotonic()
     if task is None:
         told = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
         return pipes.pack(Said.FAILED, told, "", f"{told}\n", None, False)
