@@ -131,6 +131,22 @@ def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")
 
 
+#: Can be packed as msgpack, but not be read: a list is no key.
+UNREADABLE = {(1, 2): 3}
+
+
+@app.task(runs_in="process", queue="values", result_ttl=60, attempts=1)
+def unreadable(where: str) -> Any:
+    if where == "state":
+        raise Snooze(0, state=UNREADABLE)
+    return UNREADABLE if where == "value" else os.getpid()
+
+
+@app.task(runs_in="process", queue="values", attempts=1)
+def value(what: str) -> Any:
+    return {"unreadable": UNREADABLE, "unpackable": object(), "fine": (1, "a")}[what]
+
+
 @app.task(runs_in="process", queue="kept", result_ttl=60)
 def at_once(context: SyncContext, times: int) -> Any:
     """Checkpoints of many threads."""

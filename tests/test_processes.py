@@ -122,6 +122,36 @@ async def test_a_snooze_keeps_state_and_progress_from_a_process(out: Path) -> No
 
 
 @on_loop
+async def test_what_can_not_be_read_back_fails_its_job_and_spares_its_process(out: Path) -> None:
+    async with app:
+        wheres = ("", "value", "state", "")
+        before, value, state, after = [await calls_app.unreadable.aenqueue(where) for where in wheres]
+        await run("values", concurrency=1)
+        assert await before.aresult(timeout=10) == await after.aresult(timeout=10)
+        with pytest.raises(TaskFailed, match="InvalidArgument: result: it can not be read back: TypeError: unhash"):
+            await value.aresult(timeout=10)
+        with pytest.raises(TaskFailed, match="Snooze: its delay or state can not be packed and read back: TypeError"):
+            await state.aresult(timeout=10)
+
+
+@on_loop
+async def test_a_value_that_is_not_kept_is_for_middleware_that_sees_it(out: Path) -> None:
+    seen = dict[str, Any]()
+
+    class Watch(Middleware):
+        async def around(self, execution: Any, run: Any) -> Any:
+            seen[execution.args[0]] = await run()
+
+    async with app:
+        with pytest.MonkeyPatch.context() as patch:
+            for middleware in ([], [Watch()]):
+                patch.setattr(app, "middleware", middleware)
+                await calls_app.value.aenqueue_many([("unreadable",), ("unpackable",), ("fine",)])
+                assert (await run("values", concurrency=1)).succeeded == 3
+    assert seen == {"unreadable": None, "unpackable": None, "fine": [1, "a"]}
+
+
+@on_loop
 async def test_threads_of_a_task_use_its_context_at_once(out: Path) -> None:
     async with app:
         handle = await calls_app.at_once.aenqueue(50)

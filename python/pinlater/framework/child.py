@@ -143,17 +143,17 @@ def main() -> None:
         stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
         link.wait(link.say(pipes.pack(Said.READY)))
         while (message := link.jobs.get()) is not None:
-            link.wait(link.end(_run(app, link, made, told["worker"], *message)))
+            link.wait(link.end(_run(app, link, made, told, *message)))
     app.close()
     link.close()
 
 
-def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, job: Job) -> bytes:
+def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str, job: Job) -> bytes:
     """Runs a task; what became of it."""
-    task, began_s = app.tasks.get(name), time.monotonic()
+    task, worker, began_s = app.tasks.get(name), told["worker"], time.monotonic()
     if task is None:
-        told = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
-        return pipes.pack(Said.FAILED, told, "", f"{told}\n", None, False)
+        text = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
+        return pipes.pack(Said.FAILED, text, "", f"{text}\n", None, False)
     called: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]
@@ -163,25 +163,38 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, job: Job
         called = with_context(task, job, args, headers, link.keep, link.loop)
         value = call_plain_task(task, called, kwargs, link.loop, made)
         if task.running.result_ttl_ms is not None:
-            return pipes.pack(Said.RETURNED, True, envelope.pack_result(task.codec, value))
+            return pipes.pack(Said.RETURNED, envelope.pack_result(task.codec, value))
     except (Retry, Snooze, Cancel) as end:
-        kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
         try:
-            return pipes.pack(Said.ENDED, _word(end), str(end), getattr(end, "delay", None), kept)
-        except Exception as error:  # of its delay or its state
+            return _ended(end, called)
+        except Exception as error:
             return _failed(task, job, error, worker, began_s)
     except Exception as error:
         return _failed(task, job, error, worker, began_s)
     except BaseException as error:
         return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
+    return pipes.pack(Said.RETURNED, _packed(value) if told["values"] else None)
+
+
+def _packed(value: Any) -> bytes | None:
+    """A value that only middleware sees; None where there are no words for it, or none that can be read."""
     try:
-        return pipes.pack(Said.RETURNED, False, value)
+        packed = envelope.pack_result("msgpack", value)
+        envelope.read_result(packed)
     except Exception:
-        return pipes.pack(Said.RETURNED, False, None)  # only middleware would see it
+        return None
+    return packed
 
 
-def _word(end: TaskEnd) -> str:
-    return next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
+def _ended(end: TaskEnd, called: list[Any]) -> bytes:
+    """How a task wants its job to end. Or InvalidArgument."""
+    word = next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
+    kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
+    try:
+        return pipes.readable(pipes.pack(Said.ENDED, word, str(end), getattr(end, "delay", None), kept))
+    except Exception as error:
+        text = describe(error, ERROR_BYTES)
+        raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
 
 
 def _failed(task: Task[..., Any], job: Job, error: Exception, worker: str, began_s: float) -> bytes:

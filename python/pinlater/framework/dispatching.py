@@ -27,7 +27,7 @@ from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
 from pinlater.framework.logs import current_job, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
-from pinlater.framework.middleware import Runner, wrapped
+from pinlater.framework.middleware import Runner, sees_values, wrapped
 from pinlater.framework.processes import ProcessPool, cores
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
@@ -81,7 +81,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body)
+        seen = sees_values(app.middleware)
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen)
         self._batchers: list[Batcher] = []
         #: By descriptor, of tasks in threads: gone with its task.
         self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()

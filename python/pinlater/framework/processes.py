@@ -17,13 +17,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from pinlater.errors import PinLaterError
+from pinlater.errors import InvalidArgument, PinLaterError
 from pinlater.framework import envelope, pipes
 from pinlater.framework.ends import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze
 from pinlater.framework.logs import JsonFormatter, TextFormatter
 from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, TimedOut
+from pinlater.handlers import Failed, TimedOut, describe
 from pinlater.jobs import Job
 from pinlater.process import how
 
@@ -35,6 +35,8 @@ START_TIMEOUT_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Between the end of a process's socket and its own.
 EXIT_TIMEOUT_S: Final = 1.0
+#: Of an error, in another one.
+ERROR_BYTES: Final = 200
 _BOOT: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
@@ -90,11 +92,13 @@ class _Child:
 
 class ProcessPool:
     """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
-    job's new body. Made on the worker's loop.
+    job's new body. values: whether somebody sees those that are not kept as results. Made on the worker's loop.
     """
 
-    def __init__(self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]]) -> None:
-        self._app, self._worker, self._keep_body = app, worker, keep
+    def __init__(
+        self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]], values: bool
+    ) -> None:
+        self._app, self._worker, self._keep_body, self._values = app, worker, keep, values
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -143,6 +147,7 @@ class ProcessPool:
                 "socket": theirs.fileno(),
                 "parent": os.getpid(),
                 "worker": self._worker,
+                "values": self._values,
                 **_logging(),
             }
             process = await asyncio.create_subprocess_exec(
@@ -205,8 +210,11 @@ def _value_of(answer: list[Any]) -> Any:
     """What the task returned, or raised."""
     said, *rest = answer
     if said == Said.RETURNED:
-        kept, value = rest
-        return envelope.read_result(value) if kept else value
+        (packed,) = rest
+        try:
+            return None if packed is None else envelope.read_result(packed)
+        except Exception as error:
+            raise InvalidArgument(f"result: it can not be read back: {describe(error, ERROR_BYTES)}") from None
     if said == Said.FAILED:
         text, traceback, status, delay_ms, final = rest
         raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))
