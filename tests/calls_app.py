@@ -6,8 +6,10 @@ Promises nothing. Risks: PINLATER_URL says where it works.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -145,6 +147,24 @@ def unreadable(where: str) -> Any:
 @app.task(runs_in="process", queue="values", attempts=1)
 def value(what: str) -> Any:
     return {"unreadable": UNREADABLE, "unpackable": object(), "fine": (1, "a")}[what]
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def forks(context: SyncContext, how: str) -> Any:
+    """The exit code of a fork."""
+    if how == "terminate":
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        process.start()
+        process.terminate()
+        process.join(10)
+        code = process.exitcode
+        process.kill()
+        return code
+    if os.fork() == 0:
+        if how == "checkpoint":
+            context.checkpoint(1)
+        return sys.exit(int(how)) if how else None
+    return os.waitstatus_to_exitcode(os.wait()[1])
 
 
 @app.task(runs_in="process", queue="kept", result_ttl=60)

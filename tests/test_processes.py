@@ -152,6 +152,15 @@ async def test_a_value_that_is_not_kept_is_for_middleware_that_sees_it(out: Path
 
 
 @on_loop
+async def test_what_a_task_forks_gets_signals_and_ends_with_the_function(out: Path) -> None:
+    codes = {"terminate": -signal.SIGTERM, "": 0, "3": 3, "checkpoint": 1}
+    async with app:
+        handles = {how: await calls_app.forks.aenqueue(how) for how in codes}
+        await run("kept")
+        assert {how: await handle.aresult(timeout=10) for how, handle in handles.items()} == codes
+
+
+@on_loop
 async def test_threads_of_a_task_use_its_context_at_once(out: Path) -> None:
     async with app:
         handle = await calls_app.at_once.aenqueue(50)

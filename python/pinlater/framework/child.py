@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -21,8 +22,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NoReturn
 
 import uvloop
 
@@ -45,6 +46,8 @@ from pinlater.process import PR_SET_PDEATHSIG
 #: Of an error and its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
 TRACEBACK_BYTES: Final = 100_000
+#: They are the worker's to act on.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Link:
@@ -55,6 +58,7 @@ class Link:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self.jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._pid = os.getpid()
         self._running: Job | None = None
         #: Checkpoints that wait for the worker, which answers them in their order.
         self._keeping: deque[asyncio.Future[list[Any]]] = deque()
@@ -85,10 +89,15 @@ class Link:
         self._running = None
         await self.say(message)
 
-    async def keep(self, job: Job, headers: Mapping[str, Any]) -> None:
+    def keep(self, job: Job, headers: Mapping[str, Any]) -> Coroutine[Any, Any, None]:
         """A checkpoint, by the worker; raises what it raised there. From any thread of the running job, many at once;
-        ClaimLost from one that outlived its job.
+        ClaimLost from one that outlived its job, and in a fork.
         """
+        if os.getpid() != self._pid:  # where nothing turns the loop
+            raise errors.ClaimLost(f"checkpoint: job {job.descriptor} is of the process that forked this one")
+        return self._keep(job, headers)
+
+    async def _keep(self, job: Job, headers: Mapping[str, Any]) -> None:
         body = envelope.with_headers(job.body, headers)
         if job is not self._running:
             raise errors.ClaimLost(f"checkpoint: job {job.descriptor} has ended in this process")
@@ -128,13 +137,14 @@ def main() -> None:
     if os.getppid() != told["parent"]:  # it died before that
         os._exit(1)
     os.set_inheritable(told["socket"], False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # they are the worker's to act on
+    _leave_signals()
     logging.basicConfig(level=told["log_level"], format=told["log_line"])
     if "log_format" in told:
         set_up(told["log_format"])
     sys.argv[1:] = []
     app = load_app(told["app"])
+    for task in app.tasks.values():
+        task.function = _ending_forks(task.function)
     link = Link()
     link.wait(link.open(told["socket"]))
     with contextlib.ExitStack() as stack:
@@ -146,6 +156,55 @@ def main() -> None:
             link.wait(link.end(_run(app, link, made, told, *message)))
     app.close()
     link.close()
+
+
+def _leave_signals() -> None:
+    """Lets stop signals do nothing; to what a task forks (multiprocessing) they do what they did before."""
+
+    def nothing(*_: object) -> None: ...
+
+    def block() -> None:  # one that comes to the fork meanwhile is neither lost nor done nothing about
+        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            if signal.getsignal(number) is nothing:
+                signal.signal(number, handler)
+        unblock()
+
+    of_thread = threading.local()
+    usual = {number: signal.signal(number, nothing) for number in STOP_SIGNALS}
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and a fork that comes out of it ends there, as it would at the end of a program."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        pid, error = os.getpid(), None
+        try:
+            return function(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if os.getpid() != pid:
+                _end_fork(error)
+
+    return call
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    code = error.code if isinstance(error, SystemExit) else error
+    if code is not None and not isinstance(code, int):
+        traceback.print_exception(error) if code is error else print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
 def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str, job: Job) -> bytes:
