@@ -20,6 +20,9 @@ from typing import Any
 
 from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
 
+#: The lifespan fails in every process but this.
+ALONE_VARIABLE = "PINLATER_TEST_ALONE"
+
 app = PinLater()
 
 
@@ -31,6 +34,8 @@ class Folder:
 @app.lifespan
 async def lifespan() -> AsyncIterator[dict[type, Any]]:
     path = os.environ.get("PINLATER_TEST_RECORD", os.devnull)
+    if os.environ.get(ALONE_VARIABLE, str(os.getpid())) != str(os.getpid()):
+        raise OSError("no database")
     note(path, f"lifespan {os.getpid()}")
     yield {Folder: Folder(path)}
     note(path, f"left {os.getpid()}")

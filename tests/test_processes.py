@@ -215,6 +215,39 @@ async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> N
 
 
 @on_loop
+async def test_a_job_that_ends_its_process_at_once_had_begun(out: Path) -> None:
+    """It is told from one whose idle process died, which is run again at once."""
+    async with app:
+        for _ in range(3):
+            await calls_app.add.aenqueue(str(out), 0, y=0)
+            await calls_app.die.aenqueue("exit")
+        stats = await run("default", concurrency=1)
+    assert (stats.succeeded, stats.failed) == (3, 3)
+
+
+@on_loop
+async def test_jobs_wait_for_processes_that_can_not_start(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+    monkeypatch.setattr("pinlater.framework.processes.FIRST_PAUSE_S", 0.25)
+    monkeypatch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
+    async with app, worker_of(app, ["default"], task_processes=1) as worker:
+        await calls_app.add.aenqueue_many([calls_app.add.args(str(out), x, y=1) for x in range(3)])
+        await worker.start()
+        await until(lambda: len(told()) == 2, "two starts that failed")
+        monkeypatch.delenv(calls_app.ALONE_VARIABLE)
+        await until(lambda: worker.stats.succeeded == 3, "the end of the jobs")
+        await worker.stop()
+        assert worker.stats.failed == 0
+    said = "no task process can start: OSError: no database; its job is put back, as others that need one in the next"
+    assert told() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
+    assert 'raise OSError("no database")' in caplog.text
+
+
+@on_loop
 async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: Path) -> None:
     seen = list[BaseException | None]()
     told = list[Failure]()

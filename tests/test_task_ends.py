@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import tempfile
 import threading
@@ -279,6 +280,16 @@ async def _process_dies(app: PinLater) -> None:
         assert info is not None
         assert info.status.startswith(f"ProcessDied: its process {said}\n  attempt 1 of 5 by python:")
         assert about_an_hour(due_ms)
+
+
+@line("the process of a task can not start (the import or the lifespan fails in it, no memory left)")
+async def _process_not_started(app: PinLater) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
+        info, due_ms = await _in_process(app, calls_app.die, "exit")
+    assert is_pending(info, 0)
+    assert info is not None
+    assert (info.status, due_ms > 0) == ("", True)
 
 
 @line("a job of a batch is marked: `item.fail(error)`, `item.retry(delay=5)`")

@@ -45,6 +45,8 @@ from pinlater.process import PR_SET_PDEATHSIG
 
 #: Of an error and its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
+#: A pipe takes so much at once.
+START_TRACEBACK_BYTES: Final = 10_000
 TRACEBACK_BYTES: Final = 100_000
 #: They are the worker's to act on.
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -78,6 +80,7 @@ class Link:
     async def open(self, number: int) -> None:
         """number: the socket's descriptor."""
         reader, self._writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
+        self._writer.transport.set_write_buffer_limits(0)  # what is said is written
         self._listening = self.loop.create_task(self._listen(reader))
 
     async def say(self, message: bytes) -> None:
@@ -115,7 +118,7 @@ class Link:
                 if said == Said.JOB:
                     name, *parts = rest
                     self._running = Job(*parts)
-                    self._writer.write(pipes.pack(Said.BEGUN))
+                    await self.say(pipes.pack(Said.BEGUN))
                     self.jobs.put((name, self._running))
                 elif not (kept := self._keeping.popleft()).done():
                     kept.set_result(rest)
@@ -142,15 +145,20 @@ def main() -> None:
     if "log_format" in told:
         set_up(told["log_format"])
     sys.argv[1:] = []
-    app = load_app(told["app"])
-    for task in app.tasks.values():
-        task.function = _ending_forks(task.function)
-    link = Link()
-    link.wait(link.open(told["socket"]))
     with contextlib.ExitStack() as stack:
-        lifespan = app.living(in_process=True)
-        made = link.wait(lifespan.__aenter__())
+        try:
+            app = load_app(told["app"])
+            link = Link()
+            link.wait(link.open(told["socket"]))
+            lifespan = app.living(in_process=True)
+            made = link.wait(lifespan.__aenter__())
+        except BaseException as error:
+            text = clip("".join(traceback.format_exception(error)), START_TRACEBACK_BYTES)
+            os.write(told["socket"], pipes.pack(Said.BROKEN, describe(error, ERROR_BYTES), text))
+            sys.exit(1)
         stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
+        for task in app.tasks.values():
+            task.function = _ending_forks(task.function)
         link.wait(link.say(pipes.pack(Said.READY)))
         while (message := link.jobs.get()) is not None:
             link.wait(link.end(_run(app, link, made, told, *message)))

@@ -21,9 +21,9 @@ class Said(IntEnum):
     """What a message is about; what follows it in the list.
 
     From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or nothing).
-    From the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (the
-    value as envelope.pack_result has it, or nil); ENDED (a word of framework.ends, its reason, its delay, headers to
-    keep); FAILED (error, its traceback, status, delay_ms, final).
+    From the process: READY; BROKEN (it can not start: error, its traceback); BEGUN (it has the job); KEEP (the job's
+    new body); RETURNED (the value as envelope.pack_result has it, or nil); ENDED (a word of framework.ends, its reason,
+    its delay, headers to keep); FAILED (error, its traceback, status, delay_ms, final).
     """
 
     READY = 1
@@ -34,6 +34,7 @@ class Said(IntEnum):
     ENDED = 6
     FAILED = 7
     BEGUN = 8
+    BROKEN = 9
 
 
 def pack(said: Said, *rest: Any) -> bytes:
