@@ -41,6 +41,9 @@ async def lifespan() -> AsyncIterator[dict[type, Any]]:
     note(path, f"left {os.getpid()}")
 
 
+class Abort(BaseException): ...
+
+
 def note(path: str, text: str) -> None:
     with Path(path).open("a") as file:
         file.write(text + "\n")
@@ -58,7 +61,7 @@ def add(path: str, x: int, *, y: int) -> int:
     return x + y
 
 
-@app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError,))
+@app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError, Abort))
 def fail(how: str) -> None:
     ends: dict[str, BaseException] = {
         "retry": Retry("why", delay=3600),
@@ -66,6 +69,7 @@ def fail(how: str) -> None:
         "cancel": Cancel("why"),
         "error": ValueError("no", 3600),
         "lookup": KeyError("no"),
+        "abort": Abort("no"),
         "exit": SystemExit("no"),
     }
     raise ends[how]

@@ -236,10 +236,8 @@ def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str,
             return _ended(end, called)
         except Exception as error:
             return _failed(task, job, error, worker, began_s)
-    except Exception as error:
-        return _failed(task, job, error, worker, began_s)
     except BaseException as error:
-        return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
+        return _failed(task, job, error, worker, began_s)
     return pipes.pack(Said.RETURNED, _packed(value) if told["values"] else None)
 
 
@@ -264,7 +262,7 @@ def _ended(end: TaskEnd, called: list[Any]) -> bytes:
         raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
 
 
-def _failed(task: Task[..., Any], job: Job, error: Exception, worker: str, began_s: float) -> bytes:
+def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
     """With what only this process can say of it: its backoff, and whether it is one to give up on."""
     try:
         end = judged(task, job, error, worker, time.monotonic() - began_s)
