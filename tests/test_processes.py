@@ -10,6 +10,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,8 +284,9 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
 @on_loop
 async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) -> None:
     """The line of the error is told by the process, which knows what its backoff says."""
+    told_of = ("retry", "snooze", "cancel", "error", "lookup", "abort")
     async with app:
-        handles = {how: await calls_app.fail.aenqueue(how) for how in ("retry", "snooze", "cancel", "error", "lookup")}
+        handles = {how: await calls_app.fail.aenqueue(how) for how in told_of}
         await run("default", concurrency=2, processes=2)
         infos = {how: await handle.ainfo() for how, handle in handles.items()}
     told = {}
@@ -298,7 +300,22 @@ async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) ->
         "cancel": (State.FAILED, 0, "Cancel: why", None),
         "error": (State.PENDING, 4, "ValueError: ('no', 3600)", 60),
         "lookup": (State.FAILED, 0, "KeyError: 'no'", None),
+        "abort": (State.FAILED, 0, "Abort: no", None),
     }
+
+
+@on_loop
+async def test_the_wait_for_a_process_is_no_part_of_an_attempt(out: Path) -> None:
+    """Attempts of one process are one after the other, so they do not last longer than all together."""
+    async with app:
+        handles = await calls_app.spin.aenqueue_many([(str(out),)] * 3)
+        began_s = time.monotonic()
+        assert (await run("default", concurrency=3)).failed == 3
+        together_s = time.monotonic() - began_s
+        infos = [await handle.ainfo() for handle in handles]
+    lasted_s = [float(info.status.split()[-2]) for info in infos if info is not None]
+    assert len(lasted_s) == 3
+    assert sum(lasted_s) <= together_s
 
 
 @on_loop

@@ -28,7 +28,7 @@ from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Sno
 from pinlater.framework.logs import current_job, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.middleware import Runner, sees_values, wrapped
-from pinlater.framework.processes import ProcessPool, cores
+from pinlater.framework.processes import ProcessPool, cores, given_s
 from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
 from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
@@ -186,7 +186,7 @@ class Dispatcher:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
         if self.meters:
-            self.meters[task.name].succeeded(time.monotonic() - began_s)
+            self.meters[task.name].succeeded(_lasted_s(began_s))
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
@@ -245,7 +245,7 @@ class Dispatcher:
 
     def _meter(self, task: Task[..., Any], end: RunEnd, began_s: float) -> None:
         if self.meters:
-            self.meters[task.name].ended(end, time.monotonic() - began_s)
+            self.meters[task.name].ended(end, _lasted_s(began_s))
 
     # failing
 
@@ -264,7 +264,7 @@ class Dispatcher:
         if isinstance(error, RaisedInProcess):
             end = error.end
         else:
-            end = judged(task, job, error, self._worker, time.monotonic() - began_s)
+            end = judged(task, job, error, self._worker, _lasted_s(began_s))
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, _run_end(error, last), began_s)
         deliberate = isinstance(error, Retry | Cancel | Expired)
@@ -311,6 +311,11 @@ def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
     timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
     limit_s = None if timeout_s is None or task.kind == "process" else timeout_s + waits_s
     return Known(task, task.function if plain else None, run, limit_s)
+
+
+def _lasted_s(began_s: float) -> float:
+    """How long the job of this asyncio task has run; a wait for a free process is not counted."""
+    return time.monotonic() - max(began_s, given_s.get())
 
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 from pinlater.errors import InvalidArgument, PinLaterError
@@ -30,6 +31,9 @@ from pinlater.jobs import Job
 from pinlater.process import how
 
 log: Final = logging.getLogger("pinlater.worker")
+
+#: When the job of this asyncio task was given to its process (time.monotonic); 0: it was not.
+given_s: Final[ContextVar[float]] = ContextVar("pinlater_given_s", default=0.0)
 
 #: For the interpreter, the app's imports and its lifespan.
 START_TIMEOUT_S: Final = 60.0
@@ -218,6 +222,7 @@ class ProcessPool:
     async def _ask(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
         """Hands the job to the process; its last message about it."""
         child.begun = False
+        given_s.set(time.monotonic())
         child.say(Said.JOB, task.name, *pipes.parts_of(job))
         while True:
             said, *rest = await child.hear()
