@@ -208,11 +208,13 @@ def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _end_fork(error: BaseException | None) -> NoReturn:
     code = error.code if isinstance(error, SystemExit) else error
-    if code is not None and not isinstance(code, int):
-        traceback.print_exception(error) if code is error else print(code, file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
+    try:
+        if code is not None and not isinstance(code, int):
+            traceback.print_exception(error) if code is error else print(code, file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
 def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str, job: Job) -> bytes:
@@ -256,7 +258,8 @@ def _ended(end: TaskEnd, called: list[Any]) -> bytes:
     word = next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
     kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
     try:
-        return pipes.readable(pipes.pack(Said.ENDED, word, str(end), getattr(end, "delay", None), kept))
+        reason = clip(str(end), ERROR_BYTES)
+        return pipes.readable(pipes.pack(Said.ENDED, word, reason, getattr(end, "delay", None), kept))
     except Exception as error:
         text = describe(error, ERROR_BYTES)
         raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
