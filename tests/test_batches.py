@@ -149,6 +149,44 @@ async def test_what_the_function_raises_fails_all_that_did_not_end_otherwise(ser
     assert told == [("Cancel: why", 0), ("ValueError: no", 0), ("ValueError: no", 0)]
 
 
+class Abort(BaseException):
+    """Not an Exception, and false as an empty list is."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@on_loop
+async def test_whatever_ends_a_batch_ends_each_of_its_jobs(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(batch=5, batch_wait=0, attempts=1)
+        async def task(items: list[Item[str]]) -> None:
+            what: Any = {"text": "bad id", "class": ValueError, "false": Abort("marked")}
+            for item in items:
+                if item.value == "abort":
+                    raise Abort("raised")
+                if item.value == "set":
+                    item.error = what["text"]
+                else:
+                    item.fail(what[item.value])
+
+        said = {}
+        for how in ("text", "class", "false", "abort", "set"):
+            handle = await task.aenqueue(how)
+            assert (await run(app)).stats.failed == 1
+            info = await handle.ainfo()
+            assert info is not None
+            said[how] = info.status.partition("\n")[0]
+    assert said == {
+        "text": "InvalidArgument: Item.fail: expected an exception, got 'bad id'",
+        "class": "ValueError: ",
+        "false": "Abort: marked",
+        "abort": "Abort: raised",
+        "set": "AttributeError: 'str' object has no attribute 'with_traceback'",
+    }
+
+
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 @on_loop
 async def test_a_timeout_is_of_the_whole_batch(server: Server, kind: str) -> None:

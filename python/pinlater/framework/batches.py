@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from pinlater.errors import InvalidArgument
 from pinlater.framework.ends import Retry
 from pinlater.jobs import Job
 
@@ -35,8 +36,15 @@ class Item(Generic[T]):
     def __repr__(self) -> str:
         return f"Item({self.job.descriptor}, {self.value!r:.60})"
 
-    def fail(self, error: BaseException) -> None:
-        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on."""
+    def fail(self, error: BaseException | type[BaseException]) -> None:
+        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on.
+
+        Raises InvalidArgument for what can not be raised.
+        """
+        if isinstance(error, type) and issubclass(error, BaseException):
+            error = error()
+        if not isinstance(error, BaseException):
+            raise InvalidArgument(f"Item.fail: expected an exception, got {error!r:.60}")
         self.error = error
 
     def retry(self, reason: str = "", *, delay: float | None = None) -> None:
@@ -129,12 +137,12 @@ class Batcher:
             if _all_ended(batch):
                 raise
             failed = error
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             failed = error
-        for waiting in batch:
-            why = waiting.item.error or failed
+        for waiting in batch:  # nothing here may raise: who waits would wait for ever
+            why = failed if waiting.item.error is None else waiting.item.error
             if not waiting.ended.done():
-                waiting.ended.set_result(None if why is None else (why, why.__traceback__))
+                waiting.ended.set_result(None if why is None else (why, getattr(why, "__traceback__", None)))
 
 
 def _all_ended(batch: list[_Waiting]) -> bool:
