@@ -17,7 +17,9 @@ from pinlater import (
     Context,
     Depends,
     Execution,
+    Failure,
     InvalidArgument,
+    Item,
     Middleware,
     PinLater,
     Retry,
@@ -27,7 +29,7 @@ from pinlater import (
 )
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
-from tests.handlers_for_tests import on_loop
+from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 
 
@@ -434,6 +436,77 @@ async def test_middleware_sees_a_timeout_and_its_own_time_does_not_count(server:
         await late.aenqueue()
         await run(app)
     assert log == ["slow after None", "slow after TimedOut('it ran longer than its timeout, 0.1 s')"]
+
+
+@on_loop
+async def test_a_job_is_not_given_up_for_the_time_of_its_middleware_and_its_hook(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.overtime.GRACE_S", 0.0)
+    log = list[str]()
+
+    class Slow(Middleware):
+        async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+            await asyncio.sleep(0.3)
+            try:
+                return await run()
+            finally:
+                await asyncio.sleep(0.3)
+                log.append("around")
+
+    async def hook(failure: Failure) -> None:
+        await asyncio.sleep(0.3)
+        log.append(f"hook {failure.error!r}")
+
+    async with PinLater(server.url, middleware=[Slow()]) as app:
+
+        @app.task(timeout=0.1)
+        async def fine() -> None:
+            log.append("fine")
+
+        @app.task(timeout=0.1, attempts=1, on_failure=hook)
+        def fails() -> None:
+            raise ValueError
+
+        await fine.aenqueue()
+        assert (await run(app)).succeeded == 1
+        handle = await fails.aenqueue()
+        assert (await run(app)).failed == 1
+        info = await handle.ainfo()
+    assert log == ["fine", "around", "around", "hook ValueError()"]
+    assert info is not None
+    assert info.status.count("attempt 1 of 1") == 1
+
+
+@on_loop
+async def test_middleware_makes_no_failure_of_a_batch_that_is_handed_back(server: Server) -> None:
+    seen = list[BaseException | None]()
+
+    class Reports(Middleware):
+        async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+            try:
+                return await run()
+            except Exception as error:
+                raise RuntimeError("reported") from error
+
+    class Sees(Middleware):
+        async def after(self, execution: Execution, error: BaseException | None) -> None:
+            seen.append(error)
+
+    async with PinLater(server.url, middleware=[Reports(), Sees()]) as app:
+
+        @app.task(batch=9, batch_wait=60, attempts=1)
+        async def task(items: list[Item[int]]) -> None: ...
+
+        handle = await task.aenqueue(1)
+        async with worker_of(app) as worker:
+            await worker.start()
+            await until(lambda: worker._running, "its collection")
+            await worker.stop()
+        info = await handle.ainfo()
+    assert info is not None
+    assert (info.state, info.attempts_remaining, info.status) == (State.PENDING, 1, "")
+    assert isinstance(seen[0], asyncio.CancelledError)
 
 
 @on_loop

@@ -525,6 +525,36 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
 
 
 @on_loop
+async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.overtime.GRACE_S", 0.1)
+    gate, failures, left = asyncio.Event(), list[Failure](), list[bool]()
+
+    async def hook(failure: Failure) -> None:
+        failures.append(failure)
+
+    async with PinLater(server.url) as app:
+
+        @app.task(timeout=0.05, attempts=1, on_failure=hook)
+        async def task() -> None:
+            while not gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+            left.append(True)
+            raise ValueError("late")
+
+        await task.aenqueue()
+        async with worker_of(app) as worker:
+            await worker.run_once()
+            gate.set()
+            await until(lambda: left, "its end")
+            await asyncio.sleep(0.05)
+            assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+    assert len(failures) == 1
+
+
+@on_loop
 async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Server) -> None:
     failures = list[Failure]()
 

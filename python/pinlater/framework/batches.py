@@ -19,8 +19,8 @@ from pinlater.jobs import Job
 T = TypeVar("T")
 
 
-class HandedBack(Exception):
-    """The job was collected, and not started when the worker stopped."""
+class HandedBack(asyncio.CancelledError):
+    """The job was collected, and not started when the worker stopped: to what is around it, it is cancelled."""
 
 
 class Item(Generic[T]):

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -33,6 +34,7 @@ from pinlater.framework.reports import Failure, report
 from pinlater.framework.tasks import Task
 from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
 from pinlater.jobs import Checkpoint, Job
+from pinlater.worker import Worker
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -53,14 +55,11 @@ class TaskStats:
 
 
 class Known(NamedTuple):
-    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it.
-    limit_s: past that, and a grace, its job is given up; None: never, or its process is killed in time.
-    """
+    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it."""
 
     task: Task[..., Any]
     plain: Callable[..., Awaitable[Any]] | None
     run: Runner
-    limit_s: float | None
 
 
 class Dispatcher:
@@ -95,15 +94,15 @@ class Dispatcher:
             self._batchers,
             self._contexts,
         )
-        known = {name: _known(app, calling, task) for name, task in app.tasks.items()}
+        known = {name: self._known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
         #: Told of each attempt that failed, with its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
-        #: Worker.limit, where there is a worker.
-        self.limit: Callable[[float, Callable[[], Coroutine[Any, Any, End]]], None] | None = None
+        #: Whose handler this is, where there is one.
+        self.worker: Worker | None = None
         #: By task; empty: nothing is counted but stats.
         self.meters: dict[str, Meter] = {}
 
@@ -156,7 +155,7 @@ class Dispatcher:
         self, known: Known, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         began_s = time.monotonic()
-        task, plain, run, limit_s = known
+        task, plain, run = known
         expires_ms = task.running.expires_ms
         current_job.set(job)  # in this job's own asyncio task
         try:
@@ -164,8 +163,6 @@ class Dispatcher:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
-            if limit_s is not None and self.limit is not None:
-                self.limit(limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
             value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
             end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -175,11 +172,9 @@ class Dispatcher:
                 return await self._failed(task, job, args, kwargs, error, began_s)
             self._meter(task, "snoozed", began_s)
             return postponed
-        except HandedBack:
-            raise asyncio.CancelledError from None  # as the worker's own at a stop
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
-            if current is None or current.cancelling():  # the worker gives it up at a stop
+            if isinstance(error, HandedBack) or current is None or current.cancelling():  # by the worker, at a stop
                 raise
             return await self._failed(task, job, args, kwargs, error, began_s)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -257,6 +252,8 @@ class Dispatcher:
         error: BaseException,
         began_s: float,
     ) -> End:
+        if self.worker is not None and not self.worker.is_current():
+            return None  # the job was removed, or given up: what becomes of this is nobody's business
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
             self.on_error(job, error)
@@ -281,6 +278,36 @@ class Dispatcher:
             await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
         return end if task.running.result_ttl_ms is None else replace(end, awaited=True)
 
+    def _known(self, app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
+        bare = calling.runner(task)
+        timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
+        if timeout_s is not None and task.kind != "process":  # a process is killed in time
+            bare = partial(self._limited, task, bare, timeout_s + waits_s)
+        run = wrapped(task.name, bare, app.middleware)
+        asks = (task.context, task.running.timeout_s, task.running.batch)
+        plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
+        return Known(task, task.function if plain else None, run)
+
+    async def _limited(
+        self,
+        task: Task[..., Any],
+        run: Runner,
+        limit_s: float,
+        job: Job,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        headers: dict[str, Any],
+    ) -> Any:
+        """The call, whose job is given up when it lasts longer than that and a grace."""
+        if self.worker is None:
+            return await run(job, args, kwargs, headers)
+        began_s = time.monotonic()
+        lift = self.worker.limit(limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
+        try:
+            return await run(job, args, kwargs, headers)
+        finally:
+            lift()
+
     async def _overdue(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
     ) -> End:
@@ -300,16 +327,6 @@ class Dispatcher:
                 await self._threads.run(lambda _: hook(failure), failure.job)
         except Exception:
             log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
-
-
-def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
-    bare = calling.runner(task)
-    run = wrapped(task.name, bare, app.middleware)
-    asks = (task.context, task.running.timeout_s, task.running.batch)
-    plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
-    timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
-    limit_s = None if timeout_s is None or task.kind == "process" else timeout_s + waits_s
-    return Known(task, task.function if plain else None, run, limit_s)
 
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
