@@ -123,7 +123,7 @@ async def _raises(app: PinLater) -> None:
         info, due_ms = await one(app, each)
         assert is_pending(info, 1)
         assert about_an_hour(due_ms)
-    assert is_failed((await one(app, last))[0], "RuntimeError: the handler raised SystemExit('no')")
+    assert is_failed((await one(app, last))[0], "SystemExit: no")
 
 
 @line("it raises an error of `give_up_on`")
@@ -618,17 +618,92 @@ def test_jitter_takes_a_part_off_and_no_attempt_is_too_late_for_a_float() -> Non
 
 
 @on_loop
-async def test_a_backoff_that_gives_no_seconds_is_an_error_of_the_job(server: Server) -> None:
+async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) -> None:
+    def breaks(attempt: int, error: BaseException) -> float:
+        raise LookupError("no such table")
+
     async with PinLater(server.url) as app:
 
         @app.task(backoff=lambda attempt, error: float("nan"))
-        async def task() -> None:
-            raise ValueError
+        async def not_a_number() -> None:
+            raise ValueError("its own")
 
-        handle = await task.aenqueue()
-        worker = await run(app)
-        info = await handle.ainfo()
+        @app.task(backoff=breaks)
+        def raises() -> None:
+            raise ValueError("its own")
+
+        @app.task(backoff=3600)
+        async def retries() -> None:
+            raise Retry("its own", delay=-1)
+
+        for task, kind, wrong in (
+            (not_a_number, "ValueError", "InvalidArgument: backoff: expected seconds, 0 or more, got nan"),
+            (raises, "ValueError", "LookupError: no such table"),
+            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds, 0 or more, got -1"),
+        ):
+            info, due_ms = await one(app, task)
+            assert is_pending(info, 1)
+            assert due_ms < HOUR_MS
+            assert info is not None
+            assert info.headline == f"{kind}: its own"
+            assert info.status.endswith(f" s\n  how long it waits is not known, so as by default: {wrong}\n")
+
+
+class Abort(BaseException):
+    pass
+
+
+@on_loop
+async def test_whatever_a_task_or_its_hook_raises_is_judged_as_an_error(server: Server) -> None:
+    failures = list[Failure]()
+
+    def hook(failure: Failure) -> None:
+        failures.append(failure)
+        raise SystemExit(1)
+
+    async def async_hook(failure: Failure) -> None:
+        failures.append(failure)
+        raise Abort
+
+    async with PinLater(server.url) as app:
+
+        @app.task(give_up_on=(Abort,), on_failure=async_hook)
+        async def on_the_loop() -> None:
+            raise Abort("no")
+
+        @app.task(give_up_on=(Abort,), on_failure=hook)
+        def in_a_thread() -> None:
+            raise Abort("no")
+
+        @app.task(on_failure=async_hook)
+        async def cancels() -> None:
+            raise Cancel("no")
+
+        @app.task(attempts=1, on_failure=hook)
+        def stops() -> None:
+            next(iter([]))
+
+        for task, said in (
+            (on_the_loop, "Abort: no"),
+            (in_a_thread, "Abort: no"),
+            (cancels, "Cancel: no"),
+            (stops, "RuntimeError: the handler raised StopIteration()"),
+        ):
+            info = (await one(app, task))[0]
+            assert is_failed(info, said)
+            assert info is not None
+            assert task is cancels or "in " + task.name.rpartition(".")[2] in info.status, "the traceback"
+    assert [type(failure.error) for failure in failures] == [Abort, Abort, Cancel, RuntimeError]
+
+
+@on_loop
+async def test_a_retry_is_none_of_the_errors_to_give_up_on(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(give_up_on=(Exception,))
+        async def task() -> None:
+            raise Retry("later", delay=3600)
+
+        info, due_ms = await one(app, task)
     assert is_pending(info, 1)
-    assert info is not None
-    assert info.status.startswith("InvalidArgument: backoff: expected seconds, 0 or more, got nan")
-    assert worker.stats.failed == 1
+    assert about_an_hour(due_ms)

@@ -151,16 +151,14 @@ async def call_async(handler: Handler, job: Job) -> End:
     return end if isinstance(end, Failed | Postponed | Succeeded) else None
 
 
-def call_plain(handler: Handler, job: Job) -> Exception | End:
+def call_plain(handler: Handler, job: Job) -> BaseException | End:
     """Calls a plain handler; returns how it ended, or what went wrong."""
     try:
         result = handler(job)
-    except (StopIteration, StopAsyncIteration) as error:
-        return RuntimeError(f"the handler raised {error!r}")  # a future can not carry these
-    except Exception as error:
-        return error
+    except StopIteration as error:  # a future can not carry it
+        return RuntimeError(f"the handler raised {error!r}").with_traceback(error.__traceback__)
     except BaseException as error:
-        return RuntimeError(f"the handler raised {error!r}")
+        return error
     if inspect.iscoroutine(result):
         result.close()
         return TypeError(
@@ -230,11 +228,11 @@ class ThreadPool:
             self._threads -= 1
             call.future.set_exception(why)  # a future that is done has no timer any more
 
-    def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
+    def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
         self._idle += 1
         if future.done():
             return
-        if isinstance(end, Exception):
+        if isinstance(end, BaseException):
             future.set_exception(end)
         else:
             future.set_result(end)

@@ -36,7 +36,7 @@ from pinlater.framework.logs import current_job, set_up
 from pinlater.framework.pipes import Said
 from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, clip, describe
+from pinlater.handlers import clip, describe
 from pinlater.jobs import Job
 from pinlater.process import PR_SET_PDEATHSIG
 
@@ -152,10 +152,8 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
             return pipes.pack(Said.ENDED, _word(end), str(end), getattr(end, "delay", None), kept)
         except Exception as error:  # of its delay or its state
             return _failed(task, job, error, worker, began_s)
-    except Exception as error:
-        return _failed(task, job, error, worker, began_s)
     except BaseException as error:
-        return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
+        return _failed(task, job, error, worker, began_s)
     try:
         return pipes.pack(Said.RETURNED, False, value)
     except Exception:
@@ -166,11 +164,8 @@ def _word(end: TaskEnd) -> str:
     return next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
 
 
-def _failed(task: Task[..., Any], job: Job, error: Exception, worker: str, began_s: float) -> bytes:
+def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
     """With what only this process can say of it: its backoff, and whether it is one to give up on."""
-    try:
-        end = judged(task, job, error, worker, time.monotonic() - began_s)
-    except Exception as wrong:  # of the backoff
-        end = Failed(describe(wrong, ERROR_BYTES) + "\n")
+    end = judged(task, job, error, worker, time.monotonic() - began_s)
     told = clip("".join(traceback.format_exception(error)), TRACEBACK_BYTES)
     return pipes.pack(Said.FAILED, describe(error, ERROR_BYTES), told, end.status, end.delay_ms, end.final)

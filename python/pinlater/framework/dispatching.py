@@ -20,7 +20,7 @@ from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
-from pinlater.framework.backoff import milliseconds
+from pinlater.framework.backoff import Exponential, milliseconds
 from pinlater.framework.batches import Batcher, HandedBack
 from pinlater.framework.calling import Calling
 from pinlater.framework.context import SyncContext, current_trace
@@ -30,7 +30,7 @@ from pinlater.framework.logs import current_job, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.middleware import Runner, wrapped
 from pinlater.framework.processes import ProcessPool, cores
-from pinlater.framework.reports import Failure, report
+from pinlater.framework.reports import ERROR_BYTES, Failure, report
 from pinlater.framework.tasks import Task
 from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
 from pinlater.jobs import Checkpoint, Job
@@ -173,11 +173,12 @@ class Dispatcher:
             self._meter(task, "snoozed", began_s)
             return postponed
         except asyncio.CancelledError as error:
-            current = asyncio.current_task()
-            if isinstance(error, HandedBack) or current is None or current.cancelling():  # by the worker, at a stop
+            if isinstance(error, HandedBack) or _given_up():
                 raise
             return await self._failed(task, job, args, kwargs, error, began_s)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
         if self.meters:
             self.meters[task.name].succeeded(time.monotonic() - began_s)
@@ -317,7 +318,7 @@ class Dispatcher:
         return await self._failed(task, job, args, kwargs, error, began_s)
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
-        """Calls the hook; what it raises is told, and changes nothing."""
+        """Calls the hook; what it raises is logged, and changes nothing."""
         hook = task.running.on_failure
         assert hook is not None
         try:
@@ -325,16 +326,34 @@ class Dispatcher:
                 await hook(failure)
             else:
                 await self._threads.run(lambda _: hook(failure), failure.job)
-        except Exception:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _given_up():
+                raise
             log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
 
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
-    """How an attempt that failed counts, by its error and the task's options. Raises what its backoff raises."""
-    final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
-    last = final or job.attempts_remaining <= 1
-    status = report(error, job, worker, lasted_s, last=last)
-    return Failed(status, 0 if last else _delay_ms(task, job, error), final)
+    """How an attempt that failed counts, by its error and the task's options."""
+    give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
+    final = isinstance(error, (Cancel, Expired, *give_up_on))
+    if final or job.attempts_remaining <= 1:
+        return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
+    wrong = ""
+    try:
+        delay_ms = _delay_ms(task, job, error)
+    except Exception as of_backoff:
+        wrong = f"  how long it waits is not known, so as by default: {describe(of_backoff, ERROR_BYTES)}\n"
+        log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=of_backoff)
+        delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
+    return Failed(report(error, job, worker, lasted_s, last=False) + wrong, delay_ms)
+
+
+def _given_up() -> bool:
+    """Whether the worker cancelled the task that runs, at a stop or as its job was removed."""
+    current = asyncio.current_task()
+    return current is None or current.cancelling() > 0
 
 
 def _run_end(error: BaseException, last: bool) -> RunEnd:
