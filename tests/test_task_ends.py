@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import pinlater
 from pinlater import (
     Cancel,
     Constant,
@@ -25,6 +26,7 @@ from pinlater import (
     Exponential,
     Failure,
     Item,
+    Job,
     JobInfo,
     Linear,
     PinLater,
@@ -34,6 +36,7 @@ from pinlater import (
     Task,
 )
 from pinlater.framework.backoff import Backoff
+from pinlater.framework.reports import report
 from pinlater.framework.running import worker_of
 from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
@@ -595,6 +598,84 @@ async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Serve
     failure = by_task[task.name]
     assert (failure.args, failure.kwargs, failure.job.descriptor) == ([1], {"y": 2}, handle.descriptor)
     assert failure.status == f"ValueError: {second}"
+
+
+@on_loop
+async def test_the_status_tells_what_is_behind_an_error(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        async def fails() -> None:
+            try:
+                raise OSError("the disk")
+            except OSError as error:
+                raise ValueError("the real one") from error
+
+        @app.task(attempts=1)
+        async def group() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fails())
+
+        @app.task(backoff=3600)
+        def circle() -> None:
+            first, second = KeyError("first"), KeyError("second")
+            first.__cause__, second.__cause__ = second, first
+            raise first
+
+        info, _ = await one(app, group)
+        assert is_failed(info, "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)")
+        assert info is not None
+        assert info.status.splitlines()[1:3] == ["  of ValueError: the real one", "  from OSError: the disk"]
+        assert 'raise ValueError("the real one") from error' in info.status
+        assert info.headline == info.status.partition("\n")[0]
+        info, _ = await one(app, circle)
+        assert info is not None
+        assert info.status.count("KeyError") == 4
+
+
+@on_loop
+async def test_an_error_of_several_lines_is_one_entry_of_the_status(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(backoff=0, attempts=2)
+        async def task() -> None:
+            raise ValueError("1 error for User\nage\u2028\r\n  expected a number\n")
+
+        handle = await task.aenqueue()
+        headlines, status = [], ""
+        for _ in range(2):
+            await run(app)
+            info = await handle.ainfo()
+            assert info is not None
+            headlines.append((info.headline, info.attempts_remaining))
+            status = info.status
+    assert headlines == [("ValueError: 1 error for User", 1), ("ValueError: 1 error for User", 0)]
+    assert status.startswith("ValueError: 1 error for User\n  age\n  \n    expected a number\n  attempt 1 of 2")
+
+
+def test_a_report_fits_into_the_status() -> None:
+    def nested(depth: int) -> None:
+        if depth:
+            nested(depth - 1)
+        try:
+            raise ValueError("é\n" * 5_000)
+        except ValueError as error:
+            raise ExceptionGroup("g" * 5_000, [error, KeyError("k" * 5_000), KeyError()]) from error
+
+    job = Job("q" * 64, "1" * 16, 1, 65_535, b"", bytes(8), 65_535, 1)
+    with pytest.raises(ExceptionGroup) as raised:
+        nested(50)
+    text = report(raised.value, job, f"python:{'h' * 64}:4194304", 12_345_678.9, last=True)
+    assert len(text.encode()) <= 3_000
+
+
+def test_frames_of_a_package_beside_this_one_are_told() -> None:
+    path = f"{Path(pinlater.__file__).parent}_shop.py"
+    names: dict[str, Any] = {}
+    exec(compile("def sell():\n    raise ValueError('sold out')\n", path, "exec"), names)  # noqa: S102
+    with pytest.raises(ValueError, match="sold out") as raised:
+        names["sell"]()
+    job = Job("q", "1", 1, 1, b"", bytes(8), 1, 1)
+    assert f'"{path}", line 2, in sell' in report(raised.value, job, "w", 0.0, last=True)
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,12 @@ def is_async(handler: Callable[..., Any]) -> bool:
 
 
 def describe(error: BaseException, limit_bytes: int) -> str:
-    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes."""
+    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an error that can not be printed must not keep its job
         text = f"{type(error).__name__}: (its text can not be had)"
-    return clip(text, limit_bytes)
+    return clip("\n  ".join(clip(text, limit_bytes).splitlines()), limit_bytes)
 
 
 def clip(text: str, limit_bytes: int) -> str:
