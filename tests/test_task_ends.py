@@ -33,6 +33,7 @@ from pinlater import (
     Retry,
     Snooze,
     State,
+    SyncContext,
     Task,
 )
 from pinlater.framework.backoff import Backoff
@@ -200,6 +201,31 @@ async def _timeout(app: PinLater) -> None:
     assert about_an_hour(due_ms)
 
 
+@line("the same, and it returns or raises something else then")
+async def _ends_otherwise(app: PinLater) -> None:
+    @app.task(timeout=0.05, backoff=3600, result_ttl=60)
+    async def task(how: str) -> str:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            if how == "returns":
+                return "late"
+            raise (ValueError("its cleanup") if how == "raises" else Cancel("why")) from None
+        return "never"
+
+    causes = {"returns": "", "raises": "  from ValueError: its cleanup", "cancels": "  from Cancel: why"}
+    for how, cause in causes.items():
+        handle = await task.aenqueue(how)
+        worker = await run(app)
+        info = await handle.ainfo()
+        assert is_pending(info, 1)
+        assert info is not None
+        lines = info.status.splitlines()
+        assert lines[0] == "TimedOut: it ran longer than its timeout, 0.05 s"
+        assert lines[1].startswith(cause or "  attempt 1 of 5")
+        assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+
+
 @line("the same, and it does not end when it is cancelled")
 async def _swallows(app: PinLater) -> None:
     gate, left = asyncio.Event(), []
@@ -223,20 +249,28 @@ async def _swallows(app: PinLater) -> None:
     await until(lambda: left, "its end")
 
 
+def wait_until_cancelled(context: SyncContext) -> None:
+    end_s = time.monotonic() + 30
+    while not context.cancelled:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 @line("a plain function is past its timeout")
 async def _thread_timeout(app: PinLater) -> None:
-    gate = threading.Event()
+    left = threading.Event()
 
     @app.task(timeout=0.2, backoff=3600)
-    def hangs() -> None:
-        gate.wait(30)
+    def hangs(context: SyncContext) -> None:
+        wait_until_cancelled(context)
+        left.set()
 
     @app.task(queue="second", timeout=20)
     def fine() -> None: ...
 
     handles = [await hangs.aenqueue(), await fine.aenqueue()]
     worker = await run(app, concurrency=1)
-    gate.set()
+    assert await asyncio.to_thread(left.wait, 30)
     infos = [await handle.ainfo() for handle in handles]
     assert is_pending(infos[0], 1)
     assert infos[0] is not None
@@ -374,15 +408,16 @@ async def _cut_off_at_a_stop(app: PinLater) -> None:
 
 @line("a plain function does not end in time at a stop")
 async def _thread_left_at_a_stop(app: PinLater) -> None:
-    begun, gate = [], threading.Event()
+    begun, left = [], threading.Event()
 
     @app.task(attempts=2)
-    def task() -> None:
+    def task(context: SyncContext) -> None:
         begun.append(True)
-        gate.wait(30)
+        wait_until_cancelled(context)
+        left.set()
 
     info = await _stopped(app, task, lambda: begun, 0.1)
-    gate.set()
+    assert await asyncio.to_thread(left.wait, 30)
     assert is_pending(info, 0)
     assert info is not None
     assert info.run_after_ms == info.created_ms

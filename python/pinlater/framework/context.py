@@ -119,7 +119,8 @@ class Context(BaseContext):
 class SyncContext(BaseContext):
     """The context of a task that is a plain function.
 
-    cancelled: whether the job was removed while it runs. What the task does then is not kept: it may as well return.
+    cancelled: whether nobody waits for its end any more: the job was removed while it runs, or it is past its timeout,
+    or the worker gave it up at a stop. What the task does then is not kept: it may as well return.
     """
 
     __slots__ = ("cancelled",)
