@@ -265,6 +265,39 @@ async def test_a_batch_that_does_not_end_in_time_at_a_stop_is_cancelled_and_hand
         assert worker.stats.released == 2
 
 
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+@on_loop
+async def test_a_job_that_is_removed_is_in_no_batch_that_has_not_begun(server: Server, kind: str) -> None:
+    values, began, gate = list[int](), asyncio.Event(), threading.Event()
+    async with PinLater(server.url) as app:
+        loop = asyncio.get_running_loop()
+
+        def work(items: list[Item[int]]) -> None:
+            loop.call_soon_threadsafe(began.set)
+            gate.wait(LONG_S)
+            values.extend(item.value for item in items)
+
+        async def work_async(items: list[Item[int]]) -> None:
+            await asyncio.to_thread(work, items)
+
+        function: Any = work_async if kind == "loop" else work
+        task: Any = app.task(batch=2, batch_wait=LONG_S)(function)
+        async with worker_of(app) as worker:
+            await worker.start()
+            handles = [await task.aenqueue(1)]
+            await until(lambda: worker._running, "its collection")
+            assert await handles[0].acancel()
+            await until(lambda: worker.stats.cancelled == 1, "its end")
+            handles = await task.aenqueue_many([(2,), (3,)])
+            await asyncio.wait_for(began.wait(), 30)
+            assert await handles[0].acancel()  # too late for that
+            await until(lambda: worker._removals.stopped or worker.stats.cancelled == 2, "its word")
+            gate.set()
+            await until(lambda: worker.stats.cancelled == 2 and worker.stats.succeeded == 1, "their ends")
+            await worker.stop()
+    assert sorted(values) == [2, 3]
+
+
 def test_a_plain_call_runs_a_batch_of_one() -> None:
     app = PinLater("redis://nobody:1")
 

@@ -97,12 +97,20 @@ class Batcher:
         try:
             failed = await waiting.ended
         except asyncio.CancelledError:
+            if waiting in self._collected:  # it must not count for the size of what it is not in
+                self._collected.remove(waiting)
+                if not self._collected:
+                    self._take()
             if waiting.call is not None and _all_ended(waiting.batch):  # so is the call, which ends first
                 await asyncio.wait([waiting.call])
             raise
         if failed is not None:
             error, traceback = failed
             raise error.with_traceback(traceback)  # it may be raised for other jobs too
+
+    def collects(self, job: Job) -> bool:
+        """Whether the job's batch has not begun."""
+        return any(waiting.item.job is job for waiting in self._collected)
 
     def hand_back(self) -> None:
         """The worker stops: what was only collected is not started any more."""

@@ -39,7 +39,7 @@ class Calling:
     keep: Keep
     made: Made
     concurrency: int
-    batchers: list[Batcher]
+    batchers: dict[str, Batcher]
     contexts: WeakValueDictionary[str, SyncContext]
 
     def runner(self, task: Task[..., Any]) -> Runner:
@@ -55,7 +55,7 @@ class Calling:
 
         size = min(task.running.batch, self.concurrency)  # no more can be collected at once
         batcher = Batcher(call, size, task.running.batch_wait_s)
-        self.batchers.append(batcher)
+        self.batchers[task.name] = batcher
         return batcher.run
 
     def _on_loop(self, task: Task[..., Any]) -> Runner:

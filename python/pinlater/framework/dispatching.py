@@ -81,7 +81,8 @@ class Dispatcher:
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body)
-        self._batchers: list[Batcher] = []
+        #: By task.
+        self._batchers: dict[str, Batcher] = {}
         #: By descriptor, of tasks in threads: gone with its task.
         self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()
         calling = Calling(
@@ -113,7 +114,7 @@ class Dispatcher:
 
     def on_stop(self) -> None:
         """The worker begins to stop: batches that were not started are handed back."""
-        for batcher in self._batchers:
+        for batcher in self._batchers.values():
             batcher.hand_back()
 
     async def __call__(self, job: Job) -> End:
@@ -219,13 +220,18 @@ class Dispatcher:
             )
 
     def cancel(self, job: Job) -> bool:
-        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits."""
+        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits, which is
+        no thread yet where its batch has not begun.
+        """
         try:
             known = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
         except BodyUnreadable:
             return False
         if known is None or known.task.kind != "thread":
             return False
+        batcher = self._batchers.get(known.task.name)
+        if batcher is not None:
+            return not batcher.collects(job)
         context = self._contexts.get(job.descriptor)
         if context is not None:
             context.cancelled = True
