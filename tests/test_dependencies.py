@@ -298,6 +298,8 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
         (lambda: app.lifespan(anything), "lifespan: expected an async generator function, got 5"),
         (lambda: app.add_middleware(anything), "middleware: expected a Middleware, got 5"),
         (lambda: PinLater(middleware=[anything]), "middleware: expected a Middleware, got 5"),
+        (lambda: app.add_middleware(Plain()), "middleware: expected async def as Plain.before, got <function"),
+        (lambda: app.add_middleware(Late()), "middleware: expected a plain function as Late.on_enqueue, got <function"),
     ]
     for call, said in cases:
         with pytest.raises(InvalidArgument, match=said):
@@ -305,7 +307,17 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
     app.lifespan(_empty)
     with pytest.raises(InvalidArgument, match="lifespan: the app has one, <function _empty"):
         app.lifespan(_empty)
-    assert app.tasks == {}
+    assert (app.tasks, app.middleware) == ({}, [])
+
+
+class Plain(Middleware):
+    def before(self, execution: Execution) -> None:  # type: ignore[override]
+        pass
+
+
+class Late(Middleware):
+    async def on_enqueue(self, task: str, headers: dict[str, Any]) -> None:  # type: ignore[override]
+        pass
 
 
 async def _empty() -> AsyncIterator[None]:

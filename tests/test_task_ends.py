@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import pinlater
@@ -25,6 +26,7 @@ from pinlater import (
     Expired,
     Exponential,
     Failure,
+    InvalidArgument,
     Item,
     Job,
     JobInfo,
@@ -36,6 +38,7 @@ from pinlater import (
     SyncContext,
     Task,
 )
+from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff
 from pinlater.framework.reports import report
 from pinlater.framework.running import worker_of
@@ -136,7 +139,12 @@ async def _gives_up(app: PinLater) -> None:
     async def task() -> None:
         raise KeyError("no")
 
-    assert is_failed((await one(app, task))[0], "KeyError: 'no'")
+    @app.task(give_up_on=LookupError)
+    def one_type() -> None:
+        raise KeyError("no")
+
+    for each in (task, one_type):
+        assert is_failed((await one(app, each))[0], "KeyError: 'no'")
 
 
 @line('`raise Retry("why", delay=5)`')
@@ -523,13 +531,18 @@ async def _unreadable(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
 
+    @app.task(expires=60)
+    async def expires() -> None: ...
+
     client = app.clients.of_loop()
     await task.aenqueue()
-    job = await client.enqueue("default", b"hello", attempts=9)
+    foreign = envelope.head(expires.name, "msgpack") + msgpack.packb([[], {}, {"delay": "x"}])
+    jobs = [await client.enqueue("default", body, attempts=9) for body in (b"hello", foreign)]
     worker = await run(app)
-    info = (await client.lookup([job]))[job]
-    assert is_failed(info, "BodyUnreadable: expected an envelope (first byte 0xfe), got b'hello'")
-    assert (worker.stats.succeeded, worker.stats.failed) == (1, 1)
+    infos = await client.lookup(jobs)
+    assert is_failed(infos[jobs[0]], "BodyUnreadable: expected an envelope (first byte 0xfe), got b'hello'")
+    assert is_failed(infos[jobs[1]], "BodyUnreadable: envelope: expected the header delay in milliseconds, got 'x'")
+    assert (worker.stats.succeeded, worker.stats.failed) == (1, 2)
 
 
 @pytest.mark.parametrize("end", LINES)
@@ -725,12 +738,30 @@ def test_policies(policy: Backoff, seconds: list[float]) -> None:
     assert [policy(attempt, ValueError()) for attempt in (1, 2, 3, 4)] == seconds
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda anything: Constant(-1), "Constant: seconds: expected seconds, 0 or more, got -1"),
+        (lambda anything: Linear(anything), "Linear: step: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Linear(1, cap=float("inf")), "Linear: cap: expected seconds, 0 or more, got inf"),
+        (lambda anything: Exponential(first=-1), "Exponential: first: expected seconds, 0 or more, got -1"),
+        (lambda anything: Exponential(cap=anything), "Exponential: cap: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Exponential(factor=1e9), "Exponential: factor: expected a number from 0 to 1,000, got"),
+        (lambda anything: Exponential(jitter=3), "Exponential: jitter: expected a number from 0 to 1, got 3"),
+    ],
+)
+def test_bad_policies_are_told_where_they_are_made(make: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        make("a")
+
+
 def test_jitter_takes_a_part_off_and_no_attempt_is_too_late_for_a_float() -> None:
     policy = Exponential(10, jitter=0.5)
     values = [policy(1, ValueError()) for _ in range(100)]
     assert all(5 <= value <= 10 for value in values)
     assert len(set(values)) > 50
     assert Exponential(jitter=0)(65_535, ValueError()) == 3600
+    assert Exponential(factor=1_000, jitter=0)(65_535, ValueError()) == 3600
 
 
 @on_loop

@@ -111,15 +111,20 @@ def load_object(name: str, what: str) -> Any:
 
 def check_handler(handler: Any) -> Handler:
     """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
-    if not callable(handler):
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}")
+    return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
+
+
+def check_function(name: str, function: Any, argument: str) -> Any:
+    """The function itself, if it can be called with one argument. Raises InvalidArgument."""
     try:
-        inspect.signature(handler).bind(None)
+        if callable(function):
+            inspect.signature(function).bind(None)
+            return function
     except TypeError:
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}") from None
-    except ValueError:
-        pass  # a built-in without a signature
-    return handler  # type: ignore[no-any-return]
+        pass
+    except ValueError:  # a built-in without a signature
+        return function
+    raise InvalidArgument(f"{name}: expected a function of one argument ({argument}), got {function!r}")
 
 
 def is_async(handler: Callable[..., Any]) -> bool:

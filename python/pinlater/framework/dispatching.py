@@ -158,6 +158,8 @@ class Dispatcher:
         began_s = time.monotonic()
         task, plain, run = known
         expires_ms = task.running.expires_ms
+        if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
+            return self._unreadable(job, BodyUnreadable(wrong))
         current_job.set(job)  # in this job's own asyncio task
         try:
             if expires_ms is not None:
@@ -354,6 +356,14 @@ def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, la
         log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=of_backoff)
         delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
     return Failed(report(error, job, worker, lasted_s, last=False) + wrong, delay_ms)
+
+
+def _wrong_time(headers: dict[str, Any]) -> str:
+    """What is wrong with the headers that tell when a job is due; "" if nothing is."""
+    for name in ("delay", "at"):
+        if type(value := headers.get(name, 0)) not in (int, float):
+            return f"envelope: expected the header {name} in milliseconds, got {value!r:.60}"
+    return ""
 
 
 def _given_up() -> bool:
