@@ -23,6 +23,7 @@ from pinlater import (
     Cancel,
     Constant,
     Context,
+    Execution,
     Expired,
     Exponential,
     Failure,
@@ -31,6 +32,7 @@ from pinlater import (
     Job,
     JobInfo,
     Linear,
+    Middleware,
     PinLater,
     Retry,
     Snooze,
@@ -585,7 +587,11 @@ async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
     async def hook(failure: Failure) -> None:
         failures.append(failure)
 
-    async with PinLater(server.url) as app:
+    class InATaskOfItsOwn(Middleware):
+        async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+            return await asyncio.create_task(run())  # type: ignore[arg-type]
+
+    async with PinLater(server.url, middleware=[InATaskOfItsOwn()]) as app:
 
         @app.task(timeout=0.05, attempts=1, on_failure=hook)
         async def task() -> None:

@@ -21,6 +21,7 @@ from pinlater.config import QueueConfig, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
+from pinlater.jobs import Job
 from pinlater.monitor import Monitor
 from pinlater.overtime import Overtime
 from pinlater.removals import Removals
@@ -259,15 +260,17 @@ class Worker:
         self._running[future] = held
         future.add_done_callback(self._finished)
 
-    def limit(self, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Of the calling handler's job: long past this it is given up and left behind, and ends as judge() says.
+    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
+        """Of a running job: long past this it is given up and left behind, and ends as judge() says.
 
         Returns what lifts the limit.
         """
-        future = asyncio.current_task()
-        held = None if future is None else self._running.get(future)
-        if future is None or held is None:
+        future: asyncio.Future[End] | None = asyncio.current_task()
+        if future not in self._running:  # its handler waits for this one
+            future = next((each for each, held in self._running.items() if held.job is job), None)
+        if future is None:
             return lambda: None
+        held = self._running[future]
         self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
         return lambda: self._overtime.end(future, held)
 

@@ -19,10 +19,6 @@ from pinlater.jobs import Job
 T = TypeVar("T")
 
 
-class HandedBack(asyncio.CancelledError):
-    """The job was collected, and not started when the worker stopped: to what is around it, it is cancelled."""
-
-
 class Item(Generic[T]):
     """One job of a batch. value: its argument. error: how the handler said that it failed; None: it succeeds."""
 
@@ -113,10 +109,9 @@ class Batcher:
         return any(waiting.item.job is job for waiting in self._collected)
 
     def hand_back(self) -> None:
-        """The worker stops: what was only collected is not started any more."""
+        """The worker stops: what was only collected is cancelled."""
         for waiting in self._take():
-            if not waiting.ended.done():
-                waiting.ended.set_exception(HandedBack())
+            waiting.ended.cancel()
 
     def _take(self) -> list[_Waiting]:
         if self._timer is not None:

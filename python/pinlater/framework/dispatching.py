@@ -21,7 +21,7 @@ from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import Exponential, milliseconds
-from pinlater.framework.batches import Batcher, HandedBack
+from pinlater.framework.batches import Batcher
 from pinlater.framework.calling import Calling
 from pinlater.framework.context import SyncContext, current_trace
 from pinlater.framework.depending import Made
@@ -176,8 +176,8 @@ class Dispatcher:
             self._meter(task, "snoozed", began_s)
             return postponed
         except asyncio.CancelledError as error:
-            if isinstance(error, HandedBack) or _given_up():
-                raise
+            if _given_up() or (self.worker is not None and self.worker._stopping.is_set()):
+                raise  # handed back; it may have been cancelled behind a middleware
             return await self._failed(task, job, args, kwargs, error, began_s)
         except GeneratorExit:
             raise
@@ -311,7 +311,7 @@ class Dispatcher:
         if self.worker is None:
             return await run(job, args, kwargs, headers)
         began_s = time.monotonic()
-        lift = self.worker.limit(limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
+        lift = self.worker.limit(job, limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
         try:
             return await run(job, args, kwargs, headers)
         finally:
