@@ -319,14 +319,15 @@ async def test_the_wait_for_a_process_is_no_part_of_an_attempt(out: Path) -> Non
 
 
 @on_loop
-async def test_what_goes_wrong_beside_a_task_in_a_process_fails_its_attempt(out: Path) -> None:
+async def test_a_backoff_that_raises_in_a_process_hides_no_error(out: Path) -> None:
     async with app:
         handle = await calls_app.fail.aenqueue("exit")  # its backoff looks at an error that has no second argument
         await run("default")
         info = await handle.ainfo()
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 4)
-    assert info.status.startswith("IndexError: tuple index out of range\n")
+    assert info.status.startswith("SystemExit: no\n")
+    assert info.status.endswith("as by default: IndexError: tuple index out of range\n")
 
 
 @on_loop

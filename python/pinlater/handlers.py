@@ -111,15 +111,20 @@ def load_object(name: str, what: str) -> Any:
 
 def check_handler(handler: Any) -> Handler:
     """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
-    if not callable(handler):
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}")
+    return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
+
+
+def check_function(name: str, function: Any, argument: str) -> Any:
+    """The function itself, if it can be called with one argument. Raises InvalidArgument."""
     try:
-        inspect.signature(handler).bind(None)
+        if callable(function):
+            inspect.signature(function).bind(None)
+            return function
     except TypeError:
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}") from None
-    except ValueError:
-        pass  # a built-in without a signature
-    return handler  # type: ignore[no-any-return]
+        pass
+    except ValueError:  # a built-in without a signature
+        return function
+    raise InvalidArgument(f"{name}: expected a function of one argument ({argument}), got {function!r}")
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
@@ -129,12 +134,12 @@ def is_async(handler: Callable[..., Any]) -> bool:
 
 
 def describe(error: BaseException, limit_bytes: int) -> str:
-    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes."""
+    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an error that can not be printed must not keep its job
         text = f"{type(error).__name__}: (its text can not be had)"
-    return clip(text, limit_bytes)
+    return clip("\n  ".join(clip(text, limit_bytes).splitlines()), limit_bytes)
 
 
 def clip(text: str, limit_bytes: int) -> str:
@@ -151,16 +156,14 @@ async def call_async(handler: Handler, job: Job) -> End:
     return end if isinstance(end, Failed | Postponed | Succeeded) else None
 
 
-def call_plain(handler: Handler, job: Job) -> Exception | End:
+def call_plain(handler: Handler, job: Job) -> BaseException | End:
     """Calls a plain handler; returns how it ended, or what went wrong."""
     try:
         result = handler(job)
-    except (StopIteration, StopAsyncIteration) as error:
-        return RuntimeError(f"the handler raised {error!r}")  # a future can not carry these
-    except Exception as error:
-        return error
+    except StopIteration as error:  # a future can not carry it
+        return RuntimeError(f"the handler raised {error!r}").with_traceback(error.__traceback__)
     except BaseException as error:
-        return RuntimeError(f"the handler raised {error!r}")
+        return error
     if inspect.iscoroutine(result):
         result.close()
         return TypeError(
@@ -230,11 +233,11 @@ class ThreadPool:
             self._threads -= 1
             call.future.set_exception(why)  # a future that is done has no timer any more
 
-    def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
+    def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
         self._idle += 1
         if future.done():
             return
-        if isinstance(end, Exception):
+        if isinstance(end, BaseException):
             future.set_exception(end)
         else:
             future.set_result(end)

@@ -265,11 +265,25 @@ class Worker:
         self._running[future] = held
         future.add_done_callback(self._finished)
 
-    def limit(self, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
-        """Of the calling handler's job: long past this it is given up and left behind, and ends as judge() says."""
+    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
+        """Of a running job: long past this it is given up and left behind, and ends as judge() says.
+
+        Returns what lifts the limit.
+        """
+        future: asyncio.Future[End] | None = asyncio.current_task()
+        if future not in self._running:  # its handler waits for this one
+            future = next((each for each, held in self._running.items() if held.job is job), None)
+        if future is None:
+            return lambda: None
+        held = self._running[future]
+        self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+        return lambda: self._overtime.end(future, held)
+
+    def is_current(self) -> bool:
+        """Whether the end of the calling handler counts: not if its job was removed, or it was given up."""
         future = asyncio.current_task()
-        if future is not None and (held := self._running.get(future)) is not None:
-            self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+        held = None if future is None else self._running.get(future)
+        return held is not None and held not in self._removals.stopped
 
     def _give_up_on(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
         held = self._running.pop(future)

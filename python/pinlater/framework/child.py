@@ -39,7 +39,7 @@ from pinlater.framework.logs import current_job, set_up
 from pinlater.framework.pipes import Said
 from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, clip, describe
+from pinlater.handlers import clip, describe
 from pinlater.jobs import Job
 from pinlater.process import PR_SET_PDEATHSIG
 
@@ -267,9 +267,6 @@ def _ended(end: TaskEnd, called: list[Any]) -> bytes:
 
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
     """With what only this process can say of it: its backoff, and whether it is one to give up on."""
-    try:
-        end = judged(task, job, error, worker, time.monotonic() - began_s)
-    except Exception as wrong:  # of the backoff
-        end = Failed(describe(wrong, ERROR_BYTES) + "\n")
+    end = judged(task, job, error, worker, time.monotonic() - began_s)
     told = clip("".join(traceback.format_exception(error)), TRACEBACK_BYTES)
     return pipes.pack(Said.FAILED, describe(error, ERROR_BYTES), told, end.status, end.delay_ms, end.final)

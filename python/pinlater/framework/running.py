@@ -92,7 +92,7 @@ async def worker_of(
             worker = Worker(
                 client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
             )
-            dispatcher.limit = worker.limit
+            dispatcher.worker = worker
             yield worker
         finally:
             await dispatcher.close()
