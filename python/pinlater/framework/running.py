@@ -27,6 +27,7 @@ import orjson
 import uvloop
 
 from pinlater.deaths import Deaths
+from pinlater.ending import counts_of, in_words
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
@@ -75,8 +76,10 @@ async def worker_of(
     names = app.queue_names(queues)
     async with app.clients.new() as client, app.living() as made:
         try:
+            known = {task.queue for task in app.tasks.values()}
             for name in names:
-                await client.create_queue(name, app.queue_config(name))
+                if await client.create_queue(name, app.queue_config(name)) and name not in known:
+                    log.warning("queue %s: it was not there, and no task of the app is in it: made now", name)
         except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
@@ -88,7 +91,6 @@ async def worker_of(
             yield worker
         finally:
             await dispatcher.close()
-            log.info("tasks: %s", dispatcher.stats)
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
@@ -190,9 +192,11 @@ class _Run:
                 await stack.enter_async_context(self._reporting(self._report_fd))
             if options.memory_mb is not None:
                 await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
-            log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
+            count = sum(task.queue in self._queues for task in self._app.tasks.values())
+            log.info("working on %s: %d task%s", ", ".join(self._queues), count, "" if count == 1 else "s")
             await worker.run(burst=options.burst)
-            log.info("stopped: %s", worker.stats)
+            counts = counts_of(worker.stats, self._dispatcher.stats)
+            log.info("stopped: %s", in_words(counts), extra=counts)
             if worker._claimer.left <= 0:
                 self._code = RECYCLE
             if self._stops:
