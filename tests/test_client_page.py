@@ -26,6 +26,7 @@ from pinlater import (
     JobInfo,
     Monitor,
     NewJob,
+    OutcomeUnknown,
     PinLater,
     PinLaterError,
     QueueConfig,
@@ -36,6 +37,8 @@ from pinlater import (
 )
 from pinlater.jobs import Checkpoint, CountsByState
 from tests.conftest import FreshServer
+from tests.cut_proxy import Cut, CutProxy
+from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "client.md").read_text("utf-8")
@@ -57,6 +60,33 @@ def test_it_prints_what_the_page_says(fresh_server: FreshServer, tmp_path: Path,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == re.sub("^    ", "", SHOWN[name], flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
+def test_its_careful_producer_puts_each_job_in_line_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, cut: Cut
+) -> None:
+    page: dict[str, Any] = {"__name__": "careful"}
+    exec(PROGRAMS["careful"], page)  # noqa: S102
+    resolve, resolved = OutcomeUnknown.resolve, list[OutcomeUnknown]()
+    with Client(server.url) as direct, CutProxy(server.port) as proxy, Client(proxy.url) as client:
+        client.create_queue("careful")
+
+        def at_last(error: OutcomeUnknown) -> Any:
+            proxy.disarm()
+            client._settings.timeout_s = 10.0
+            resolved.append(error)
+            return resolve(error)
+
+        monkeypatch.setattr(OutcomeUnknown, "resolve", at_last)
+        for put, jobs in (("put", b"x"), ("put_all", [b"x"] * 10), ("put_all", [b"x"] * 3000)):
+            before, asked = direct.count("careful").pending, len(resolved)
+            proxy.arm(cut, count=10**9)
+            client._settings.timeout_s = 0.2
+            answer = page[put](client, jobs)
+            assert len(resolved) > asked
+            assert answer == [] or direct.lookup([answer])
+            assert direct.count("careful").pending - before == (1 if put == "put" else len(jobs))
 
 
 def rows() -> list[list[str]]:
