@@ -296,7 +296,8 @@ def test_the_command_line_shows_tasks_and_progress(run: Run, mail: str, server: 
         assert "task" not in run("job", "lookup", plain, "--json").document
         lines = run("job", "lookup", told).out.splitlines()
         assert lines[1].split() == ["task", "import"]
-        assert lines[3].split(maxsplit=1) == ["progress", "3 of 10: rows"]
+        assert lines[2].split() == ["arguments", "1"]
+        assert lines[4].split(maxsplit=1) == ["progress", "3 of 10: rows"]
         shown = run("job", "ls", mail, "--state", "in_progress")
         heading, *rows = shown.out.splitlines()
         assert heading.split()[-3:] == ["task", "progress", "status"]

@@ -8,6 +8,7 @@ stopped from outside; one that is past its time is left behind, and another take
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import inspect
 import queue
@@ -81,6 +82,7 @@ End: TypeAlias = Failed | Postponed | Succeeded | None
 
 #: What stands after the colon.
 _NAMED: Final = {"handler": "function", "app": "app"}
+_USUAL: Final = {"handler": "handle", "app": "app"}
 
 
 def load_handler(name: str) -> Handler:
@@ -91,8 +93,8 @@ def load_handler(name: str) -> Handler:
 def load_object(name: str, what: str) -> Any:
     """What `module:name` names. what: handler or app, for the errors."""
     module_name, colon, attributes = name.partition(":")
-    if not colon or not module_name or not attributes:
-        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}")
+    if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
+        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}{_meant(name, what)}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -100,13 +102,25 @@ def load_object(name: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}") from None
+        hint = _meant(name, what) if module_name.endswith(".py") else ""
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}{hint}") from None
     for attribute in attributes.split("."):
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}") from None
+            near = difflib.get_close_matches(attribute, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
     return found
+
+
+def _meant(name: str, what: str) -> str:
+    """`; did you mean 'mail:app'?`, of a file or a module alone; "" where nobody can tell."""
+    file, _, attributes = name.partition(":")
+    module_name = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return ""
+    return f"; did you mean '{module_name}:{attributes or _USUAL[what]}'?"
 
 
 def check_handler(handler: Any) -> Handler:

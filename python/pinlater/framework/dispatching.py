@@ -26,7 +26,7 @@ from pinlater.framework.calling import Calling
 from pinlater.framework.context import SyncContext, current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
-from pinlater.framework.logs import current_job, raw_tasks
+from pinlater.framework.logs import current_job, raised, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
 from pinlater.framework.middleware import Runner, sees_values, wrapped
 from pinlater.framework.processes import ProcessPool, cores, given_s
@@ -303,7 +303,7 @@ class Dispatcher:
             job.attempt,
             job.attempts_allowed,
             clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
-            exc_info=None if deliberate else error,
+            exc_info=None if deliberate else raised(error),
         )
         if task.running.on_failure is not None and (end.final or job.attempts_remaining <= 1):
             await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
