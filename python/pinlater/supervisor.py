@@ -23,10 +23,22 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
+from pinlater.ending import counts_of, in_words
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.process import FIRST_RESTART_S, NEVER_S, RECYCLE, RECYCLED, Place, Process, ProcessSet, how, rearrange
+from pinlater.process import (
+    FIRST_RESTART_S,
+    NEVER_S,
+    NO_SERVER,
+    RECYCLE,
+    RECYCLED,
+    Place,
+    Process,
+    ProcessSet,
+    how,
+    rearrange,
+)
 from pinlater.stop_signals import OVERTIME_S, STOP_SIGNALS, StopSignals
 from pinlater.worker import Worker, WorkerConfig
 
@@ -60,7 +72,8 @@ def run_worker(
             signals.connect(worker.request_stop)
             log.info("working on %s", ", ".join(queues))
             await worker.run()
-            log.info("stopped: %s", worker.stats)
+            counts = counts_of(worker.stats)
+            log.info("stopped: %s", in_words(counts), extra=counts)
 
     with StopSignals(config.stop_timeout_s) as signals:
         uvloop.run(work())
@@ -99,10 +112,10 @@ class _Nobody:
 class Supervisor:
     """Keeps processes running until a stop signal.
 
-    env: variables added to this process's own. burst: one that ends well is not started again, and when all have, it
-    is over. reloaded: the processes report; SIGHUP and reload() replace each by a fresh one of the sets that this
-    gives, when that is ready; InvalidArgument of it: all goes on. observer: is told of them. deaths: called with each
-    process that may have left jobs behind, and its exit code.
+    env: variables added to this process's own. burst: one that ends well, or reaches no server, is not started again,
+    and when all have, it is over. reloaded: the processes report; SIGHUP and reload() replace each by a fresh one of
+    the sets that this gives, when that is ready; InvalidArgument of it: all goes on. observer: is told of them.
+    deaths: called with each process that may have left jobs behind, and its exit code.
     """
 
     def __init__(
@@ -131,7 +144,8 @@ class Supervisor:
         return running + self._leaving
 
     def run(self, beside: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext) -> int:
-        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a process ended badly then, else 0.
+        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a process ended badly then, NO_SERVER if one of a
+        burst reached no server, else 0.
 
         beside: entered on the supervisor's loop before the first process is started.
         """
@@ -323,7 +337,7 @@ class Supervisor:
         """When another may be started: at once if it asked for that, else later each time."""
         self._note(process, code)
         orderly = self._is_orderly(process, code)
-        if self._signals or (self._burst and code == 0 and orderly):
+        if self._signals or (self._burst and code in (0, NO_SERVER) and orderly):
             place.next_start_s = NEVER_S
             self._observer.ended(process, "")
             return
@@ -338,7 +352,7 @@ class Supervisor:
         told = f"starting another in {place.next_start_s - now_s:.1f} s"
         if place.process is not None:
             told = f"{place.process.pid} takes its place"
-        log.log(level, "%s %d %s; %s", place.of.name, process.pid, how(code), told)
+        log.log(level, "%s %d %s; %s", process.of.name, process.pid, how(code), told)
 
     def _put_off(self, place: Place, now_s: float) -> None:
         """The next start there: later each time."""
@@ -347,7 +361,10 @@ class Supervisor:
 
     def _note(self, process: Process, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""
-        if self._signals and code != -signal.SIGTERM and not self._is_orderly(process, code):
+        orderly = self._is_orderly(process, code)
+        if self._burst and code == NO_SERVER and orderly:
+            self._worst = code
+        elif self._signals and code != -signal.SIGTERM and not orderly:
             self._worst = 1
 
 

@@ -29,7 +29,8 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
-from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
+from pinlater.ending import counts_of, in_words
+from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError, ServerUnavailable
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
@@ -41,7 +42,7 @@ from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
 from pinlater.framework.watching import folder_of, watch
 from pinlater.handlers import Handler, load_object
-from pinlater.process import MIB, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
+from pinlater.process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
 from pinlater.stop_signals import StopSignals
 from pinlater.supervisor import Supervisor, kill_after_s
 from pinlater.worker import Worker, WorkerConfig
@@ -85,8 +86,10 @@ async def worker_of(
     missing = names if client is None else []
     async with app.clients.new() if client is None else nullcontext(client) as client, app.living() as made:
         try:
+            known = {task.queue for task in app.tasks.values()}
             for name in missing:
-                await client.create_queue(name, app.queue_config(name))
+                if await client.create_queue(name, app.queue_config(name)) and name not in known:
+                    log.warning("queue %s: it was not there, and no task of the app is in it: made now", name)
         except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
@@ -94,13 +97,12 @@ async def worker_of(
             worker = Worker(
                 client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
             )
-            dispatcher.limit = worker.limit
+            dispatcher.worker = worker
             if missing:
                 worker._claimer.config_of = app.queue_config
             yield worker
         finally:
             await dispatcher.close()
-            log.info("tasks: %s", dispatcher.stats)
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
@@ -227,9 +229,15 @@ class _Run:
                 await stack.enter_async_context(self._reporting(self._report_fd))
             if options.memory_mb is not None:
                 await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
-            log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
-            await worker.run(burst=options.burst)
-            log.info("stopped: %s", worker.stats)
+            count = sum(task.queue in self._queues for task in self._app.tasks.values())
+            log.info("working on %s: %d task%s", ", ".join(self._queues), count, "" if count == 1 else "s")
+            try:
+                await worker.run(burst=options.burst)
+            except ServerUnavailable:
+                self._code, self._over = NO_SERVER, True
+                raise
+            counts = counts_of(worker.stats, self._dispatcher.stats)
+            log.info("stopped: %s", in_words(counts), extra=counts)
             self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
             self._over = True
 
@@ -320,8 +328,8 @@ class _Run:
         try:
             async with _meanwhile(report_on()):
                 yield
-            report()
         finally:
+            report()
             with suppress(OSError):  # it is gone
                 writer.close()
                 await writer.wait_closed()
