@@ -355,8 +355,9 @@ def test_a_worker_without_its_server_is_alive_and_not_ready(tmp_path: Path, fres
     wait_until(lambda: run.get("/readyz")[0] == 503, "no readiness")
     assert run.get("/healthz")[0] == 200
     server.start()
-    wait_until(lambda: run.get("/readyz")[0] == 200, "readiness again")  # the killed server has forgotten the queue
     with PinLater(server.url) as app, Client(server.url) as client:
+        wait_until(lambda: client.queue_names() == ["default"], "the queue, which the killed server has forgotten")
+        wait_until(lambda: run.get("/readyz")[0] == 200, "readiness again")
         assert client.queue_config("default").crash_limit == DEFAULT_CRASH_LIMIT  # that of the app
         app.by_name("note").enqueue("back")
     run.noted("back")
