@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pinlater import Cancel, Depends, Failure, Item, PinLater, Snooze, State
+from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from pinlater.worker import Worker, WorkerConfig
 from tests.handlers_for_tests import on_loop, until
@@ -227,23 +228,62 @@ async def test_a_batch_that_does_not_end_in_time_at_a_stop_is_cancelled_and_hand
         assert worker.stats.released == 2
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+@pytest.mark.parametrize(
+    ("traces", "passed_on"),
+    [(["00-ab", "00-ab"], "00-ab"), (["00-ab", "00-cd"], None), (["00-ab", None], None), ([None, None], None)],
+)
+@on_loop
+async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
+    server: Server, traces: list[str | None], passed_on: str | None, kind: str
+) -> None:
+    seen = list[list[str | None]]()
+    async with PinLater(server.url) as app:
+
+        @app.task(name="sink", queue="sink")
+        async def sink(_: str | None) -> None: ...
+
+        async def in_a_loop(items: list[Item[int]]) -> None:
+            seen.append([item.trace for item in items])
+            await sink.aenqueue("of the batch")
+            await sink.using(trace="own").aenqueue("own")
+
+        def in_a_thread(items: list[Item[int]]) -> None:
+            seen.append([item.trace for item in items])
+            sink.enqueue("of the batch")
+            sink.using(trace="own").enqueue("own")
+
+        add = app.task(name="batch", batch=2, batch_wait=LONG_S)
+        task = add(in_a_loop) if kind == "async" else add(in_a_thread)
+        for trace in traces:
+            await task.using(trace=trace).aenqueue(1)
+        async with worker_of(app, ["default"]) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 30)
+        read = [envelope.read(job.body) for job in await app.clients.of_loop().dequeue("sink", 10)]
+    assert seen == [traces]
+    assert {args[0]: headers.get("trace") for _, args, _, headers in read} == {"of the batch": passed_on, "own": "own"}
+
+
 def test_a_plain_call_runs_a_batch_of_one() -> None:
     app = PinLater("redis://nobody:1")
+    doubled = list[int]()
 
     @app.task(batch=5)
-    def double(items: list[Item[int]]) -> list[int]:
+    def double(items: list[Item[int]]) -> None:
         if items[0].value < 0:
             items[0].fail(ValueError("negative"))
-        return [2 * item.value for item in items]
+        doubled.extend(2 * item.value for item in items)
 
     @app.task(batch=5)
-    async def later(items: list[Item[int]]) -> str:
-        items[0].retry("why")
-        return "never"
+    async def later(items: list[Item[int]]) -> None:
+        if items[0].value > 0:
+            items[0].retry("why")
 
-    assert double(4) == [8]
+    double(4)
+    assert doubled == [8]
     with pytest.raises(ValueError, match="negative"):
         double(-1)
+    asyncio.run(later(0))
     with pytest.raises(Exception, match="why"):
         asyncio.run(later(1))
     assert repr(Item(_job(), 5)).startswith("Item(q:s1:p1:")

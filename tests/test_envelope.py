@@ -74,10 +74,11 @@ def test_a_state_is_put_in_and_replaced_and_nothing_else_changes(codec: Codec) -
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", r"expected an envelope \(first byte 0xfe\), got b''"),
-        (b"hello", r"expected an envelope \(first byte 0xfe\), got b'hello'"),
-        (b"\xfe", "expected version 1, got none"),
-        (b"\xfe\x02\x01\x01t\x91\x90", "expected version 1, got 2"),
+        (b"", r"expected an envelope \(bytes 0xfe and 1\), got b''"),
+        (b"hello", r"expected an envelope \(bytes 0xfe and 1\), got b'hello'"),
+        (b"\xfe", r"expected an envelope \(bytes 0xfe and 1\), got b'\\xfe'"),
+        ("\ufeffhello".encode("utf-16-be"), r"expected an envelope \(bytes 0xfe and 1\), got"),
+        (b"\xfe\x00\x01\x01t\x91\x90", "expected version 1, got 0$"),
         (b"\xfe\x01", r"expected a codec of \[1, 2\] and a name"),
         (b"\xfe\x01\x01\x00\x91\x90", r"expected a codec of \[1, 2\] and a name"),
         (b"\xfe\x01\x03\x01t\x91\x90", r"expected a codec of \[1, 2\] and a name"),
@@ -104,3 +105,10 @@ def test_names_have_1_to_255_bytes() -> None:
     for name in ("", "ä" * 128):
         with pytest.raises(InvalidArgument, match="task name: expected 1 to 255 bytes"):
             envelope.head(name, "msgpack")
+
+
+@pytest.mark.parametrize("version", [2, 254])
+def test_a_newer_version_is_not_taken_for_an_unreadable_body(version: int) -> None:
+    with pytest.raises(envelope.NewerVersion, match=f"expected version 1, got {version}, which is newer") as told:
+        envelope.read(bytes([0xFE, version]) + b"whatever")
+    assert told.value.version == version

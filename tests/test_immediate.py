@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from pinlater import Cancel, Context, PinLater, Snooze, State
 from pinlater.errors import InvalidArgument
+from pinlater.framework.immediate import Immediate
 
 app = PinLater("redis://127.0.0.1:1")  # where nobody is
 done: list[object] = []
@@ -151,6 +154,94 @@ def test_an_unknown_task_stays_in_line() -> None:
     assert handle.status() is State.PENDING
     note.enqueue("goes on")
     assert done == ["goes on"]
+
+
+def test_calls_share_their_connections() -> None:
+    source = app.clients.source
+    assert isinstance(source, Immediate)
+    note.enqueue(1)
+    note.enqueue(2)
+    assert source._server is not None
+    server = source._server
+
+    def clients() -> set[object]:  # the worker's renewer is made anew, if it connects at all
+        return {peer for peer in server._peers if peer._name != b"pinlater-renewer"}
+
+    peers = clients()
+    assert peers
+    note.enqueue(3)
+    note.using(delay=5).enqueue(4)
+    assert clients() == peers
+    note.using(queue="another").enqueue(5)  # the worker's client is another one then: it is to hear of that queue too
+    app.clients.sync().delete_queue("another")
+    note.enqueue(6)
+    assert done == [1, 2, 3, 4, 5, 6]
+
+
+def test_nothing_of_a_block_is_left_behind() -> None:
+    others = set(threading.enumerate())
+
+    def held() -> int:
+        """Once its threads, which are told to end, have ended."""
+        for thread in set(threading.enumerate()) - others:
+            thread.join(20)
+            assert not thread.is_alive(), thread
+        held: int = psutil.Process().num_fds()
+        return held
+
+    def block() -> None:
+        with PinLater("redis://127.0.0.1:1") as other:
+            put = other.task(name="n")(lambda what: done.append(what))
+            with other.immediate():
+                put.enqueue(1)
+                put.enqueue(2)
+
+                async def in_async_code() -> None:
+                    await put.aenqueue(3)
+                    put.enqueue(4)
+                    await put.aenqueue(5)
+                    await other.aclose()
+
+                asyncio.run(in_async_code())
+
+    block()
+    before = held()
+    block()
+    assert held() == before
+    assert done == [1, 2, 3, 4, 5] * 2
+
+
+def test_a_call_leaves_nothing_to_the_next_one() -> None:
+    """Tasks that a task left running end with its call; what it sets in its context is gone."""
+    told: ContextVar[str] = ContextVar("told", default="nothing")
+
+    @app.task(name="leaves")
+    async def leaves() -> None:
+        done.append(told.get())
+        told.set("by a task")
+        lasting = asyncio.create_task(asyncio.sleep(3600))
+        lasting.add_done_callback(lambda task: done.append(task.cancelled()))
+
+    try:
+        leaves.enqueue()
+        told.set("by the caller")
+        leaves.enqueue()
+    finally:
+        del app.tasks["leaves"]
+    assert done == ["nothing", True, "by the caller", True]
+
+
+def test_what_a_task_puts_into_another_queue_has_run_too() -> None:
+    @app.task(name="to_another")
+    async def to_another() -> None:
+        await note.using(queue="new").aenqueue("now")
+        await note.using(queue="newer", delay=60).aenqueue("later")
+
+    try:
+        to_another.enqueue()
+    finally:
+        del app.tasks["to_another"]
+    assert done == ["now", "later"]
 
 
 def test_an_app_can_be_so_for_good() -> None:

@@ -171,7 +171,7 @@ async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> N
     with pytest.raises(InvalidArgument):
         app.handle("nothing")
     await work(app)
-    assert await handle.aresult() is None
+    assert await app.handle(handle.descriptor).aresult() is None
     with pytest.raises(ResultGone, match="there is no result"):
         await app.handle(none.descriptor).aresult(5)
     await app.aclose()

@@ -33,7 +33,9 @@ from pinlater import (
     State,
     Task,
 )
+from pinlater.framework import envelope, metrics
 from pinlater.framework.backoff import Backoff
+from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.running import worker_of
 from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
@@ -480,6 +482,22 @@ async def _unknown(app: PinLater) -> None:
     assert worker.stats.postponed == 3
 
 
+@line("its envelope is of a newer version than its worker knows")
+async def _newer(app: PinLater) -> None:
+    @app.task
+    async def task() -> None: ...
+
+    client = app.clients.of_loop()
+    await client.create_queue("default")
+    job = await client.enqueue("default", b"\xfe\x02 of the future", attempts=1)
+    worker = await run(app)
+    info = (await client.lookup([job]))[job]
+    assert is_pending(info, 0)
+    assert info.run_after_ms is not None
+    assert 5_000 <= info.run_after_ms - info.created_ms <= 30_000
+    assert (worker.stats.postponed, worker.stats.failed) == (1, 0)
+
+
 @line("its body can not be read")
 async def _unreadable(app: PinLater) -> None:
     @app.task
@@ -490,7 +508,7 @@ async def _unreadable(app: PinLater) -> None:
     job = await client.enqueue("default", b"hello", attempts=9)
     worker = await run(app)
     info = (await client.lookup([job]))[job]
-    assert is_failed(info, "BodyUnreadable: expected an envelope (first byte 0xfe), got b'hello'")
+    assert is_failed(info, "BodyUnreadable: expected an envelope (bytes 0xfe and 1), got b'hello'")
     assert (worker.stats.succeeded, worker.stats.failed) == (1, 1)
 
 
@@ -521,6 +539,36 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
             assert worker._handler.stats.unknown == {"new": 10}  # type: ignore[union-attr]
         assert len([each for each in caplog.records if "no task 'new' here" in each.message]) == 1
         await run(new)
+    assert sorted(ran) == list(range(10))
+
+
+@on_loop
+async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.framework.dispatching.UNKNOWN_PAUSE_MS", 0)
+    async with PinLater(server.url) as app:
+        ran = []
+
+        @app.task(name="t", attempts=1)
+        async def task(x: int) -> None:
+            ran.append(x)
+
+        with monkeypatch.context() as later:
+            later.setattr(envelope, "VERSION", 2)
+            later.setattr(envelope, "_START", b"\xfe\x02")
+            await app.by_name("t").using().aenqueue_many([(x,) for x in range(10)])
+        async with worker_of(app) as worker:
+            await worker.run_once()
+            assert isinstance(worker._handler, Dispatcher)
+            told = metrics.text(metrics.samples(worker, worker._handler))
+        assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in told
+        [line] = [each.message for each in caplog.records if "its envelope is of version 2" in each.message]
+        assert line.endswith("and this worker reads 1; such jobs are put back for 0 s each time, for a newer worker")
+        with monkeypatch.context() as later:
+            later.setattr(envelope, "VERSION", 2)
+            later.setattr(envelope, "_START", b"\xfe\x02")
+            await run(app)
     assert sorted(ran) == list(range(10))
 
 

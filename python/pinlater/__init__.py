@@ -40,6 +40,7 @@ from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, 
 
 if typing.TYPE_CHECKING:
     from pinlater.framework import (
+        AsyncTask,
         Cancel,
         Constant,
         Context,
@@ -53,6 +54,7 @@ if typing.TYPE_CHECKING:
         Linear,
         Middleware,
         PinLater,
+        PlainTask,
         ProcessDied,
         Progress,
         RaisedInProcess,
@@ -78,6 +80,7 @@ else:
 __all__ = [
     "Ack",
     "AsyncClient",
+    "AsyncTask",
     "BodyUnreadable",
     "Cancel",
     "Checkpoint",
@@ -110,6 +113,7 @@ __all__ = [
     "PartialOutcome",
     "PinLater",
     "PinLaterError",
+    "PlainTask",
     "ProcessDied",
     "Progress",
     "QueueConfig",

@@ -20,8 +20,9 @@ from pinlater.client import Client
 from pinlater.errors import InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
+from pinlater.framework.clients import Source
 from pinlater.framework.draining import Enqueued, Ran, call_of, drain, pending, raise_first
-from pinlater.framework.tasks import Producer, Task
+from pinlater.framework.tasks import Producer
 from pinlater.memory.server import MemoryServer
 
 __all__ = ["Enqueued", "Harness", "MemoryServer", "MovableClock", "Ran"]
@@ -42,7 +43,7 @@ class MovableClock:
         return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
 
 
-class _Direct:
+class _Direct(Source):
     """Clients of a store."""
 
     def __init__(self, url: str) -> None:
@@ -54,7 +55,8 @@ class _Direct:
     def new(self) -> AsyncClient:
         return AsyncClient(self._url)
 
-    of_loop = new
+    def of_loop(self) -> AsyncClient:
+        return self.new()
 
 
 class Harness:
@@ -101,7 +103,8 @@ class Harness:
     async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """See drain."""
         async with self.app.clients.new() as client:
-            ran = await drain(self.app, client, concurrency)
+            queues = dict.fromkeys([*self.app.queue_names(), *await client.queue_names()])
+        ran = await drain(self.app, list(queues), concurrency=concurrency)
         if raising:
             raise_first(ran)
         return ran
@@ -119,7 +122,7 @@ class Harness:
 
     def assert_enqueued(
         self,
-        task: Task[..., Any] | Producer[...] | str,
+        task: Producer[..., Any] | str,
         args: Sequence[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         *,
@@ -149,7 +152,7 @@ class Harness:
         there = "".join(f"\n  {_line(job)}" for job in found) or " nothing"
         raise AssertionError(f"expected {number} of {name!r} ({told}), found {len(matching)}; in line:{there}")
 
-    def _packed(self, task: Task[..., Any] | Producer[...] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Arguments as they come out of a body: of tuples lists are made."""
         producer = self.app.by_name(task) if isinstance(task, str) else task
         if producer._raw:

@@ -12,9 +12,10 @@ from pinlater.framework.ends import Cancel, Expired, ProcessDied, RaisedInProces
 from pinlater.framework.handles import Handle, Progress, TaskInfo
 from pinlater.framework.middleware import Execution, Middleware
 from pinlater.framework.reports import Failure
-from pinlater.framework.tasks import Task
+from pinlater.framework.tasks import AsyncTask, PlainTask, Task
 
 __all__ = [
+    "AsyncTask",
     "Cancel",
     "Constant",
     "Context",
@@ -28,6 +29,7 @@ __all__ = [
     "Linear",
     "Middleware",
     "PinLater",
+    "PlainTask",
     "ProcessDied",
     "Progress",
     "RaisedInProcess",

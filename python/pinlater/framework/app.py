@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast, get_args, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, get_args, overload
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.config import QueueConfig, check_integer, check_queue_name
@@ -26,11 +26,13 @@ from pinlater.framework.handles import Handle
 from pinlater.framework.immediate import Immediate
 from pinlater.framework.middleware import Middleware, enqueue_hook
 from pinlater.framework.reports import Failure
-from pinlater.framework.tasks import Kind, Producer, Running, Sending, Task
+from pinlater.framework.tasks import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+#: What an async function of R gives.
+_Async: TypeAlias = Coroutine[Any, Any, R]
 LifespanFunction = TypeVar("LifespanFunction", bound=Lifespan)
 
 DEFAULT_QUEUE: Final = "default"
@@ -48,17 +50,22 @@ class _Decorator(Protocol):
     """`@app.task(…)` with options."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Context, P], _Async[R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R], /) -> PlainTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, _Async[R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
 
 
 class _BatchDecorator(Protocol):
-    """`@app.task(batch=…)`: producers give the value of one item."""
+    """`@app.task(batch=…)`: producers give the value of one item, and no job of it has a result."""
 
-    def __call__(self, function: Callable[[list[Item[T]]], R], /) -> Task[[T], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item[T]]], _Async[None]], /) -> AsyncTask[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item[T]]], None], /) -> PlainTask[[T], None]: ...
 
 
 class PinLater:
@@ -122,11 +129,13 @@ class PinLater:
     # tasks
 
     @overload
-    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[Concatenate[Context, P], _Async[R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> PlainTask[P, R]: ...
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, _Async[R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
     def task(
         self,
@@ -227,7 +236,7 @@ class PinLater:
             sending = Sending(
                 name=told, queue=queue, codec=codec, options=options, headers={}, results=result_ttl is not None
             )
-            return self._add(Task(function, self.clients, sending, running))
+            return self._add(task_of(function, self.clients, sending, running))
 
         return add if function is None else add(function)
 
@@ -289,7 +298,7 @@ class PinLater:
 
     # by name
 
-    def by_name(self, name: str) -> Producer[...]:
+    def by_name(self, name: str) -> Producer[..., Any]:
         """Puts calls of a task in line whose function is in another program; of a task that is here, that task."""
         known = self.tasks.get(name)
         if known is not None:
@@ -298,15 +307,15 @@ class PinLater:
         sending = Sending(name=name, queue=DEFAULT_QUEUE, codec="msgpack", options=options, headers={})
         return Producer(self.clients, sending)
 
-    def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
+    def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Puts one call of the task of that name in line; `app.by_name(name).using(queue=…)` says where else."""
         return self.by_name(name).enqueue(*args, **kwargs)
 
-    async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Handle:
+    async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """See send."""
         return await self.by_name(name).aenqueue(*args, **kwargs)
 
-    def handle(self, descriptor: str) -> Handle:
+    def handle(self, descriptor: str) -> Handle[Any]:
         """The handle of a job that was enqueued elsewhere, or earlier."""
         checked(parse_descriptor, descriptor)
         return Handle(self.clients, descriptor)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from pinlater.framework.context import current_trace
 from pinlater.framework.ends import Retry
 from pinlater.jobs import Job
 
@@ -23,13 +24,16 @@ class HandedBack(Exception):
 
 
 class Item(Generic[T]):
-    """One job of a batch. value: its argument. error: how the handler said that it failed; None: it succeeds."""
+    """One job of a batch. value: its argument. trace: the trace context it was enqueued with. error: how the handler
+    said that it failed; None: it succeeds.
+    """
 
-    __slots__ = ("error", "job", "value")
+    __slots__ = ("error", "job", "trace", "value")
 
-    def __init__(self, job: Job, value: T) -> None:
+    def __init__(self, job: Job, value: T, trace: str | None = None) -> None:
         self.job = job
         self.value = value
+        self.trace = trace
         self.error: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -80,7 +84,7 @@ class Batcher:
 
     async def run(self, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> None:
         """One job, until its batch has ended; raises what became of it."""
-        waiting = _Waiting(Item(job, single(args, kwargs)), self._loop.create_future())
+        waiting = _Waiting(Item(job, single(args, kwargs), headers.get("trace")), self._loop.create_future())
         self._collected.append(waiting)
         if len(self._collected) >= self._size:
             self._start()
@@ -123,8 +127,10 @@ class Batcher:
     async def _run(self, batch: list[_Waiting]) -> None:
         """When all its jobs were cancelled, so is this."""
         failed: BaseException | None = None
+        items = [waiting.item for waiting in batch]
+        current_trace.set(_shared_trace(items))  # in this task's own context
         try:
-            await self._call([waiting.item for waiting in batch])
+            await self._call(items)
         except asyncio.CancelledError as error:
             if _all_ended(batch):
                 raise
@@ -135,6 +141,12 @@ class Batcher:
             why = waiting.item.error or failed
             if not waiting.ended.done():
                 waiting.ended.set_result(None if why is None else (why, why.__traceback__))
+
+
+def _shared_trace(items: list[Item[Any]]) -> str | None:
+    """What they all have; a batch of several traces is part of none."""
+    first = items[0].trace
+    return first if type(first) is str and all(item.trace == first for item in items) else None
 
 
 def _all_ended(batch: list[_Waiting]) -> bool:

@@ -30,6 +30,14 @@ class Source(Protocol):
     def new(self) -> AsyncClient:
         """A client for a worker."""
 
+    def close(self) -> None:
+        """Closes what it keeps between calls of sync code; the next one makes it anew."""
+        return
+
+    async def aclose(self) -> None:
+        """Closes what it keeps for the code of the running loop."""
+        return
+
 
 class AppClients:
     """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
@@ -103,9 +111,13 @@ class AppClients:
             client, self._sync = self._sync, None
         if client is not None:
             client.close()
+        if self.source is not None:
+            self.source.close()
 
     async def aclose(self) -> None:
         """Closes the running loop's client."""
         client = self._async.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
+        if self.source is not None:
+            await self.source.aclose()

@@ -36,7 +36,8 @@ from pinlater.jobs import Checkpoint, Job
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: A job of a task that is not known here waits so long: another worker may know it by then, in a rolling deploy.
+#: A job of a task, or of an envelope's version, that is not known here waits so long: another worker may know it by
+#: then, in a rolling deploy.
 UNKNOWN_PAUSE_MS: Final = 5_000
 #: So many unknown names are told apart: they come from bodies.
 MAX_UNKNOWN_NAMES: Final = 1_000
@@ -44,9 +45,12 @@ MAX_UNKNOWN_NAMES: Final = 1_000
 
 @dataclass(slots=True)
 class TaskStats:
-    """Counts since the start, beside those of the engine. unknown: jobs put back, by the name of their task."""
+    """Counts since the start, beside those of the engine. unknown: jobs put back, by the name of their task. newer:
+    jobs put back, by the version of their envelope.
+    """
 
     unknown: Counter[str] = field(default_factory=Counter)
+    newer: Counter[int] = field(default_factory=Counter)
     unreadable: int = 0
     expired: int = 0
     timeouts: int = 0
@@ -123,6 +127,8 @@ class Dispatcher:
             return await self._run(self._raw[job.queue], job, [job.body], {}, {})
         try:
             name, args, kwargs, headers = envelope.read(job.body)
+        except envelope.NewerVersion as error:
+            return self._newer(job, error.version)
         except BodyUnreadable as error:
             return self._unreadable(job, error)
         known = self._tasks.get(name)
@@ -136,6 +142,21 @@ class Dispatcher:
             self.on_error(job, error)
         log.error("job %s: its body can not be read: %s", job.descriptor, error, extra={"job": job})
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
+
+    def _newer(self, job: Job, version: int) -> End:
+        newer = self.stats.newer
+        if version not in newer:
+            log.warning(
+                "job %s: its envelope is of version %d, and this worker reads %d; such jobs are put back for %d s each "
+                "time, for a newer worker",
+                job.descriptor,
+                version,
+                envelope.VERSION,
+                UNKNOWN_PAUSE_MS // 1000,
+                extra={"job": job},
+            )
+        newer[version] += 1
+        return Postponed(UNKNOWN_PAUSE_MS)
 
     def _unknown(self, job: Job, name: str) -> End:
         unknown = self.stats.unknown

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pinlater.async_client import AsyncClient
@@ -71,7 +72,7 @@ def call_of(app: PinLater, queue: str, body: bytes) -> Call:
 class _Recorder:
     """The dispatcher, and a note of each job it ran."""
 
-    def __init__(self, app: PinLater, dispatcher: Dispatcher, ran: list[Ran]) -> None:
+    def __init__(self, app: PinLater, ran: list[Ran], dispatcher: Dispatcher) -> None:
         self._app, self._dispatcher, self._ran = app, dispatcher, ran
         self._errors: dict[str, BaseException] = {}
         dispatcher.on_error = self._keep
@@ -103,15 +104,17 @@ def _outcome(job: Job, end: End) -> Outcome:
     return "postponed" if isinstance(end, Postponed) else "succeeded"
 
 
-async def drain(app: PinLater, client: AsyncClient, concurrency: int = 1) -> list[Ran]:
+async def drain(
+    app: PinLater, queues: Sequence[str], client: AsyncClient | None = None, *, concurrency: int = 1
+) -> list[Ran]:
     """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
 
-    client: of the app's store.
+    client: for the worker; see worker_of.
     """
     ran: list[Ran] = []
-    queues = list(dict.fromkeys([*app.queue_names(), *await client.queue_names()]))
     config = WorkerConfig(concurrency=concurrency, monitor=False)
-    async with worker_of(app, queues, config, around=lambda each: _Recorder(app, each, ran)) as worker:
+    around = partial(_Recorder, app, ran)
+    async with worker_of(app, queues, config, client=client, around=around) as worker:
         await worker.run(burst=True)
     return ran
 

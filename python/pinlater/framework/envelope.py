@@ -24,8 +24,18 @@ CODEC_BYTES: Final[dict[str, int]] = {"msgpack": 1, "json": 2}
 #: Its length is one byte.
 MAX_NAME_BYTES: Final = 255
 
+#: The two first bytes of UTF-16 text are the mark and this: never a version.
+_NO_VERSION: Final = 0xFF
 _HEAD_BYTES: Final = 4
 _START: Final = bytes([MARK, VERSION])
+
+
+class NewerVersion(BodyUnreadable):
+    """An envelope of a later version than is known here: a newer worker can read it."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"envelope: expected version {VERSION}, got {version}, which is newer")
+        self.version = version
 
 
 #: A body that was read: name (UTF-8 bytes), arguments, named arguments, headers (what docs/tasks.md names, and others).
@@ -58,9 +68,9 @@ def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[st
 
 
 def read(body: bytes) -> Envelope:
-    """A body's parts, or BodyUnreadable."""
+    """A body's parts, or BodyUnreadable; NewerVersion of one that is not for this version to read."""
     if body[:2] != _START:
-        raise BodyUnreadable(_wrong_start(body))
+        raise _wrong_start(body)
     end = _HEAD_BYTES + body[3] if len(body) > _HEAD_BYTES else 0
     unpack = _UNPACK.get(body[2]) if end > _HEAD_BYTES else None
     if unpack is None:
@@ -110,11 +120,13 @@ def read_result(packed: bytes) -> Any:
     return _UNPACK[packed[0]](packed[1:])
 
 
-def _wrong_start(body: bytes) -> str:
-    if body[:1] == _START[:1]:
-        version = body[1] if len(body) > 1 else "none"
-        return f"envelope: expected version {VERSION}, got {version}"
-    return f"expected an envelope (first byte 0x{MARK:02x}), got {body[:16]!r}"
+def _wrong_start(body: bytes) -> BodyUnreadable:
+    version = body[1] if len(body) > 1 else _NO_VERSION
+    if body[:1] != _START[:1] or version == _NO_VERSION:
+        return BodyUnreadable(f"expected an envelope (bytes 0x{MARK:02x} and {VERSION}), got {body[:16]!r}")
+    if version > VERSION:
+        return NewerVersion(version)
+    return BodyUnreadable(f"envelope: expected version {VERSION}, got {version}")
 
 
 def _checked(what: str, found: Any) -> dict[str, Any]:

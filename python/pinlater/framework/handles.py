@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from pinlater import results
 from pinlater.async_client import AsyncClient
@@ -16,6 +16,8 @@ from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.clients import AppClients
 from pinlater.jobs import JobInfo, State
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ def _progress(told: Any) -> Progress | None:
     return None
 
 
-class Handle:
-    """One job. Its methods ask the servers and raise what a Client raises; those with an `a` are for async code.
+class Handle(Generic[R_co]):
+    """One job of a task that returns R_co. Its methods ask the servers and raise what a Client raises; those with an
+    `a` are for async code.
 
     results: False if its task is known to keep none.
     """
@@ -103,23 +106,23 @@ class Handle:
         found = (await self._async.lookup([self.descriptor], with_body=True)).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
-    def result(self, timeout: float | None = None) -> Any:
-        """What the task returned, waited for. timeout: seconds at most; None: as long as it takes, 0: only a look.
+    def result(self, timeout: float | None = None) -> R_co:
+        """What the task returned, waited for, as its codec gives it back: of a tuple a list, of JSON a date as text.
+
+        timeout: seconds at most; None: as long as it takes, 0: only a look.
 
         Raises TaskFailed if the job stays failed, ResultTimeout (also a TimeoutError) if it has not ended in time,
         ResultGone if neither job nor result is there any more, and InvalidArgument of a task without result_ttl.
         """
         wait_s, client = self._wait_s(timeout), self._sync
-        return envelope.read_result(
-            client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
-        )
+        packed = client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        return cast(R_co, envelope.read_result(packed))
 
-    async def aresult(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109  (the sync twin has it)
+    async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
-        return envelope.read_result(
-            await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
-        )
+        packed = await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        return cast(R_co, envelope.read_result(packed))
 
     def cancel(self) -> bool:
         """Removes the job if it is pending or running; True if it was.

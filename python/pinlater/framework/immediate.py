@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pinlater.async_client import AsyncClient
-from pinlater.client import Client
+from pinlater.client import Client, listed
 from pinlater.errors import InvalidArgument
+from pinlater.framework.clients import Source
 from pinlater.jobs import NewJob
 
 if TYPE_CHECKING:
@@ -31,17 +32,29 @@ _TURN_S: Final = 0.001
 #: As handlers.ThreadPool names its threads.
 _HANDLER_THREAD: Final = "pinlater-handler-"
 
+#: Told of jobs before they are put in line.
+_Put: TypeAlias = Callable[[str, Sequence[bytes | NewJob]], None]
+
 _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
 
 
-class Immediate:
-    """A source of clients whose enqueues run what they put in line. Its store is made with the first client."""
+class Immediate(Source):
+    """A source of clients whose enqueues run what they put in line. Its store is made with the first client.
+
+    A worker starts with each call; its connections stay from call to call, and so does the loop of sync calls.
+    """
 
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
+        self._runner: asyncio.Runner | None = None
+        #: The worker's client of each loop, and the queues it is for.
+        self._kept: dict[asyncio.AbstractEventLoop, tuple[AsyncClient, list[str]]] = {}
+        #: Queues that got jobs since the last look. Whether jobs may be due later.
+        self._used: set[str] = set()
+        self._later = False
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:
@@ -56,15 +69,32 @@ class Immediate:
 
     def sync(self) -> Client:
         """See clients.Source."""
-        return _Client(self._run_out, self._url())
+        return _Client(self._put, self._run_out, self._url())
 
     def of_loop(self) -> AsyncClient:
         """See clients.Source."""
-        return _AsyncClient(self._arun_out, self._url())
+        return _AsyncClient(self._put, self._arun_out, self._url())
 
     def new(self) -> AsyncClient:
         """See clients.Source."""
         return AsyncClient(self._url())
+
+    def close(self) -> None:
+        """See clients.Source."""
+        if self._runner is None or self._deferred() or not self._turn.acquire(blocking=False):
+            return
+        runner, self._runner = self._runner, None
+        try:
+            _run(runner, self._app.clients.aclose)
+            runner.close()
+        finally:
+            self._turn.release()
+
+    async def aclose(self) -> None:
+        """See clients.Source."""
+        kept = self._kept.pop(asyncio.get_running_loop(), None)
+        if kept is not None:
+            await kept[0].close()
 
     def _url(self) -> str:
         if self._server is None:
@@ -72,6 +102,11 @@ class Immediate:
 
             self._server, self._pid = MemoryServer(), os.getpid()
         return self._server.url
+
+    def _put(self, queue: str, jobs: Sequence[bytes | NewJob]) -> None:
+        """Jobs are about to be put in line."""
+        self._used.add(queue)
+        self._later |= any(isinstance(job, NewJob) and (job.delay_ms or job.run_after_ms) for job in jobs)
 
     def _deferred(self) -> bool:
         """Whether a task puts it in line: then whoever runs the task runs it."""
@@ -82,7 +117,11 @@ class Immediate:
         if self._deferred():
             return
         with self._turn:
-            _run(self._rounds_of_thread)
+            if self._runner is None:
+                import uvloop  # producers have no use for it
+
+                self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+            _run(self._runner, self._rounds_of_thread)
 
     async def _arun_out(self) -> None:
         if self._deferred():
@@ -99,39 +138,69 @@ class Immediate:
         try:
             await self._rounds()
         finally:
-            await self._app.clients.aclose()  # what the tasks used; their loop ends now
+            await _end_others()
 
     async def _rounds(self) -> None:
         from pinlater.framework.draining import drain, pending, raise_first
 
         _inside.set(True)
         failed: list[Ran] = []
-        async with self.new() as client:
-            for _ in range(MAX_ROUNDS):
-                failed += [ran for ran in await drain(self._app, client) if ran.outcome == "failed"]
+        for _ in range(MAX_ROUNDS):
+            self._used.clear()
+            client, queues = await self._client_and_queues()
+            try:
+                ran = await drain(self._app, queues, client)
+            except BaseException:
+                await self.aclose()
+                raise
+            failed += [each for each in ran if each.outcome == "failed"]
+            self._later |= any(each.outcome in ("retried", "postponed") for each in ran)
+            if not self._used <= set(queues):
+                continue  # a task put jobs in a queue that was not there
+            due_ms: list[int] = []
+            if self._later:
                 due_ms = [job.due_ms for job in await pending(self._app, client) if job.task in self._app.tasks]
-                if not due_ms:
-                    raise_first(failed)
-                    return
-                assert self._server is not None
-                self._server.advance(max(0.0, (due_ms[0] + 1) / 1000 - self._server.clock.now_us() / 1e6))
+            if not due_ms:
+                self._later = False
+                raise_first(failed)
+                return
+            assert self._server is not None
+            self._server.advance(max(0.0, (due_ms[0] + 1) / 1000 - self._server.clock.now_us() / 1e6))
         raise InvalidArgument(
             f"immediate mode: a task is not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
         )
 
+    async def _client_and_queues(self) -> tuple[AsyncClient, list[str]]:
+        """The queues that are there, and a client that has heard of no others: a subscription is of some queues."""
+        loop = asyncio.get_running_loop()
+        client, known = self._kept.get(loop) or (self.new(), [])
+        queues = await client.queue_names()
+        if known and known != queues:
+            await client.close()
+            client = self.new()
+        self._kept = {each: kept for each, kept in self._kept.items() if not each.is_closed()}
+        self._kept[loop] = client, queues
+        return client, queues
 
-def _run(work: Callable[[], Any]) -> None:
+
+async def _end_others() -> None:
+    """What tasks left running ends with the call."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _run(runner: asyncio.Runner, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs async work to its end: in this thread, or in another one where a loop runs in this one."""
-    import uvloop  # producers have no use for it
-
     if asyncio._get_running_loop() is None:
-        uvloop.run(work())
+        runner.run(work(), context=copy_context())
         return
     errors: list[BaseException] = []
 
     def carry_out() -> None:
         try:
-            uvloop.run(work())
+            runner.run(work(), context=copy_context())
         except BaseException as error:
             errors.append(error)
 
@@ -145,17 +214,20 @@ def _run(work: Callable[[], Any]) -> None:
 class _Client(Client):
     """A blocking client whose enqueues run out."""
 
-    def __init__(self, run_out: Callable[[], None], url: str) -> None:
+    def __init__(self, put: _Put, run_out: Callable[[], None], url: str) -> None:
         super().__init__(url)
-        self._run_out = run_out
+        self._put, self._run_out = put, run_out
 
     def _enqueue_job(self, queue: str, job: NewJob) -> str:
+        self._put(queue, [job])
         descriptor = super()._enqueue_job(queue, job)
         self._run_out()
         return descriptor
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
+        jobs = listed("jobs", jobs)
+        self._put(queue, jobs)
         descriptors = super().enqueue_many(queue, jobs)
         self._run_out()
         return descriptors
@@ -164,14 +236,16 @@ class _Client(Client):
 class _AsyncClient(AsyncClient):
     """An asyncio client whose enqueues run out."""
 
-    def __init__(self, run_out: Callable[[], Any], url: str) -> None:
+    def __init__(self, put: _Put, run_out: Callable[[], Any], url: str) -> None:
         super().__init__(url)
-        self._run_out = run_out
+        self._put, self._run_out = put, run_out
 
     # an enqueue of one job leaves as one of many
 
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
+        jobs = listed("jobs", jobs)
+        self._put(queue, jobs)
         descriptors = await super().enqueue_many(queue, jobs)
         await self._run_out()
         return descriptors

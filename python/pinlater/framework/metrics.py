@@ -33,6 +33,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
+    "pinlater_newer_envelopes_total": ("counter", "Jobs put back as a newer worker wrote their envelope."),
     "pinlater_unknown_tasks_total": ("counter", "Jobs put back as no task has their name: the first 100 names."),
     "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
     "pinlater_released_jobs_total": ("counter", "Jobs handed back at a stop."),
@@ -74,6 +75,8 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
         for end, count in meter.ends.items():
             found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
         found["pinlater_job_seconds"] |= _histogram(label, meter)
+    newer = {f'{{version="{version}"}}': count for version, count in told.newer.items()}
+    _add(found, {"pinlater_newer_envelopes_total": newer})
     unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in told.unknown.items()}
     _add(found, {_UNKNOWN: unknown})
     return found

@@ -26,6 +26,7 @@ from typing import Any, Final
 import orjson
 import uvloop
 
+from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
@@ -64,18 +65,22 @@ async def worker_of(
     queues: Iterable[str] | None = None,
     config: WorkerConfig | None = None,
     *,
+    client: AsyncClient | None = None,
     task_processes: int | None = None,
     around: Callable[[Dispatcher], Handler] | None = None,
 ) -> AsyncIterator[Worker]:
-    """A worker of the app's tasks, not started yet. queues: by default those of its tasks. task_processes: the most
-    processes for tasks that run in such; by default as many as there are cores. around: makes the worker's handler of
-    the dispatcher, which it is itself otherwise.
+    """A worker of the app's tasks, not started yet.
+
+    queues: by default those of its tasks. client: for the worker alone, and not closed with it; the queues are there
+    then, else they are made. task_processes: the most processes for tasks that run in such; by default as many as there
+    are cores. around: makes the worker's handler of the dispatcher, which it is itself otherwise.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
-    async with app.clients.new() as client, app.living() as made:
+    missing = names if client is None else []
+    async with app.clients.new() if client is None else nullcontext(client) as client, app.living() as made:
         try:
-            for name in names:
+            for name in missing:
                 await client.create_queue(name, app.queue_config(name))
         except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
             log.warning("queues not made yet: %s", error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -29,7 +29,7 @@ from pinlater.handlers import is_async
 from pinlater.jobs import Job, NewJob
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 #: The shard's name in the descriptor of a call that no queue saw.
 INLINE: Final = "inline"
@@ -66,8 +66,10 @@ class Sending:
     results: bool = True
 
 
-class Producer(Generic[P]):
+class Producer(Generic[P, R_co]):
     """Puts calls of one task in line: the task itself, `task.using(…)`, or `app.by_name(…)`.
+
+    P: what the task takes. R_co: what it returns; of an async one, awaited.
 
     Every method raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack. Those
     with an `a` are for async code; `aenqueue`s that wait in the same turn of the loop leave as one call.
@@ -82,7 +84,7 @@ class Producer(Generic[P]):
         self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
         self._codec = sending.codec
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Puts one call in line."""
         job, client = self._job(args, kwargs), self._clients.sync()
         try:
@@ -95,7 +97,7 @@ class Producer(Generic[P]):
     #: The name it has elsewhere.
     delay = enqueue
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """See enqueue."""
         job, client = self._job(args, kwargs), self._clients.of_loop()
         try:
@@ -105,7 +107,7 @@ class Producer(Generic[P]):
             descriptor = await client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
-    def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
+    def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[R_co]]:
         """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
         jobs, client = self._jobs(calls), self._clients.sync()
         try:
@@ -115,7 +117,7 @@ class Producer(Generic[P]):
             descriptors = client.enqueue_many(self._queue, jobs)
         return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
-    async def aenqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
+    async def aenqueue_many(self, calls: Iterable[Call]) -> list[Handle[R_co]]:
         """See enqueue_many."""
         jobs, client = self._jobs(calls), self._clients.of_loop()
         try:
@@ -138,7 +140,7 @@ class Producer(Generic[P]):
         queue: str | None = None,
         key: str | bytes | None = None,
         trace: str | None = None,
-    ) -> Producer[P]:
+    ) -> Producer[P, R_co]:
         """The same task, sent otherwise.
 
         delay: seconds from now. at: not before this time (with its time zone), instead of a delay. priority: 1 (first)
@@ -253,12 +255,12 @@ class Running:
     batch_wait_s: float = 0.0
 
 
-class Task(Producer[P], Generic[P, R]):
-    """A function with `@app.task`. A plain call runs it here and now, with a context of its own if it takes one; what
-    the worker would give it (`Depends`, `Shared`) is given by the caller.
+class Task(Producer[P, R_co]):
+    """A function with `@app.task`: an AsyncTask or a PlainTask. A plain call runs it here and now, with a context of
+    its own if it takes one; what the worker would give it (`Depends`, `Shared`) is given by the caller.
     """
 
-    def __init__(self, function: Callable[..., R], clients: AppClients, sending: Sending, running: Running) -> None:
+    def __init__(self, function: Callable[..., Any], clients: AppClients, sending: Sending, running: Running) -> None:
         self.needs = Needs(f"task {sending.name!r}", function)
         sending = dataclasses.replace(sending, given=frozenset(self.needs.parameters))
         super().__init__(clients, sending)
@@ -266,7 +268,7 @@ class Task(Producer[P], Generic[P, R]):
         self.name, self.queue = sending.name, sending.queue
         self.codec, self.priority = sending.codec, sending.options["priority"]
         self.function, self.running = function, running
-        self.is_async = is_async(function)
+        self.is_async = isinstance(self, AsyncTask)
         self.kind: Kind = running.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = running.on_failure is not None and is_async(running.on_failure)
         self.context = _context_of(sending.name, function, self.is_async)
@@ -275,7 +277,11 @@ class Task(Producer[P], Generic[P, R]):
     def __repr__(self) -> str:
         return f"<task {self.name!r} of queue {self.queue!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co | Coroutine[Any, Any, R_co]:
+        return cast(R_co, self._call(args, kwargs))
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function gives, called here and now."""
         if missing := self.needs.parameters.keys() - kwargs.keys():
             told = ", ".join(sorted(missing))
             raise InvalidArgument(f"task {self.name!r}: expected {told} from the caller of a plain call, got none")
@@ -285,8 +291,11 @@ class Task(Producer[P], Generic[P, R]):
         if self.context is not None:
             return self.function(self.context(job, self.name, _keep_nothing), *args, **kwargs)
         item: Item[Any] = Item(job, *args)
-        value: Any = self.function([item], **kwargs)
-        return cast(R, _raising(item, value) if self.is_async else _raised(item, value))
+        return self._batch_of_one(item, self.function([item], **kwargs))
+
+    def _batch_of_one(self, item: Item[Any], value: Any) -> Any:
+        """What a plain call of a batch task gives, by what its function gave."""
+        raise NotImplementedError
 
     def _check(self) -> None:
         """What goes together, or InvalidArgument."""
@@ -302,14 +311,33 @@ class Task(Producer[P], Generic[P, R]):
             raise InvalidArgument(f"task {name!r}: expected no context for a batch, as each item has its job")
 
 
-def _raised(item: Item[Any], value: Any) -> Any:
-    if item.error is not None:
-        raise item.error
-    return value
+class PlainTask(Task[P, R_co]):
+    """Of a plain function: a call returns what it returns."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        return cast(R_co, self._call(args, kwargs))
+
+    def _batch_of_one(self, item: Item[Any], value: Any) -> None:
+        if item.error is not None:
+            raise item.error
 
 
-async def _raising(item: Item[Any], call: Awaitable[Any]) -> Any:
-    return _raised(item, await call)
+class AsyncTask(Task[P, R_co]):
+    """Of an `async def`: a call is awaited."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        return cast(Coroutine[Any, Any, R_co], self._call(args, kwargs))
+
+    async def _batch_of_one(self, item: Item[Any], value: Any) -> None:
+        await value
+        if item.error is not None:
+            raise item.error
+
+
+def task_of(function: Callable[..., Any], clients: AppClients, sending: Sending, running: Running) -> Task[..., Any]:
+    """The task of either kind."""
+    kind: type[Task[..., Any]] = AsyncTask if is_async(function) else PlainTask
+    return kind(function, clients, sending, running)
 
 
 async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
