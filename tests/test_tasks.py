@@ -74,6 +74,48 @@ async def test_a_task_is_enqueued_and_run_however_it_is_called(app: PinLater) ->
     assert sorted(seen) == [(1, "a"), (2, "-"), (3, "c"), (4, "d"), (5, "-"), (6, "f"), (7, "-"), (8, "h")]
 
 
+BLOCKING: dict[str, Callable[[Any, Any], Any]] = {
+    "enqueue": lambda task, _: task.enqueue(),
+    "enqueue_many": lambda task, _: task.enqueue_many([()]),
+    "status": lambda _, handle: handle.status(),
+    "info": lambda _, handle: handle.info(),
+    "result": lambda _, handle: handle.result(),
+    "cancel": lambda _, handle: handle.cancel(),
+}
+
+
+@on_loop
+async def test_a_blocking_call_where_a_loop_runs_is_refused(app: PinLater) -> None:
+    told = dict[str, str]()
+
+    @app.task(result_ttl=60)
+    async def child() -> int:
+        return 1
+
+    @app.task(attempts=1)
+    async def parent() -> None:
+        handle = await child.aenqueue()
+        for call, make in BLOCKING.items():
+            try:
+                make(child, handle)
+            except InvalidArgument as error:
+                told[call] = str(error)
+
+    @app.task(result_ttl=60)
+    def in_a_thread() -> Any:
+        return child.enqueue().result(30)
+
+    await parent.aenqueue()
+    waits = await in_a_thread.aenqueue()
+    assert (await work(app)).succeeded == 4  # nothing but the two children was put in line
+    assert told == {
+        call: f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
+        for call in BLOCKING
+    }
+    assert await waits.aresult() == 1
+    await app.aclose()
+
+
 def test_a_plain_call_runs_inline() -> None:
     app = PinLater("redis://nobody:1")
 

@@ -15,11 +15,16 @@ from typing import Protocol
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
+from pinlater.errors import InvalidArgument
 from pinlater.framework.middleware import EnqueueHook
 
 
 class Source(Protocol):
-    """Where clients come from instead: for producers in sync and in async code, and for workers."""
+    """Where clients come from instead: for producers in sync and in async code, and for workers. in_loops: whether
+    blocking calls may be made where an event loop runs.
+    """
+
+    in_loops: bool = False
 
     def sync(self) -> Client:
         """A blocking client."""
@@ -64,6 +69,16 @@ class AppClients:
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
         return self.source is not None or self._url is not None or self._shards is not None
+
+    def blocking(self, call: str) -> Client:
+        """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
+        worker it may wait for what that loop has to do.
+        """
+        if asyncio._get_running_loop() is not None and (self.source is None or not self.source.in_loops):
+            raise InvalidArgument(
+                f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
+            )
+        return self.sync()
 
     def sync(self) -> Client:
         """The blocking client."""

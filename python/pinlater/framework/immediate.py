@@ -44,6 +44,9 @@ class Immediate(Source):
     A worker starts with each call; its connections stay from call to call, and so does the loop of sync calls.
     """
 
+    #: They run on a loop of their own, in another thread.
+    in_loops = True
+
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._server: MemoryServer | None = None

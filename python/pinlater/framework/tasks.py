@@ -72,7 +72,8 @@ class Producer(Generic[P, R_co]):
     P: what the task takes. R_co: what it returns; of an async one, awaited.
 
     Every method raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack. Those
-    with an `a` are for async code; `aenqueue`s that wait in the same turn of the loop leave as one call.
+    with an `a` are for async code, where the others raise InvalidArgument; `aenqueue`s that wait in the same turn of
+    the loop leave as one call.
     """
 
     def __init__(self, clients: AppClients, sending: Sending) -> None:
@@ -86,7 +87,7 @@ class Producer(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Puts one call in line."""
-        job, client = self._job(args, kwargs), self._clients.sync()
+        job, client = self._job(args, kwargs), self._clients.blocking("enqueue")
         try:
             descriptor = client._enqueue_job(self._queue, job)
         except QueueNotFound:
@@ -109,7 +110,7 @@ class Producer(Generic[P, R_co]):
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[R_co]]:
         """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
-        jobs, client = self._jobs(calls), self._clients.sync()
+        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many")
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
