@@ -17,17 +17,21 @@ import pytest
 
 from tests.servers import READY_DEADLINE_S, wait_until
 
-#: What each app begins with: note(event, name) writes a line.
+#: What each app begins with: note(event, name) writes a line; "began" begins a run, of which what follows in it is.
 HEAD = """
-import asyncio, ctypes, os, signal, subprocess, sys, threading, time
+import asyncio, contextvars, ctypes, itertools, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from pinlater import Context, PinLater, SyncContext
 
 app = PinLater()
 RECORD = os.open("record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+RUN, RUNS = contextvars.ContextVar("run", default=0), itertools.count(1)
+
 def note(event, name):
-    os.write(RECORD, f"{event} {name} {os.getpid()} {time.monotonic_ns()}\\n".encode())
+    if event == "began":
+        RUN.set(next(RUNS))
+    os.write(RECORD, f"{event} {name} {os.getpid()} {time.monotonic_ns()} {RUN.get()}\\n".encode())
 
 def wait_for(path):
     while not Path(path).exists():
@@ -36,12 +40,13 @@ def wait_for(path):
 
 
 class Note(NamedTuple):
-    """time_ns: monotonic, of the machine."""
+    """time_ns: monotonic, of the machine. run: of that process."""
 
     event: str
     name: str
     pid: int
     time_ns: int
+    run: int
 
 
 class AppRuns:
@@ -69,7 +74,7 @@ class AppRuns:
         """What the tasks noted so far."""
         whole, _, _ = (self.folder / "record").read_text().rpartition("\n")
         lines = [line.split() for line in whole.splitlines()]
-        found = [Note(kind, told, int(pid), int(time_ns)) for kind, told, pid, time_ns in lines]
+        found = [Note(kind, told, *map(int, numbers)) for kind, told, *numbers in lines]
         return [one for one in found if event in (None, one.event) and name in (None, one.name)]
 
     def wait(

@@ -6,21 +6,24 @@ Promises: shown on servers of each kind; each test ends by what the worker heard
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
 from pinlater import (
+    AsyncClient,
     ClaimLost,
     Client,
     Context,
     Handle,
     Job,
     PinLater,
+    QueueConfig,
     ResultGone,
     State,
     SyncContext,
@@ -28,8 +31,11 @@ from pinlater import (
 from pinlater import results as core
 from pinlater.audit import audit_queue
 from pinlater.framework.running import worker_of
+from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
-from tests.handlers_for_tests import clients, on_loop, until
+from tests.cut_proxy import Cut, CutProxy
+from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
+from tests.resp import Command
 from tests.servers import Server
 from tests.wire import Wire, connect
 from tests.wire_format import ends
@@ -225,6 +231,85 @@ async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(
         assert sorted(handler.told) == sorted(jobs)
         assert (worker.stats.stale, worker.stats.succeeded) == (0, 0)
     await is_clean(server, "q")
+
+
+@asynccontextmanager
+async def deaf(server: Server, proxy: CutProxy, worker: Worker) -> AsyncIterator[None]:
+    """The worker's subscription is killed, and is made anew after the block; its other connections go on."""
+    waker, at = worker._client._transport.waker, worker._client._session.shards["1"].server
+    proxy.refuse()
+    server.call("CLIENT", "KILL", "TYPE", "pubsub")
+    await until(lambda: not waker.listening(at), "no subscription")
+    yield
+    proxy.accept()
+
+
+@on_loop
+async def test_jobs_removed_while_the_subscription_is_cut_are_stopped_when_it_stands_again(server: Server) -> None:
+    """With leases of ten minutes: no renewal, checkpoint or ack tells of it."""
+    began, gate = list[bytes](), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        began.append(job.body)
+        await gate.wait()
+
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
+            await client.create_queue("q", QueueConfig(lease_ms=600_000))
+            async with Worker(own, "q", handler, WorkerConfig(concurrency=2, monitor=False)) as worker:
+                worker._measure_rate = lambda: 1e6  # type: ignore[method-assign]  # as if jobs were short
+                jobs = await client.enqueue_many("q", [b"0", b"1", b"2", b"3"])
+                await until(lambda: len(worker._waiting) == 2 and len(began) == 2, "two that run and two that wait")
+                async with deaf(server, proxy, worker):
+                    assert await client.delete_jobs(descriptors=jobs[:3:2]) == 2  # one that runs, one that waits
+                await until(lambda: worker.stats.cancelled == 2, "their end")
+                gate.set()
+                await until(lambda: worker.stats.succeeded == 2, "the others")
+            assert (sorted(began), worker.stats.stale) == ([b"0", b"1", b"3"], 0)
+    await is_clean(server, "q")
+
+
+@on_loop
+async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscription_is_cut_stops(
+    server: Server,
+) -> None:
+    def of_claim(command: Command) -> bool:
+        return command[1:2] == [load_scripts()["claim"].sha]
+
+    async def handler(job: Job) -> None:
+        if job.body != b"next":
+            await asyncio.Event().wait()
+
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
+            await client.create_queue("q", QueueConfig(lease_ms=600_000))
+            async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
+                await until(lambda: worker._claimer.ready, "a claim")
+                await idle(worker)
+                proxy.arm(Cut.DELAY, match=of_claim)
+                job = await client.enqueue("q", b"removed")
+                await asyncio.to_thread(proxy.wait_cut)
+                async with deaf(server, proxy, worker):
+                    assert await client.delete_jobs(descriptors=[job]) == 1
+                at = worker._client._session.shards["1"].server
+                await until(lambda: worker._client._transport.waker.listening(at), "the subscription")
+                proxy.release()
+                await until(lambda: worker.stats.cancelled == 1, "its end")
+                await client.enqueue("q", b"next")
+                await until(lambda: worker.stats.succeeded == 1, "the next one")
+            assert (worker.stats.claimed, worker.stats.stale) == (2, 0)
+    await is_clean(server, "q")
+
+
+@on_loop
+async def test_a_subscription_is_kept_alive(server: Server) -> None:
+    async with clients(server, 1) as (own,), Worker(own, "q", nothing) as worker:
+        await until(lambda: worker._claimer.ready, "a subscription")
+        (subscription,) = worker._client._transport.waker._subscriptions.values()
+        end = subscription._transport.get_extra_info("socket")
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3]
 
 
 @on_loop

@@ -2,7 +2,7 @@
 
 Promises: no job is lost, none runs under two live claims, and what did not die runs once. Risks: a run that a crash
 ended beside the one to blame may show twice, as promised: at least once. That a worker does not spin while its server
-is away is shown by test_worker_outages.py.
+is away is shown by test_worker_outages.py too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -104,7 +107,7 @@ async def stop() -> None:
 
 
 @pytest.fixture
-def server(fresh_server: FreshServer) -> Server:
+def valkey(fresh_server: FreshServer) -> Server:
     """One kind: what differs between kinds is shown on the scripts and the engine."""
     return fresh_server("valkey")
 
@@ -162,11 +165,11 @@ def runs_of(notes: list[Note]) -> dict[str, Counter[str]]:
     return found
 
 
-def test_processes_that_die_in_the_middle_of_a_job(server: Server, runs: Callable[..., AppRuns]) -> None:
+def test_processes_that_die_in_the_middle_of_a_job(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """With leases of ten minutes: the supervisor saw them die."""
-    app_runs = runs(server.url, TASKS)
+    app_runs = runs(valkey.url, TASKS)
     hows = ["SIGKILL", "exit", "segfault", "memory"]
-    with PinLater(server.url) as app, Client(server.url) as client:
+    with PinLater(valkey.url) as app, Client(valkey.url) as client:
         make_queue(client, 600_000)
         app_runs.start("--processes", "2", "--concurrency", "4")
         for how in hows:
@@ -183,21 +186,47 @@ def test_processes_that_die_in_the_middle_of_a_job(server: Server, runs: Callabl
 
 
 def overlaps(notes: list[Note]) -> list[tuple[Note, Note]]:
-    """Pairs of runs of one job of which the second began in a process while the first went on in another to its end."""
-    found = []
-    for name in {note.name for note in notes}:
-        begun = [note for note in notes if note.name == name and note.event == "began"]
-        for first, second in pairwise(begun):
-            ends = [note for note in notes if (note.name, note.pid, note.event) == (name, first.pid, "ended")]
-            if any(first.time_ns < second.time_ns < end.time_ns for end in ends) and first.pid != second.pid:
-                found.append((first, second))
-    return found
+    """Pairs of runs of one job of which the second began before the first was over, in whichever process.
+
+    A run without an end is over with its process, which lived at least until its last note.
+    """
+    over_ns: dict[tuple[int, int], int] = {}
+    alive_ns: dict[int, int] = {}
+    begun: dict[str, list[Note]] = {}
+    for note in notes:
+        alive_ns[note.pid] = max(alive_ns.get(note.pid, 0), note.time_ns)
+        if note.event == "ended":
+            over_ns[note.pid, note.run] = note.time_ns
+        elif note.event == "began":
+            begun.setdefault(note.name, []).append(note)
+    return [
+        (first, second)
+        for runs in begun.values()
+        for first, second in combinations(sorted(runs, key=lambda note: note.time_ns), 2)
+        if second.time_ns < over_ns.get((first.pid, first.run), alive_ns[first.pid])
+    ]
 
 
-def test_what_does_not_kill_a_process_leaves_it_at_work(server: Server, runs: Callable[..., AppRuns]) -> None:
+def test_overlaps_are_seen_within_a_process_and_between_two() -> None:
+    def note(event: str, pid: int, run: int, time_ns: int, name: str = "job") -> Note:
+        return Note(event, name, pid, time_ns, run)
+
+    first, end = note("began", 1, 1, 10), note("ended", 1, 1, 20)
+    for pid, run in ((1, 2), (2, 1)):
+        early, late = note("began", pid, run, 15), note("began", pid, run, 25)
+        assert overlaps([first, end, early]) == [(first, early)]
+        assert overlaps([first, early, note("ended", pid, run, 18), end]) == [(first, early)]
+        assert overlaps([first, end, late]) == []
+        assert overlaps([first, end, early._replace(name="other")]) == []
+    again = note("began", 2, 1, 30)
+    assert overlaps([first, again]) == []  # the first died
+    assert overlaps([first, again, note("ended", 1, 7, 35, "other")]) == [(first, again)]  # it did not
+
+
+def test_what_does_not_kill_a_process_leaves_it_at_work(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """The GIL held for three leases, no more memory, a child and threads left behind."""
-    app_runs = runs(server.url, TASKS)
-    with PinLater(server.url) as app, Client(server.url) as client:
+    app_runs = runs(valkey.url, TASKS)
+    with PinLater(valkey.url) as app, Client(valkey.url) as client:
         make_queue(client)
         supervisor = app_runs.start("--processes", "2", "--concurrency", "4")
         for how in ("ulimit", "fork", "threads", "gil"):
@@ -214,12 +243,12 @@ def test_what_does_not_kill_a_process_leaves_it_at_work(server: Server, runs: Ca
     assert "starting another" not in app_runs.log
 
 
-def test_a_process_that_stands_still_past_its_lease(server: Server, runs: Callable[..., AppRuns]) -> None:
+def test_a_process_that_stands_still_past_its_lease(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """Its job runs elsewhere, and its own end of it is refused; what waited behind does not run twice."""
-    app_runs = runs(server.url, TASKS)
-    with PinLater(server.url) as app, Client(server.url) as client, ExitStack() as beside:
+    app_runs = runs(valkey.url, TASKS)
+    with PinLater(valkey.url) as app, Client(valkey.url) as client, ExitStack() as beside:
         make_queue(client)
-        beside.enter_context(monitoring(server.url))
+        beside.enter_context(monitoring(valkey.url))
         stopped = app.send("stop")
         first = app_runs.start("--concurrency", "1")
         (began,) = app_runs.wait("began")
@@ -239,14 +268,18 @@ def test_a_process_that_stands_still_past_its_lease(server: Server, runs: Callab
     assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
 
 
-def test_a_backlog_behind_long_jobs_runs_once(server: Server, runs: Callable[..., AppRuns]) -> None:
-    """Quick jobs first, so that jobs are prefetched."""
-    app_runs = runs(server.url, TASKS)
-    with PinLater(server.url) as app, Client(server.url) as client:
-        make_queue(client, 500)
+def test_a_backlog_behind_long_jobs_runs_once(valkey: Server, runs: Callable[..., AppRuns]) -> None:
+    """Quick jobs first, so that jobs are prefetched: of the long ones some wait for longer than two leases."""
+    app_runs = runs(valkey.url, TASKS)
+    with PinLater(valkey.url) as app, Client(valkey.url) as client, monitoring(valkey.url):
+        make_queue(client, 2_000)
         app.by_name("quick").enqueue_many([(f"quick{number}",) for number in range(200)])
-        app.by_name("long").enqueue_many([(f"long{number}", 1.2) for number in range(8)])
+        app.by_name("long").enqueue_many([(f"long{number}", 5.0) for number in range(8)])
         app_runs.start("--processes", "2", "--concurrency", "2")
+        app_runs.wait("ended", 200)
+        wait_until(
+            lambda: client.count("default").in_progress > 4, "some that wait behind the four that run", DEADLINE_S
+        )
         wait_done(client, app_runs)
     found = runs_of(app_runs.notes())
     assert len(found) == 208
@@ -299,3 +332,76 @@ def test_connections_that_end_servers_that_start_anew_and_a_network_that_is_cut(
     found = runs_of(app_runs.notes())
     assert len(found) == sent
     assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
+
+
+def test_a_network_that_is_cut_for_30_s(valkey: Server, runs: Callable[..., AppRuns]) -> None:
+    """Of one of two workers: the other takes over what it held, once its leases are over. It goes on by itself."""
+    app_runs = runs(valkey.url, TASKS)
+    with (
+        CutProxy(valkey.port) as proxy,
+        PinLater(valkey.url) as app,
+        Client(valkey.url) as client,
+        monitoring(valkey.url),
+    ):
+        make_queue(client)
+        away = app_runs.start("--concurrency", "2", url=proxy.url)
+        app.by_name("quick").enqueue_many([(f"before{number}",) for number in range(300)])
+        app.by_name("long").enqueue_many([(f"held{number}", 3.0) for number in range(2)])
+        app.by_name("quick").enqueue_many([(f"behind{number}",) for number in range(50)])
+        held = [note for number in range(2) for note in app_runs.wait("began", name=f"held{number}")]
+        proxy.refuse()
+        with counting_connects(proxy.port) as connects:
+            proxy.cut_all()
+            before_s, end_s = cpu_s(away.pid), time.monotonic() + 30
+            beside = app_runs.start("--concurrency", "2")
+            wait_done(client, app_runs)
+            app_runs.wait("ended", 2, "held0")
+            threading.Event().wait(end_s - time.monotonic())
+            assert cpu_s(away.pid) - before_s < 3  # of 30
+            # subscription and renewer: one in two seconds; monitor: each tick; resends of two acks: two a second
+            assert 10 < len(connects) < 300
+        proxy.accept()
+        beside.terminate()
+        assert beside.wait(DEADLINE_S) == 0
+        app.by_name("quick").enqueue_many([(f"after{number}",) for number in range(100)])
+        wait_done(client, app_runs)
+        away.terminate()
+        assert away.wait(DEADLINE_S) == 0
+    found = runs_of(app_runs.notes())
+    assert {note.pid for note in app_runs.notes("began") if note.name.startswith("after")} == {away.pid}
+    for first in held:
+        again = app_runs.notes("began", first.name)[1]
+        assert (first.pid, again.pid) == (away.pid, beside.pid)
+        # never two live claims: a job begins only where its lease was seen less than a third of it ago
+        assert again.time_ns - first.time_ns >= LEASE_MS * 1_000_000 / 2
+        assert found.pop(first.name) == {"began": 2, "ended": 2}
+    assert len(found) == 450
+    assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
+
+
+@contextmanager
+def counting_connects(port: int) -> Iterator[list[None]]:
+    """Connections to the port end as soon as they stand; one item each."""
+    connects: list[None] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connects.append(None)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield connects
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # closing alone would leave the thread in accept()
+            thread.join()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

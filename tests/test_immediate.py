@@ -172,7 +172,8 @@ def test_calls_share_their_connections() -> None:
     note.enqueue(3)
     note.using(delay=5).enqueue(4)
     assert clients() == peers
-    note.using(queue="another").enqueue(5)  # the worker's client is another one then: it is to hear of that queue too
+    note.using(queue="another").enqueue(5)
+    assert clients() == peers
     app.clients.sync().delete_queue("another")
     note.enqueue(6)
     assert done == [1, 2, 3, 4, 5, 6]
@@ -242,6 +243,26 @@ def test_what_a_task_puts_into_another_queue_has_run_too() -> None:
     finally:
         del app.tasks["to_another"]
     assert done == ["now", "later"]
+
+
+def test_a_running_job_of_any_queue_can_be_cancelled() -> None:
+    """The worker's subscription, which is kept, hears of queues that came later too."""
+
+    @app.task(name="cancelled", queue="came_later")
+    async def cancelled(context: Context) -> None:
+        try:
+            await app.handle(context.job.descriptor).acancel()
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            done.append("cancelled")
+            raise
+
+    try:
+        note.enqueue("first")
+        assert cancelled.enqueue().status() is None
+    finally:
+        del app.tasks["cancelled"]
+    assert done == ["first", "cancelled"]
 
 
 def test_an_app_can_be_so_for_good() -> None:

@@ -79,6 +79,62 @@ def test_code_that_does_not_load_leaves_the_old_processes(start: Start, app: Pin
     assert run.end() == 0
 
 
+def write_toml(folder: Path, text: str) -> None:
+    (folder / "pinlater.toml").write_text(text)
+
+
+@one_server
+def test_a_reload_reads_toml_again(start: Start, app: PinLater, client: Client, tmp_path: Path) -> None:
+    """More processes, other limits, a queue that comes and one that goes; the jobs under way end where they are."""
+    gate, later = tmp_path / "gate", tmp_path / "later"
+    write_toml(tmp_path, "concurrency = 1\n[queues.a]\n[queues.b]\nprocesses = 2")
+    run = start("--http", "127.0.0.1:0")
+    run.logged("working on", 3)
+    for queue, count in (("a", 1), ("b", 2)):
+        app.by_name("wait").using(queue=queue).enqueue_many([(str(gate),)] * count)
+    old = {pid for _, pid in run.noted("waits", 3)}
+
+    write_toml(tmp_path, "concurrency = 0")
+    run.send(signal.SIGHUP)
+    run.logged("reload: concurrency: expected an integer from 1 to 100,000, got 0; all goes on as it is")
+
+    write_toml(tmp_path, "concurrency = 2\nlog_format = 'json'\n[queues.a]\nprocesses = 1\n[queues.c]\nprocesses = 1")
+    run.send(signal.SIGHUP)
+    run.logged("reload: log_format: changed, which a start sees, and not a reload")
+    run.logged("working on", 5)
+    for queue in "ac":
+        app.by_name("wait").using(queue=queue).enqueue_many([(str(later),)] * 2)
+    fresh = Counter(pid for _, pid in run.noted("waits", 7)[3:])
+    assert sorted(fresh.values()) == [2, 2]
+    assert not old & fresh.keys()
+    wait_until(lambda: run.get("/readyz") == (200, "ok\n"), "readiness of the new queues")
+    assert all(is_alive(pid) for pid in old)  # until their jobs have ended
+    gate.touch()
+    wait_until(lambda: not any(is_alive(pid) for pid in old), "the end of the old processes")
+    later.touch()
+    run.noted("waited", 7)
+    assert run.end() == 0
+    assert {client.count(queue).in_progress for queue in "abc"} == {0}
+
+
+@one_server
+def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, tmp_path: Path) -> None:
+    write_toml(tmp_path, "concurrency = 1")
+    run, gate = start(), tmp_path / "gate"
+    run.logged("working on")
+    write_toml(tmp_path, "concurrency =")
+    run.send(signal.SIGHUP)
+    run.logged("pinlater.toml is not TOML: ")
+    run.logged("; all goes on as it is")
+    write_toml(tmp_path, "concurrency = 3")
+    run.send(signal.SIGHUP)
+    run.logged("working on", 2)
+    app.by_name("wait").enqueue_many([(str(gate),)] * 3)
+    assert run.noted("waits", 3) == [("waits", run.process.pid)] * 3
+    gate.touch()
+    assert run.end() == 0
+
+
 @one_server
 def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start()

@@ -30,8 +30,8 @@ from pinlater.supervisor import Supervisor
 logging.basicConfig(level=logging.INFO)
 _, program, processes, kill_after_s = sys.argv
 command = [sys.executable, "-c", program]
-sets = [ProcessSet(command=command, processes=int(processes))]
-sys.exit(Supervisor(sets, kill_after_s=float(kill_after_s)).run())
+sets = [ProcessSet(command=command, processes=int(processes), kill_after_s=float(kill_after_s))]
+sys.exit(Supervisor(sets).run())
 """
 BEGIN = """
 import os, signal, sys

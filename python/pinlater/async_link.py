@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ import hiredis
 
 from pinlater import _core
 from pinlater.flows import ReplyError
+
+#: Of a subscription, which may wait for hours: a peer that is gone without a word is noticed after 10 s and 3 probes.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 def _take_socket(connection: Any) -> asyncio.StreamWriter:
@@ -117,6 +121,11 @@ class Subscription(asyncio.Protocol):
         #: One a channel, in the order in which the server confirms them; of an add of several the last has the future.
         self._confirming: deque[asyncio.Future[None] | None] = deque()
         self._transport.set_protocol(self)
+        end = self._transport.get_extra_info("socket")
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                end.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def add(self, *channels: bytes) -> asyncio.Future[None]:
         """Also these. The future ends with the server's word: PermissionError is its refusal, ConnectionResetError the

@@ -34,6 +34,12 @@ class AsyncWaker:
         self._rings = 0
         self._missing = False
 
+    def hear(self, also: Callable[[Server], Sequence[bytes]], on_other: Callable[[bytes, bytes], None]) -> None:
+        """Other channels from now on, of subscriptions that stand too. on_other: gets a channel and its message."""
+        self.also, self.on_other = also, on_other
+        for server, subscription in self._subscriptions.items():
+            subscription.add(*also(server))
+
     def listening(self, server: Server) -> bool:
         """Whether the subscription on a server stands."""
         return server in self._subscriptions

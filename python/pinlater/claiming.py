@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,7 @@ from pinlater.exchange import write
 from pinlater.jobs import Job
 from pinlater.keys import gone_channel
 from pinlater.queues import agreed_places, known_places
+from pinlater.removals import find_missed
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
 from pinlater.sharing import Order, Shares
@@ -65,7 +66,7 @@ class _Source:
 class Claimer:
     """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
     the same), when they were sent. removed: gets the channel (keys.gone_channel) and the ids, joined, of running jobs
-    that were removed. max_jobs: so many are claimed, and no more.
+    that were removed. held: jobs that are claimed and have not ended. max_jobs: so many are claimed, and no more.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Claimer:
         room: Callable[[], int],
         take: Callable[[str, list[Claim], float], None],
         removed: Callable[[bytes, bytes], None],
+        held: Callable[[], Iterable[Job]],
         order: Order | None = None,
         max_jobs: int | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class Claimer:
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
         self._take = take
-        self._removed = removed
+        self._removed, self._held = removed, held
         self._sources = {queue: _Source(queue) for queue in queues}
         self._shares = Shares(queues, order or Order())
         self._pausing: asyncio.Future[None] | None = None
@@ -92,6 +94,8 @@ class Claimer:
         self._subscribing: set[Server] = set()
         #: Claim calls answered.
         self.claims = 0
+        #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
+        self.heard_since_s = 0.0
 
     def open(self) -> None:
         """Rings are heard from now on; what came before is found by a claim."""
@@ -100,7 +104,7 @@ class Claimer:
             source.hungry, source.empty = True, False
         waker = self._client._transport.waker
         waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
-        waker.also, waker.on_other = self._gone_channels, self._removed
+        waker.hear(self._gone_channels, self._removed)
 
     async def close(self) -> None:
         """Passes unanswered rings on, for a moment; then nothing of it is left running."""
@@ -369,6 +373,14 @@ class Claimer:
             # rung: a claim under way may be answered for a moment before the subscription stood
             source.hungry = source.rung = True
         self.wake()
+        self.heard_since_s = time.monotonic()
+        session = self._client._session
+        self.check([job for job in self._held() if session.place(job.queue, job.shard).shard.server is server])
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Those of them that were removed while nothing was heard are told of as if it had been heard."""
+        if jobs:
+            self._background(find_missed(self._client, jobs, self._removed))
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""

@@ -33,8 +33,13 @@ class Deaths:
     """make: a client for the supervisor's loop. queues: what its processes work on."""
 
     def __init__(self, make: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
-        self._make, self._queues = make, list(queues)
+        self._make = make
+        self._queues: dict[str, None] = dict.fromkeys(queues)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, queues: Sequence[str]) -> None:
+        """Its processes work on these too, from now on."""
+        self._queues |= dict.fromkeys(queues)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -56,7 +61,7 @@ class Deaths:
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self, process: Process, told: str) -> None:
-        for queue in self._queues:
+        for queue in list(self._queues):
             try:
                 await self._end_in(queue, process, told)
             except QueueNotFound:

@@ -1,4 +1,5 @@
-"""One process that a supervisor started: how it is started and killed, what it reports, and what memory it uses.
+"""One process that a supervisor started: how it is started and killed, what it reports, what memory it uses; and the
+places where one runs at a time.
 
 Promises that a process ends when its supervisor is killed, and that its last whole report is kept. Risks: memory is
 what /proc tells (pages shared with others included); what it can not read counts as nothing.
@@ -33,6 +34,8 @@ REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
 RECYCLE: Final = 75
 #: A process that uses so many times its cap, though it should have recycled itself, is killed.
 KILL_FACTOR: Final = 1.5
+#: A process that dies is started again after this, at first.
+FIRST_RESTART_S: Final = 0.5
 MIB: Final = 1024 * 1024
 NEVER_S: Final = float("inf")
 PR_SET_PDEATHSIG: Final = 1
@@ -41,12 +44,15 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSet:
-    """Processes of one command: the argument list, how many, what they are called in the log, and their memory cap."""
+    """Processes of one command: the argument list, how many, what they are called in the log, and their memory cap.
+    kill_after_s: one that has not ended so long after a stop signal is killed.
+    """
 
     command: Sequence[str]
     processes: int = 1
     name: str = "worker process"
     memory_mb: int | None = None
+    kill_after_s: float = 60.0
 
 
 class Process:
@@ -133,6 +139,34 @@ class Process:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where one process runs at a time, and when another may be started (monotonic seconds). fresh: takes the place of
+    the process as soon as it is ready.
+    """
+
+    of: ProcessSet
+    process: Process | None = None
+    fresh: Process | None = None
+    restart_s: float = FIRST_RESTART_S
+    next_start_s: float = 0.0
+
+
+def rearrange(places: Sequence[Place], sets: Sequence[ProcessSet]) -> tuple[list[Place], list[Place]]:
+    """The places of other sets, and those that are left over; a place stays with the set of its name, if it can."""
+    wanted = [of for of in sets for _ in range(of.processes)]
+    left, kept = list(places), dict[int, Place]()
+    for same_name in (True, False):
+        for at, of in enumerate(wanted):
+            found = next((place for place in left if place.of.name == of.name or not same_name), None)
+            if at not in kept and found is not None:
+                kept[at] = found
+                left.remove(found)
+    for at, place in kept.items():
+        place.of = wanted[at]
+    return [kept.get(at) or Place(of) for at, of in enumerate(wanted)], left
 
 
 def how(code: int) -> str:

@@ -1,21 +1,27 @@
 """Running jobs that somebody removed: the worker that holds them stops what it can.
 
-Promises that a handler is told once, and that the end of a removed job is neither acked nor reported as stale. Risks:
-pub/sub keeps nothing: a removal while the subscription was lost is found by the checkpoint or the ack.
+Promises that a handler is told once, that the end of a removed job is neither acked nor reported as stale, and that
+what was removed while the subscription was lost is found when it stands again: pub/sub keeps nothing. Risks: a
+connection that ends without a word is noticed 25 s later (see Subscription); until then nothing is heard.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from pinlater.ending import Ending, Held
+from pinlater.async_client import AsyncClient
+from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S, Ending, Held
+from pinlater.errors import PinLaterError, QueueNotFound
 from pinlater.handlers import Handler
 from pinlater.jobs import Job
 from pinlater.keys import gone_channel
+
+log: Final = logging.getLogger("pinlater.worker")
 
 #: So many are remembered for the claim under way.
 MAX_REMOVALS: Final = 1_000
@@ -75,3 +81,30 @@ class Removals:
 def _is_of(held: Held, removal: _Removal) -> bool:
     job = held.job
     return job.id in removal[2] and gone_channel(job.queue, job.shard) == removal[1]
+
+
+async def find_missed(client: AsyncClient, jobs: Iterable[Job], tell: Callable[[bytes, bytes], None]) -> None:
+    """Looks the jobs up, until it is answered, and tells of those that are gone what their channel would have told."""
+    places: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        places.setdefault((job.queue, job.shard), []).append(job)
+    await asyncio.gather(*(_find_missed_at(client, place, held, tell) for place, held in places.items()))
+
+
+async def _find_missed_at(
+    client: AsyncClient, place: tuple[str, str], jobs: list[Job], tell: Callable[[bytes, bytes], None]
+) -> None:
+    pause_s = FIRST_RETRY_S
+    while True:
+        try:
+            found = await client.lookup([job.descriptor for job in jobs])
+        except QueueNotFound:
+            return  # its jobs are refused when they end, as they are where the subscription stood
+        except PinLaterError as error:
+            log.warning("%d jobs not looked up yet, trying again in %.1f s: %s", len(jobs), pause_s, error)
+        else:
+            break
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_RETRY_S)
+    if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
+        tell(gone_channel(*place), b"".join(gone))

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
@@ -26,16 +25,16 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
+from pinlater.errors import InvalidArgument
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.process import NEVER_S, RECYCLE, Process, ProcessSet, how
+from pinlater.process import FIRST_RESTART_S, NEVER_S, RECYCLE, Place, Process, ProcessSet, how, rearrange
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: A process that dies is started again after this, doubled up to that; one that lived for HEALTHY_S starts
+#: The pause before a process that dies is started again is doubled up to this; one that lived for HEALTHY_S starts
 #: anew at the first.
-FIRST_RESTART_S: Final = 0.5
 LAST_RESTART_S: Final = 30.0
 HEALTHY_S: Final = 60.0
 #: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
@@ -146,26 +145,13 @@ class _Nobody:
     def ended(self, process: Process, why: str) -> None: ...
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where one process runs at a time, and when another may be started (monotonic seconds). fresh: takes the place of
-    the process as soon as it is ready.
-    """
-
-    of: ProcessSet
-    process: Process | None = None
-    fresh: Process | None = None
-    restart_s: float = FIRST_RESTART_S
-    next_start_s: float = 0.0
-
-
 class Supervisor:
     """Keeps processes running until a stop signal.
 
-    env: variables added to this process's own. kill_after_s: a process that has not ended so long after a stop signal
-    is killed. burst: one that ends well is not started again, and when all have, it is over. reloads: the processes
-    report; SIGHUP and reload() replace each by a fresh one, when that is ready. observer: is told of them.
-    deaths: called with each process that may have left jobs behind, and its exit code.
+    env: variables added to this process's own. burst: one that ends well is not started again, and when all have, it
+    is over. reloaded: the processes report; SIGHUP and reload() replace each by a fresh one of the sets that this
+    gives, when that is ready; InvalidArgument of it: all goes on. observer: is told of them. deaths: called with each
+    process that may have left jobs behind, and its exit code.
     """
 
     def __init__(
@@ -173,21 +159,19 @@ class Supervisor:
         sets: Sequence[ProcessSet],
         *,
         env: Mapping[str, str] | None = None,
-        kill_after_s: float = 60.0,
         burst: bool = False,
-        reloads: bool = False,
+        reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
         observer: Observer | None = None,
         deaths: Callable[[Process, int], None] | None = None,
     ) -> None:
-        self._places = [_Place(of) for of in sets for _ in range(of.processes)]
+        self._places, _ = rearrange([], sets)
+        #: Those that end, and those that no place is left for, which end when no fresh process is waited for.
         self._leaving: list[Process] = []
         self._env = {**os.environ, **(env or {})}
-        self._kill_after_s = kill_after_s
-        self._burst, self._reloads = burst, reloads
+        self._burst, self._reloaded = burst, reloaded
         self._observer: Observer = observer or _Nobody()
         self._deaths = deaths
         self._signals = self._passed = self._worst = 0
-        self._looks = any(of.memory_mb is not None for of in sets)
 
     @property
     def processes(self) -> list[Process]:
@@ -204,12 +188,21 @@ class Supervisor:
             return runner.run(self._run(beside))
 
     def reload(self) -> None:
-        """Starts a fresh process for each; each that runs is stopped when its own is ready."""
+        """Starts a fresh process for each place; each that runs is stopped when its own is ready."""
+        assert self._reloaded is not None
+        try:
+            sets = self._reloaded()
+        except InvalidArgument as error:
+            log.error("reload: %s; all goes on as it is", error)
+            return
         log.info("reload: starting fresh processes")
         for place in self._places:
             if place.fresh is not None:
                 self._leave(place.fresh, "reload")
                 place.fresh = None
+        self._places, left = rearrange(self._places, sets)
+        self._leaving += [place.process for place in left if place.process is not None]
+        for place in self._places:
             if place.process is not None:
                 place.fresh = self._start(place.of)
             elif place.next_start_s != NEVER_S:
@@ -220,7 +213,7 @@ class Supervisor:
         loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGCHLD: self._wake.set}
         handlers |= dict.fromkeys(_STOP_SIGNALS, self._on_stop)
-        if self._reloads:
+        if self._reloaded is not None:
             handlers |= {signal.SIGHUP: self.reload, signal.SIGUSR1: lambda: self._send(signal.SIGUSR1)}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -243,6 +236,7 @@ class Supervisor:
             for place in self._places:
                 self._look_at(place, now_s)
             self._leaving = [process for process in self._leaving if not self._has_left(process)]
+            self._stop_left_over()
             self._pass_signals_on()
             self._kill_late()
             if self._over():
@@ -255,6 +249,12 @@ class Supervisor:
         stopped = self._signals or all(place.next_start_s == NEVER_S for place in self._places)
         return bool(stopped) and not self.processes
 
+    def _stop_left_over(self) -> None:
+        if not self._signals and all(place.fresh is None for place in self._places):
+            for process in self._leaving:
+                if not process.ending:
+                    process.stop("reload", process.of.kill_after_s)
+
     def _pass_signals_on(self) -> None:
         while self._passed < self._signals:
             self._passed += 1
@@ -262,7 +262,7 @@ class Supervisor:
                 if self._passed > 1:
                     process.stop("", 2 * OVERTIME_S)
                 elif not process.ending:  # else it stops already, and twice is "at once"
-                    process.stop("", self._kill_after_s)
+                    process.stop("", process.of.kill_after_s)
 
     def _kill_late(self) -> None:
         for process in self.processes:
@@ -270,7 +270,7 @@ class Supervisor:
                 log.error("worker process %d did not stop in time and is killed", process.pid)
                 process.kill_s = NEVER_S
                 process.send(signal.SIGKILL)
-            elif self._looks:
+            else:
                 process.check_memory()
 
     def _send(self, number: signal.Signals) -> None:
@@ -282,10 +282,11 @@ class Supervisor:
         now_s = time.monotonic()
         waits = [place.next_start_s for place in self._places if place.process is None and not self._signals]
         waits += [process.kill_s for process in self.processes]
-        return max(0.0, min([now_s + (LOOK_S if self._looks else LAST_RESTART_S), *waits]) - now_s)
+        looks = any(process.of.memory_mb is not None for process in self.processes)
+        return max(0.0, min([now_s + (LOOK_S if looks else LAST_RESTART_S), *waits]) - now_s)
 
     def _start(self, of: ProcessSet) -> Process:
-        return Process(of, self._env, self._on_report if self._reloads else None)
+        return Process(of, self._env, None if self._reloaded is None else self._on_report)
 
     def _on_report(self, process: Process) -> None:
         self._observer.reported(process)
@@ -294,9 +295,10 @@ class Supervisor:
                 old, place.process, place.fresh = place.process, process, None
                 if old is not None:
                     self._leave(old, "reload")
+                self._wake.set()
 
     def _leave(self, process: Process, why: str) -> None:
-        process.stop(why, self._kill_after_s)
+        process.stop(why, process.of.kill_after_s)
         self._leaving.append(process)
 
     def _has_left(self, process: Process) -> bool:
@@ -316,7 +318,7 @@ class Supervisor:
             self._deaths(process, code)
         return code
 
-    def _look_at(self, place: _Place, now_s: float) -> None:
+    def _look_at(self, place: Place, now_s: float) -> None:
         """Takes note of processes that ended, and starts another when it is time."""
         fresh = place.fresh
         if fresh is not None and (code := self._poll(fresh)) is not None and place.fresh is fresh:
@@ -330,7 +332,7 @@ class Supervisor:
         if place.process is None and place.next_start_s <= now_s and not self._signals:
             place.process = self._start(place.of)
 
-    def _ended(self, place: _Place, process: Process, code: int, now_s: float) -> None:
+    def _ended(self, place: Place, process: Process, code: int, now_s: float) -> None:
         """When another may be started: at once if it asked for that, else later each time."""
         self._note(code)
         why, level = process.ending or "crash", logging.ERROR
@@ -372,8 +374,8 @@ def run_workers(
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
     deaths = Deaths(lambda: AsyncClient(shards=shards), queues)
-    sets = [ProcessSet(command=command, processes=processes)]
-    return Supervisor(sets, kill_after_s=kill_after_s(config), deaths=deaths).run(deaths.open)
+    sets = [ProcessSet(command=command, processes=processes, kill_after_s=kill_after_s(config))]
+    return Supervisor(sets, deaths=deaths).run(deaths.open)
 
 
 def kill_after_s(config: WorkerConfig) -> float:

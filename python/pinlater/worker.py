@@ -21,6 +21,7 @@ from pinlater.config import QueueConfig, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
+from pinlater.jobs import Job
 from pinlater.monitor import Monitor
 from pinlater.overtime import Overtime
 from pinlater.removals import Removals
@@ -70,7 +71,7 @@ class Worker:
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
         self._claimer = Claimer(
-            client, names, self._room, self._take, self._on_removed, self.config.order, self.config.max_jobs
+            client, names, self._room, self._take, self._on_removed, self._jobs, self.config.order, self.config.max_jobs
         )
         self._renewal = Renewal(client._settings.timeouts[1])
         self._overtime = Overtime(self._renewal)
@@ -217,12 +218,17 @@ class Worker:
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
+            if seen_s < self._claimer.heard_since_s:
+                self._claimer.check(jobs)
         if gone := self._removals.among(self._waiting, sent_s):
             self._drop(gone, self._ending.removed)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._waiting = deque(sorted(self._waiting, key=lambda held: self._claimer.rank(held.job)))
         self._start_waiting()
         self._progress.set()
+
+    def _jobs(self) -> list[Job]:
+        return [held.job for held in (*self._running.values(), *self._waiting)]
 
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)

@@ -139,7 +139,8 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     _name_servers(settings, options, load_app(options.app).clients.named)
     _log_at_least_info(settings)
     set_up(options.log_format)
-    return _ended(settings, "run", run_app(options, verbosity=settings.verbosity))
+    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(told, config))
+    return _ended(settings, "run", code)
 
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:

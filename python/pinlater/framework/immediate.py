@@ -32,7 +32,7 @@ _TURN_S: Final = 0.001
 #: As handlers.ThreadPool names its threads.
 _HANDLER_THREAD: Final = "pinlater-handler-"
 
-#: Told of jobs before they are put in line.
+#: Told of jobs that were put in line.
 _Put: TypeAlias = Callable[[str, Sequence[bytes | NewJob]], None]
 
 _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
@@ -53,9 +53,9 @@ class Immediate(Source):
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._runner: asyncio.Runner | None = None
-        #: The worker's client of each loop, and the queues it is for.
-        self._kept: dict[asyncio.AbstractEventLoop, tuple[AsyncClient, list[str]]] = {}
-        #: Queues that got jobs since the last look. Whether jobs may be due later.
+        #: The worker's client of each loop.
+        self._kept: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
+        #: Queues that got jobs since they were worked on. Whether jobs may be due later.
         self._used: set[str] = set()
         self._later = False
 
@@ -97,7 +97,7 @@ class Immediate(Source):
         """See clients.Source."""
         kept = self._kept.pop(asyncio.get_running_loop(), None)
         if kept is not None:
-            await kept[0].close()
+            await kept.close()
 
     def _url(self) -> str:
         if self._server is None:
@@ -107,9 +107,10 @@ class Immediate(Source):
         return self._server.url
 
     def _put(self, queue: str, jobs: Sequence[bytes | NewJob]) -> None:
-        """Jobs are about to be put in line."""
+        """Jobs were put in line."""
         self._used.add(queue)
-        self._later |= any(isinstance(job, NewJob) and (job.delay_ms or job.run_after_ms) for job in jobs)
+        if any(isinstance(job, NewJob) and (job.delay_ms or job.run_after_ms) for job in jobs):
+            self._later = True
 
     def _deferred(self) -> bool:
         """Whether a task puts it in line: then whoever runs the task runs it."""
@@ -148,42 +149,33 @@ class Immediate(Source):
 
         _inside.set(True)
         failed: list[Ran] = []
+        loop = asyncio.get_running_loop()
+        if loop not in self._kept:
+            self._kept = {each: kept for each, kept in self._kept.items() if not each.is_closed()} | {loop: self.new()}
+        client = self._kept[loop]
         for _ in range(MAX_ROUNDS):
-            self._used.clear()
-            client, queues = await self._client_and_queues()
+            queues = [self._used.pop() for _ in range(len(self._used))]
             try:
-                ran = await drain(self._app, queues, client)
+                ran = await drain(self._app, queues, client) if queues else []  # another thread's turn ran them
             except BaseException:
+                self._used.update(queues)
                 await self.aclose()
                 raise
             failed += [each for each in ran if each.outcome == "failed"]
-            self._later |= any(each.outcome in ("retried", "postponed") for each in ran)
-            if not self._used <= set(queues):
-                continue  # a task put jobs in a queue that was not there
-            due_ms: list[int] = []
-            if self._later:
-                due_ms = [job.due_ms for job in await pending(self._app, client) if job.task in self._app.tasks]
-            if not due_ms:
-                self._later = False
+            later = self._later or any(each.outcome in ("retried", "postponed") for each in ran)
+            self._later = False
+            due = [job for job in await pending(self._app, client) if job.task in self._app.tasks] if later else []
+            if due:
+                self._later = True
+                self._used.update(job.queue for job in due)
+                assert self._server is not None
+                self._server.advance(max(0.0, (due[0].due_ms + 1) / 1000 - self._server.clock.now_us() / 1e6))
+            elif not self._used:  # else a task put jobs in one
                 raise_first(failed)
                 return
-            assert self._server is not None
-            self._server.advance(max(0.0, (due_ms[0] + 1) / 1000 - self._server.clock.now_us() / 1e6))
         raise InvalidArgument(
             f"immediate mode: a task is not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
         )
-
-    async def _client_and_queues(self) -> tuple[AsyncClient, list[str]]:
-        """The queues that are there, and a client that has heard of no others: a subscription is of some queues."""
-        loop = asyncio.get_running_loop()
-        client, known = self._kept.get(loop) or (self.new(), [])
-        queues = await client.queue_names()
-        if known and known != queues:
-            await client.close()
-            client = self.new()
-        self._kept = {each: kept for each, kept in self._kept.items() if not each.is_closed()}
-        self._kept[loop] = client, queues
-        return client, queues
 
 
 async def _end_others() -> None:
@@ -222,16 +214,16 @@ class _Client(Client):
         self._put, self._run_out = put, run_out
 
     def _enqueue_job(self, queue: str, job: NewJob) -> str:
-        self._put(queue, [job])
         descriptor = super()._enqueue_job(queue, job)
+        self._put(queue, [job])
         self._run_out()
         return descriptor
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = listed("jobs", jobs)
-        self._put(queue, jobs)
         descriptors = super().enqueue_many(queue, jobs)
+        self._put(queue, jobs)
         self._run_out()
         return descriptors
 
@@ -248,7 +240,7 @@ class _AsyncClient(AsyncClient):
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = listed("jobs", jobs)
-        self._put(queue, jobs)
         descriptors = await super().enqueue_many(queue, jobs)
+        self._put(queue, jobs)
         await self._run_out()
         return descriptors

@@ -1,7 +1,6 @@
 """What `pinlater run` is told: on the command line, and in TOML.
 
-Promises that what is not known is an error that names what is; the command line goes before TOML. Risks: the TOML file
-is read once; a reload starts processes with the same options.
+Promises that what is not known is an error that names what is; the command line goes before TOML. Risks: none known.
 """
 
 from __future__ import annotations

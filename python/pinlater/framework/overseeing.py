@@ -19,10 +19,12 @@ STALE_S: Final = 10.0
 
 
 class Overseer:
-    """The observer of a supervisor of these sets, each of which is to have a process that is ready."""
+    """The observer of a supervisor of these sets, each of which is to have a process that is ready. sets: may be
+    replaced.
+    """
 
     def __init__(self, sets: Sequence[ProcessSet]) -> None:
-        self._sets = sets
+        self.sets = sets
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
         self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", "reload"), 0))
@@ -48,8 +50,8 @@ class Overseer:
         return probe(f"the loop of {', '.join(stuck)} does not turn" if stuck else "")
 
     def _readiness(self) -> Answer:
-        ready = [process.of for process in self._running.values() if process.ready]
-        missing = [of.name for of in self._sets if of not in ready]
+        ready = {process.of.name for process in self._running.values() if process.ready}
+        missing = [of.name for of in self.sets if of.name not in ready]
         return probe(f"not ready: {', '.join(missing)}" if missing else "")
 
     def _metrics(self) -> Answer:

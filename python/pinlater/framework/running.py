@@ -21,6 +21,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -48,6 +49,8 @@ log: Final = logging.getLogger("pinlater.worker")
 #: How often a process reports to its supervisor, and looks at its memory; until it is ready it reports more often.
 REPORT_S: Final = 1.0
 FIRST_REPORTS_S: Final = 0.1
+#: Options that a supervisor lives by: a reload leaves them.
+AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def load_app(name: str) -> PinLater:
@@ -96,27 +99,28 @@ async def worker_of(
             log.info("tasks: %s", dispatcher.stats)
 
 
-def run_app(options: RunOptions, *, verbosity: int = 0) -> int:
+def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
-    verbosity: of the log of further processes.
+    verbosity: of the log of further processes. read: gives the options at a reload; None: they stay.
     """
+    read = read or (lambda: options)
     app = load_app(options.app)
     names = app.queue_names(list(options.queues) or None)
     report_fd = os.environ.pop(REPORT_VARIABLE, None)
     if report_fd is not None:
         os.set_inheritable(int(report_fd), False)
-        return _Run(app, names, options, int(report_fd)).run()
+        return _Run(app, names, options, int(report_fd), read).run()
     if left_out := sorted({task.queue for task in app.tasks.values()} - set(names)):
         log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(names)
     alone = len(groups) == 1 and groups[0].processes == 1
     if alone and not options.watch and groups[0].max_jobs is None and groups[0].memory_mb is None:
-        code = _Run(app, names, groups[0], None).run()
+        code = _Run(app, names, groups[0], None, read).run()
         if code == RECYCLE:
             _start_anew()
         return code
-    return _supervise(app, names, options, groups, verbosity)
+    return _supervise(app, options, verbosity, read)
 
 
 def _start_anew() -> None:
@@ -128,28 +132,18 @@ def _start_anew() -> None:
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
-def _supervise(
-    app: PinLater, names: list[str], options: RunOptions, groups: Sequence[RunOptions], verbosity: int
-) -> int:
+def _supervise(app: PinLater, options: RunOptions, verbosity: int, read: Callable[[], RunOptions]) -> int:
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
-    sets = [
-        ProcessSet(
-            command=[*command, *group.arguments()],
-            processes=group.processes,
-            name="worker process" if len(groups) == 1 else f"worker process of {', '.join(group.queues)}",
-            memory_mb=group.memory_mb,
-        )
-        for group in groups
-    ]
+    names, sets = _sets(app, options, command)
     overseer, deaths = Overseer(sets), Deaths(app.clients.new, names)
-    supervisor = Supervisor(
-        sets,
-        kill_after_s=kill_after_s(options.config(())),
-        burst=options.burst,
-        reloads=True,
-        observer=overseer,
-        deaths=deaths,
-    )
+
+    def reloaded() -> list[ProcessSet]:
+        names, sets = _sets(app, _at_reload(options, read()), command)
+        deaths.add(names)
+        overseer.sets = sets
+        return sets
+
+    supervisor = Supervisor(sets, burst=options.burst, reloaded=reloaded, observer=overseer, deaths=deaths)
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:
@@ -160,11 +154,44 @@ def _supervise(
     return supervisor.run(beside)
 
 
-class _Run:
-    """A worker in this process. report_fd: where it tells its supervisor, if it has one, which serves HTTP then."""
+def _sets(app: PinLater, options: RunOptions, command: Sequence[str]) -> tuple[list[str], list[ProcessSet]]:
+    """The queues, and the processes that work on them."""
+    names = app.queue_names(list(options.queues) or None)
+    groups = options.groups(names)
+    return names, [
+        ProcessSet(
+            command=[*command, *group.arguments()],
+            processes=group.processes,
+            name="worker process" if len(groups) == 1 else f"worker process of {', '.join(group.queues)}",
+            memory_mb=group.memory_mb,
+            kill_after_s=kill_after_s(group.config(())),
+        )
+        for group in groups
+    ]
 
-    def __init__(self, app: PinLater, queues: list[str], options: RunOptions, report_fd: int | None) -> None:
-        self._app, self._queues, self._options = app, queues, options
+
+def _at_reload(old: RunOptions, new: RunOptions) -> RunOptions:
+    """The new ones, but for those that a supervisor itself lives by."""
+    stays = {name: getattr(old, name) for name in AT_START}
+    if changed := [name for name, value in stays.items() if getattr(new, name) != value]:
+        log.warning("reload: %s: changed, which a start sees, and not a reload", ", ".join(changed))
+    return replace(new, **stays)
+
+
+class _Run:
+    """A worker in this process. report_fd: where it tells its supervisor, if it has one, which serves HTTP then. read:
+    raises InvalidArgument if a process that is started now would not come up.
+    """
+
+    def __init__(
+        self,
+        app: PinLater,
+        queues: list[str],
+        options: RunOptions,
+        report_fd: int | None,
+        read: Callable[[], RunOptions],
+    ) -> None:
+        self._app, self._queues, self._options, self._read = app, queues, options, read
         self._config = options.config(queues)
         self._report_fd = report_fd
         self._stops = self._code = 0
@@ -215,13 +242,21 @@ class _Run:
             self._code = code
             self._worker.request_stop()
 
+    def _reload(self) -> None:
+        try:
+            self._read()
+        except InvalidArgument as error:
+            log.error("reload: %s; all goes on as it is", error)
+        else:
+            self._end(RECYCLE)
+
     @contextmanager
     def _other_signals(self) -> Iterator[None]:
         """SIGHUP: another process is to go on. SIGUSR1: a dump, made at once, as the loop may be kept busy."""
         loop = asyncio.get_running_loop()
 
         def hang_up(*_: object) -> None:
-            loop.call_soon_threadsafe(self._end, RECYCLE)
+            loop.call_soon_threadsafe(self._reload)
 
         def tell(*_: object) -> None:
             log.warning("what runs now:\n%s", dump(self._worker))
