@@ -59,6 +59,32 @@ def test_msgpack_keeps_bytes_integer_keys_and_aware_dates() -> None:
     assert envelope.read(packed("t", "msgpack", args, {}))[1] == args
 
 
+_FAR = datetime.timedelta(hours=23, minutes=59)
+ODD_VALUES = {
+    "tuples as keys": {(1, (2, b"x")): {"a": [{(): 1}]}, None: 2},
+    "the last date, west": datetime.datetime.max.replace(tzinfo=datetime.timezone(-_FAR)),
+    "the first date, east": datetime.datetime.min.replace(tzinfo=datetime.timezone(_FAR)),
+    "both, and usual dates": [
+        {(1, 2): datetime.datetime(1965, 1, 2, 3, 4, 5, 999_999, tzinfo=datetime.UTC)},
+        datetime.datetime.max.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-1))),
+    ],
+}
+
+
+@pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
+def test_what_msgpack_packs_is_read_back_wherever_it_stands(value: Any) -> None:
+    body = packed("t", "msgpack", [value], {"a": value}, {"state": value})
+    assert envelope.read(body) == (b"t", [value], {"a": value}, {"state": value})
+    assert envelope.read(envelope.with_headers(body, {"trace": "x"}))[3] == {"state": value, "trace": "x"}
+    assert envelope.read_result(envelope.pack_result("msgpack", value)) == value
+
+
+def test_a_result_that_can_not_be_read_is_said_to_be_so() -> None:
+    for wrong in (b"\x01\xc1", b"\x01\x81\x80\x01", b"\x02{", b"\x09"):
+        with pytest.raises(BodyUnreadable, match="result: it can not be read: "):
+            envelope.read_result(wrong)
+
+
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 def test_a_state_is_put_in_and_replaced_and_nothing_else_changes(codec: Codec) -> None:
     body = packed("t", codec, [1], {"a": 2}, {"trace": "x"})
