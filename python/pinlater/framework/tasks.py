@@ -197,8 +197,9 @@ class Producer(Generic[P, R_co]):
             return self._raw_body(args, kwargs)
         if self._given:
             self._check_given(kwargs)
+        headers = self._told()
         try:
-            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, self._told()))
+            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, headers))
         except Exception as error:
             raise self._not_packed(error) from None
 
