@@ -179,6 +179,17 @@ async def _cancel(app: PinLater) -> None:
     assert is_failed((await one(app, task))[0], "Cancel: why")
 
 
+@line("its arguments do not fit the function (a `TypeError` of the call itself)")
+async def _does_not_fit(app: PinLater) -> None:
+    @app.task
+    async def task(x: int) -> None: ...
+
+    unchecked: Any = task
+    info, _ = await one(app, unchecked)
+    said = "TypeError: _does_not_fit.<locals>.task() missing 1 required positional argument: 'x'"
+    assert is_failed(info, said)
+
+
 @line("an async task is past its timeout")
 async def _timeout(app: PinLater) -> None:
     cancelled = []

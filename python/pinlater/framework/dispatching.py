@@ -335,7 +335,7 @@ def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
     """How an attempt that failed counts, by its error and the task's options. Raises what its backoff raises."""
-    final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
+    final = isinstance(error, (Cancel, Expired, *task.running.give_up_on)) or task.never_fits(job, error)
     last = final or job.attempts_remaining <= 1
     status = report(error, job, worker, lasted_s, last=last)
     return Failed(status, 0 if last else _delay_ms(task, job, error), final)

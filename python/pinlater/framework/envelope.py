@@ -49,11 +49,13 @@ Envelope: TypeAlias = tuple[bytes, list[Any], dict[str, Any], dict[str, Any]]
 
 
 def head(name: str, codec: Codec) -> bytes:
-    """What stands before the document: mark, version, codec, length of the name, name. Once a task."""
+    """What stands before the document: mark, version, codec, length of the name, name. Once a task; checks the name."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"task name: expected text, got {name!r:.60}")
     told = name.encode()
     if not 1 <= len(told) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"task name: expected 1 to {MAX_NAME_BYTES} bytes, got {len(told)} ({name!r:.40})")
-    return bytes([MARK, VERSION, CODEC_BYTES[codec], len(told)]) + told
+    return bytes([MARK, VERSION, CODEC_BYTES.get(codec, 0), len(told)]) + told
 
 
 def packer(codec: Codec) -> Callable[[Any], bytes]:

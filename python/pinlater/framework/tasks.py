@@ -20,9 +20,10 @@ from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff, milliseconds
 from pinlater.framework.batches import Item
 from pinlater.framework.clients import AppClients
-from pinlater.framework.context import BaseContext, Context, SyncContext, current_trace
+from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Needs
 from pinlater.framework.envelope import Codec
+from pinlater.framework.functions import check_function, context_of, never_fits
 from pinlater.framework.handles import Handle
 from pinlater.framework.reports import Failure
 from pinlater.handlers import is_async
@@ -82,7 +83,7 @@ class Producer(Generic[P, R_co]):
         self._headers, self._given, self._results = sending.headers, sending.given, sending.results
         self._hooks = clients.enqueue_hooks
         self._raw = sending.codec == "raw"
-        self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
+        self._head = envelope.head(sending.name, sending.codec)
         self._codec = sending.codec
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
@@ -263,7 +264,9 @@ class Task(Producer[P, R_co]):
     """
 
     def __init__(self, function: Callable[..., Any], clients: AppClients, sending: Sending, running: Running) -> None:
-        self.needs = Needs(f"task {sending.name!r}", function)
+        what = f"task {sending.name!r}"
+        check_function(what, function)
+        self.needs = Needs(what, function)
         sending = dataclasses.replace(sending, given=frozenset(self.needs.parameters))
         super().__init__(clients, sending)
         functools.update_wrapper(self, function)
@@ -273,7 +276,7 @@ class Task(Producer[P, R_co]):
         self.is_async = isinstance(self, AsyncTask)
         self.kind: Kind = running.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = running.on_failure is not None and is_async(running.on_failure)
-        self.context = _context_of(sending.name, function, self.is_async)
+        self.context = context_of(what, function, self.is_async)
         self._check()
 
     def __repr__(self) -> str:
@@ -298,6 +301,16 @@ class Task(Producer[P, R_co]):
     def _batch_of_one(self, item: Item[Any], value: Any) -> Any:
         """What a plain call of a batch task gives, by what its function gave."""
         raise NotImplementedError
+
+    def never_fits(self, job: Job, error: BaseException) -> bool:
+        """Whether the error is that of a call which the function can not take: no further attempt mends it."""
+        if type(error) is not TypeError:
+            return False
+        args, kwargs = ([job.body], {}) if self._raw else envelope.read(job.body)[1:3]
+        if self.running.batch is not None:
+            return len(args) != 1 or bool(kwargs)
+        given, context = self.needs.parameters, self.context is not None
+        return never_fits(self.function, args, kwargs, error, given=given, context=context)
 
     def _check(self) -> None:
         """What goes together, or InvalidArgument."""
@@ -344,36 +357,6 @@ def task_of(function: Callable[..., Any], clients: AppClients, sending: Sending,
 
 async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
     """An inline call's checkpoint."""
-
-
-def _context_of(name: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
-    """The context that the function's first parameter is annotated with."""
-    call = function if hasattr(function, "__code__") else function.__call__  # type: ignore[operator]
-    annotations = {key: value for key, value in getattr(call, "__annotations__", {}).items() if key != "return"}
-    for parameter, annotation in annotations.items():
-        kind = _evaluated(annotation, getattr(call, "__globals__", {}))
-        if not isinstance(kind, type) or not issubclass(kind, BaseContext):
-            continue
-        wanted = Context if is_async else SyncContext
-        if parameter != _first_parameter(call) or kind is not wanted:
-            raise InvalidArgument(
-                f"task {name!r}: expected its first parameter as a {wanted.__name__}, got {parameter}: {kind.__name__}"
-            )
-        return kind
-    return None
-
-
-def _first_parameter(function: Callable[..., Any]) -> str | None:
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return next((name for name in names if name != "self"), None)
-
-
-def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
-    """What an annotation means that is text: a name, or a name of a module."""
-    if not isinstance(annotation, str):
-        return annotation
-    first, *rest = annotation.split(".")
-    return functools.reduce(lambda found, name: getattr(found, name, None), rest, names.get(first))
 
 
 def _milliseconds_at(at: datetime.datetime) -> int:
