@@ -349,7 +349,7 @@ class Supervisor:
             place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
         self._observer.ended(process, why)
         pause_s = place.next_start_s - now_s
-        log.log(level, "%s %d %s; starting another in %.1f s", place.of.name, process.pid, how(code), pause_s)
+        log.log(level, "%s %d %s; starting another in %.1f s", process.of.name, process.pid, how(code), pause_s)
 
     def _note(self, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""
