@@ -69,9 +69,9 @@ class _BatchDecorator(Protocol):
 
 
 class PinLater:
-    """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
-    timeout_s: for a call of a producer or a handle. middleware: the first is the outermost. immediate: what is put in
-    line runs at once, in this process, and no server is used; see immediate().
+    """url: as of Client: by default PINLATER_URL, else what TOML says (docs/tasks.md), else the embedded server.
+    shards: names and URLs, instead of a URL. timeout_s: for a call of a producer or a handle. middleware: the first is
+    the outermost. immediate: what is put in line runs at once, in this process, and no server is used; see immediate().
 
     Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
     """

@@ -7,6 +7,7 @@ client was closed leaves the connections to the garbage collector.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.errors import InvalidArgument
 from pinlater.framework.middleware import EnqueueHook
+from pinlater.shards import URL_VARIABLE
 
 
 class Source(Protocol):
@@ -45,8 +47,9 @@ class Source(Protocol):
 
 
 class AppClients:
-    """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
-    made that is not there yet. source: where the clients come from instead of the URL, if it is set.
+    """url, shards, timeout_s: as of Client; PINLATER_URL, or the TOML file, is read when a client is made.
+    queue_config: how a queue is made that is not there yet. source: where the clients come from instead of the URL, if
+    it is set.
     """
 
     def __init__(
@@ -102,12 +105,22 @@ class AppClients:
         """One more client, its caller's own to close."""
         if self.source is not None:
             return self.source.new()
-        return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
         if self.source is not None:
             return self.source.sync()
-        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return Client(url, shards=shards, timeout_s=self._timeout_s)
+
+    def _servers(self) -> tuple[str | None, Mapping[str, str] | None]:
+        """The app's own; else, where PINLATER_URL names none, those of the TOML file."""
+        if self.named or os.environ.get(URL_VARIABLE):
+            return self._url, self._shards
+        from pinlater.framework import toml_file  # not every app has one
+
+        return toml_file.servers()
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:
