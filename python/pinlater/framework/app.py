@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, get_args, overload
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
@@ -27,6 +28,7 @@ from pinlater.framework.immediate import Immediate
 from pinlater.framework.middleware import Middleware, enqueue_hook
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
+from pinlater.tracebacks import is_ours
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -280,6 +282,13 @@ class PinLater:
         needs = {name: task.needs for name, task in self.tasks.items() if (task.kind == "process") is in_process}
         needed = not in_process or any(each.shared for each in needs.values())
         return living(self._lifespan if needed else None, needs)
+
+    def raised_by_lifespan(self, error: BaseException) -> bool:
+        """Whether the error comes from the lifespan itself, not from what ran while it was entered."""
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        codes = [frame.f_code for frame in frames]
+        code = getattr(self._lifespan, "__code__", None)
+        return code in codes and not any(map(is_ours, frames[len(codes) - codes[::-1].index(code) :]))
 
     def imported_as(self, name: str) -> None:
         """Notes the module:app by which it was found."""

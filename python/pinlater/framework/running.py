@@ -29,7 +29,7 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
-from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
+from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
@@ -39,9 +39,10 @@ from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
 from pinlater.framework.watching import folder_of, watch
-from pinlater.handlers import Handler, load_object
+from pinlater.handlers import Handler, describe, load_object
 from pinlater.process import MIB, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
 from pinlater.supervisor import StopSignals, Supervisor, kill_after_s
+from pinlater.tracebacks import in_users_code
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -49,13 +50,20 @@ log: Final = logging.getLogger("pinlater.worker")
 #: How often a process reports to its supervisor, and looks at its memory; until it is ready it reports more often.
 REPORT_S: Final = 1.0
 FIRST_REPORTS_S: Final = 0.1
+#: Of what an app's module or lifespan raised.
+ERROR_BYTES: Final = 1_000
 #: Options that a supervisor lives by: a reload leaves them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def load_app(name: str) -> PinLater:
-    """The app that `module:app` names, the current directory on the path. Or InvalidArgument."""
-    found = load_object(name, "app")
+    """The app that `module:app` names, the current directory on the path. Or InvalidArgument, or AppFailed."""
+    try:
+        found = load_object(name, "app")
+    except Exception as error:
+        if isinstance(error, InvalidArgument) and not in_users_code(error):
+            raise
+        raise AppFailed(f"app {name!r}: its module can not be imported: {describe(error, ERROR_BYTES)}") from error
     if not isinstance(found, PinLater):
         raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
     found.imported_as(name)
@@ -199,7 +207,13 @@ class _Run:
     def run(self) -> int:
         """Returns the exit code: RECYCLE when another process is to go on."""
         with StopSignals(self._config.stop_timeout_s) as signals:
-            uvloop.run(self._work(signals))
+            try:
+                uvloop.run(self._work(signals))
+            except Exception as error:
+                if not self._app.raised_by_lifespan(error):
+                    raise
+                told = describe(error, ERROR_BYTES)
+                raise AppFailed(f"app {self._options.app!r}: its lifespan raised {told}") from error
         return self._code
 
     async def _work(self, signals: StopSignals) -> None:
