@@ -199,7 +199,7 @@ class PinLater:
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
         batch: int | None = None,
-        batch_wait: float = DEFAULT_BATCH_WAIT_S,
+        batch_wait: float | None = None,
     ) -> Any:
         """Makes a function a task; bare or with options. Times are seconds.
 
@@ -215,7 +215,7 @@ class PinLater:
         """
         running = Running(
             backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
-            give_up_on=give_up_on,
+            give_up_on=_check_errors(give_up_on),
             timeout_s=None if timeout is None else milliseconds("timeout", timeout, least=0.001) / 1000,
             expires_ms=None if expires is None else milliseconds("expires", expires),
             lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
@@ -223,7 +223,7 @@ class PinLater:
             on_failure=on_failure,
             kind=_check_kind(runs_in),
             batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
-            batch_wait_s=milliseconds("batch_wait", batch_wait) / 1000,
+            batch_wait_s=_batch_wait_s(batch, batch_wait),
         )
         options = {
             "priority": check_integer("priority", priority, 1, MAX_PRIORITY),
@@ -251,6 +251,8 @@ class PinLater:
                     f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
                 )
         self.tasks[task.name] = task
+        if task.codec == "raw":
+            self.clients.raw_queues.add(task.queue)
         return task
 
     # what is around tasks
@@ -331,16 +333,24 @@ class PinLater:
 
     # queues
 
-    def queue_config(self, queue: str) -> QueueConfig:
-        """How a queue is made: the longest lease and the lowest priority that its tasks ask for, where they do."""
-        tasks = [task for task in self.tasks.values() if task.queue == queue]
+    def queue_config(self, queue: str, task: str = "", priority: int = 1) -> QueueConfig:
+        """How a queue is made: the longest lease and the lowest priority that its tasks ask for, where they do.
+
+        task, priority: of a job that is sent to it, whose task may be of another queue.
+        """
         usual = QueueConfig()
-        leases_ms = [task.running.lease_ms for task in tasks if task.running.lease_ms is not None]
+        lease_ms, levels = self.asked_of(queue, task)
         return QueueConfig(
-            lease_ms=max(leases_ms, default=usual.lease_ms),
-            levels=max([usual.levels, *(task.priority for task in tasks)]),
+            lease_ms=lease_ms or usual.lease_ms,
+            levels=max(usual.levels, levels, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
         )
+
+    def asked_of(self, queue: str, task: str = "") -> tuple[int, int]:
+        """The longest lease (ms) and the lowest priority that tasks of a queue, and one more, ask for; 0: none do."""
+        asking = [each for each in self.tasks.values() if each.queue == queue or each.name == task]
+        leases_ms = [each.running.lease_ms or 0 for each in asking]
+        return max(leases_ms, default=0), max((each.priority for each in asking), default=0)
 
     def queue_names(self, chosen: Iterable[str] | None = None) -> list[str]:
         """The queues of its tasks, or the chosen ones: those that `using(queue=)` names included."""
@@ -350,6 +360,20 @@ class PinLater:
         if chosen is None:
             return known
         return [check_queue_name(name) for name in dict.fromkeys(chosen)]
+
+
+def _batch_wait_s(batch: Any, wait: float | None) -> float:
+    if wait is None:
+        return DEFAULT_BATCH_WAIT_S
+    if batch is None:
+        raise InvalidArgument("batch_wait: expected batch= beside it, got none")
+    return milliseconds("batch_wait", wait) / 1000
+
+
+def _check_errors(kinds: Any) -> tuple[type[BaseException], ...]:
+    if isinstance(kinds, tuple) and all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        return kinds
+    raise InvalidArgument(f"give_up_on: expected a tuple of exception types, got {kinds!r:.60}")
 
 
 def _check_kind(kind: Any) -> Kind | None:

@@ -48,8 +48,8 @@ class Source(Protocol):
 
 class AppClients:
     """url, shards, timeout_s: as of Client; PINLATER_URL, or the TOML file, is read when a client is made.
-    queue_config: how a queue is made that is not there yet. source: where the clients come from instead of the URL, if
-    it is set.
+    queue_config: how a queue is made that is not there yet, for a task and a priority. source: where the clients come
+    from instead of the URL, if it is set.
     """
 
     def __init__(
@@ -57,13 +57,15 @@ class AppClients:
         url: str | None,
         shards: Mapping[str, str] | None,
         timeout_s: float,
-        queue_config: Callable[[str], QueueConfig],
+        queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
         self.source: Source | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
+        #: Those of the app's raw tasks.
+        self.raw_queues: set[str] = set()
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}

@@ -29,7 +29,7 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
-from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, ServerError
+from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, QueueError, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
 from pinlater.framework.dispatching import Dispatcher
@@ -92,8 +92,13 @@ async def worker_of(
     async with app.clients.new() if client is None else nullcontext(client) as client, app.living() as made:
         try:
             for name in missing:
-                await client.create_queue(name, app.queue_config(name))
-        except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
+                if not await client.create_queue(name, app.queue_config(name)):
+                    await _compare(app, client, name)
+        except (
+            ServerError,
+            OutcomeUnknown,
+            QueueError,
+        ) as error:  # it waits for the server; producers make queues
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
@@ -105,6 +110,26 @@ async def worker_of(
         finally:
             await dispatcher.close()
             log.info("tasks: %s", dispatcher.stats)
+
+
+async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
+    """A queue that is there gets the levels that its tasks ask for. That its lease is shorter is told: it may be meant
+    so.
+    """
+    found = await client.queue_config(queue)
+    lease_ms, levels = app.asked_of(queue)
+    if levels > found.levels:
+        await client.configure_queue(queue, levels=levels)
+        log.info("queue %s: it has %d levels now, as its tasks ask for; it had %d", queue, levels, found.levels)
+    if lease_ms > found.lease_ms:
+        log.warning(
+            "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease-ms %d",
+            queue,
+            found.lease_ms / 1000,
+            lease_ms / 1000,
+            queue,
+            lease_ms,
+        )
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from pinlater import _core
+from pinlater._core import MAX_TIME_MS
 from pinlater.client import listed
+from pinlater.config import QueueConfig
 from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff, milliseconds
@@ -92,7 +94,7 @@ class Producer(Generic[P, R_co]):
         try:
             descriptor = client._enqueue_job(self._queue, job)
         except QueueNotFound:
-            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            client.create_queue(self._queue, self._queue_config())
             descriptor = client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
@@ -105,7 +107,7 @@ class Producer(Generic[P, R_co]):
         try:
             descriptor = await client._enqueue_job(self._queue, job)
         except QueueNotFound:
-            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            await client.create_queue(self._queue, self._queue_config())
             descriptor = await client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
@@ -115,7 +117,7 @@ class Producer(Generic[P, R_co]):
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
-            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            client.create_queue(self._queue, self._queue_config())
             descriptors = client.enqueue_many(self._queue, jobs)
         return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
@@ -125,7 +127,7 @@ class Producer(Generic[P, R_co]):
         try:
             descriptors = await client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
-            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            await client.create_queue(self._queue, self._queue_config())
             descriptors = await client.enqueue_many(self._queue, jobs)
         return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
@@ -161,6 +163,10 @@ class Producer(Generic[P, R_co]):
         options |= {name: value for name, value in (("priority", priority), ("key", key)) if value is not None}
         headers |= {} if trace is None else {"trace": trace}
         sending = self._sending
+        if not isinstance(trace, str | None):
+            raise InvalidArgument(f"trace: expected text, got {trace!r:.60}")
+        if not self._raw and queue in self._clients.raw_queues:
+            raise InvalidArgument(f"task {sending.name!r}: queue {queue!r} is of a raw task, which takes no others")
         if self._raw and (trace is not None or queue not in (None, sending.queue)):
             raise InvalidArgument(
                 f"task {sending.name!r}: a raw task has no trace, and is found by its own queue alone"
@@ -177,6 +183,9 @@ class Producer(Generic[P, R_co]):
                 results=sending.results,
             ),
         )
+
+    def _queue_config(self) -> QueueConfig:
+        return self._clients.queue_config(self._queue, self._sending.name, self._options["priority"])
 
     def _told(self) -> dict[str, Any]:
         """The headers of what is put in line now: those of using(), the trace of the task that runs, those of hooks."""
@@ -362,4 +371,7 @@ async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
 def _milliseconds_at(at: datetime.datetime) -> int:
     if not isinstance(at, datetime.datetime) or at.tzinfo is None:
         raise InvalidArgument(f"at: expected a datetime with a time zone, got {at!r:.60}")
+    if not 0 <= at.timestamp() <= MAX_TIME_MS / 1000:
+        latest = datetime.datetime.fromtimestamp(MAX_TIME_MS // 1000, datetime.UTC)
+        raise InvalidArgument(f"at: expected a time from 1970 to {latest:%Y-%m-%d}, got {at}")
     return milliseconds("at", at.timestamp())
