@@ -5,8 +5,12 @@ Promises: the worked examples of the page are read from the page. Risks: none kn
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import decimal
+import enum
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,66 @@ def test_what_msgpack_packs_is_read_back_wherever_it_stands(value: Any) -> None:
     assert envelope.read(body) == (b"t", [value], {"a": value}, {"state": value})
     assert envelope.read(envelope.with_headers(body, {"trace": "x"}))[3] == {"state": value, "trace": "x"}
     assert envelope.read_result(envelope.pack_result("msgpack", value)) == value
+
+
+class Text(enum.StrEnum):
+    A = "a"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Thing(enum.Enum):
+    A = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+_EAST = datetime.timezone(datetime.timedelta(hours=2))
+REFUSED: Any = object()
+#: As the page has them: value, what msgpack makes of it, what JSON makes of it.
+CHANGES: list[tuple[Any, Any, Any]] = [
+    ((1, 2), [1, 2], [1, 2]),
+    ({1: 2}, {1: 2}, REFUSED),
+    ({(1, 2): 3}, {(1, 2): 3}, REFUSED),
+    (float("inf"), float("inf"), None),
+    (2**64, REFUSED, REFUSED),
+    (
+        datetime.datetime(2020, 1, 1, tzinfo=_EAST),
+        datetime.datetime(2020, 1, 1, tzinfo=_EAST),
+        "2020-01-01T00:00:00+02:00",
+    ),
+    (datetime.datetime(2020, 1, 1), REFUSED, "2020-01-01T00:00:00"),
+    (datetime.date(2020, 1, 1), REFUSED, "2020-01-01"),
+    (b"x", b"x", REFUSED),
+    (bytearray(b"x"), b"x", REFUSED),
+    (Point(), REFUSED, {"x": 1}),
+    (uuid.UUID(int=1), REFUSED, str(uuid.UUID(int=1))),
+    (Thing.A, REFUSED, 1),
+    ((Text.A, Number.ONE), ["a", 1], ["a", 1]),
+    ({1}, REFUSED, REFUSED),
+    (decimal.Decimal(1), REFUSED, REFUSED),
+    (datetime.timedelta(1), REFUSED, REFUSED),
+]
+
+
+@pytest.mark.parametrize(("value", "in_msgpack", "in_json"), CHANGES, ids=repr)
+def test_what_a_codec_makes_of_values(value: Any, in_msgpack: Any, in_json: Any) -> None:
+    for codec, wanted in (("msgpack", in_msgpack), ("json", in_json)):
+        if wanted is REFUSED:
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                packed("t", codec, [value], {})  # type: ignore[arg-type]
+        else:
+            assert envelope.read(packed("t", codec, [value], {}))[1] == [wanted]  # type: ignore[arg-type]
+
+
+def test_an_integer_past_64_bits_in_json_of_others_is_a_float() -> None:
+    read = envelope.read(envelope.head("t", "json") + b"[[118059162071741130342400]]")[1]
+    assert (type(read[0]), read) == (float, [118059162071741130342400.0])
 
 
 def test_a_result_that_can_not_be_read_is_said_to_be_so() -> None:

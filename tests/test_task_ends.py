@@ -342,6 +342,10 @@ async def _expires(app: PinLater) -> None:
     assert info.state is State.FAILED
     assert re.match(r"Expired: not run: it came \d+ ms after it was due, and expires after 50\n", info.status)
     assert "late" not in ran  # the delayed one was due 20 ms ago
+    assert await app.clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
+    await run(app)
+    assert await handles[0].astatus() is State.FAILED  # brought back, it expires again
+    assert "late" not in ran
 
 
 async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], object], timeout_s: float) -> JobInfo | None:
