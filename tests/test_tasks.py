@@ -375,8 +375,10 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"expires": -1}, len, "expires: expected seconds, 0 or more, got -1"),
         ({"backoff": float("nan")}, len, "backoff: expected seconds, 0 or more, got nan"),
         ({"batch_wait": 1}, len, "batch_wait: expected batch= beside it, got none"),
-        ({"give_up_on": ValueError}, len, "give_up_on: expected a tuple of exception types, got <class 'ValueError'>"),
-        ({"give_up_on": ("x",)}, len, "give_up_on: expected a tuple of exception types"),
+        ({"give_up_on": "x"}, len, "give_up_on: expected exception types, got 'x'"),
+        ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
+        ({"on_failure": "x"}, len, r"on_failure: expected a function of one argument \(the Failure\), got 'x'"),
+        ({"on_failure": lambda: None}, len, r"on_failure: expected a function of one argument \(the Failure\), got <f"),
         ({}, 5, "task: expected a function, or name=, got 5"),
     ],
 )

@@ -6,13 +6,14 @@ Promises what the user can read: files of theirs and of what they call. Risks: n
 from __future__ import annotations
 
 import importlib
+import os
 import traceback
 from itertools import dropwhile
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-_OURS: Final = str(Path(__file__).parent)
+_OURS: Final = str(Path(__file__).parent) + os.sep
 _LIBRARY: Final = Path(importlib.__file__).parent.parent
 #: What stands between us and the user's code.
 _BETWEEN: Final = (str(_LIBRARY / "importlib"), str(_LIBRARY / "contextlib.py"), str(_LIBRARY / "asyncio"))
