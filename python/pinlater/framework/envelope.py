@@ -159,7 +159,8 @@ class _Packers(threading.local):
 _packers: Final = _Packers()
 
 
-def _unpack_msgpack(packed: bytes) -> Any:
+def unpack_msgpack(packed: bytes) -> Any:
+    """What a packer packed; raises what msgpack raises."""
     try:
         return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
     except (TypeError, OverflowError):  # what the packer packs, and the unpacker has no object for
@@ -201,6 +202,6 @@ def _unpack_json(packed: bytes) -> Any:
 
 
 _UNPACK: Final[dict[int, Callable[[bytes], Any]]] = {
-    CODEC_BYTES["msgpack"]: _unpack_msgpack,
+    CODEC_BYTES["msgpack"]: unpack_msgpack,
     CODEC_BYTES["json"]: _unpack_json,
 }
