@@ -101,7 +101,7 @@ class Point:
 
 
 _EAST = datetime.timezone(datetime.timedelta(hours=2))
-REFUSED: Any = object()
+REFUSED: Any = "refused"
 #: As the page has them: value, what msgpack makes of it, what JSON makes of it.
 CHANGES: list[tuple[Any, Any, Any]] = [
     ((1, 2), [1, 2], [1, 2]),
