@@ -30,6 +30,7 @@ from pinlater import (
     ResultGone,
     ResultTimeout,
     ServerRefused,
+    State,
     TaskFailed,
 )
 from pinlater import results as core
@@ -94,6 +95,8 @@ async def test_a_result_is_had_before_and_after_the_job_ends_in_sync_and_async_c
     assert await asyncio.gather(*waits) == [8, {"x": ["é", None]}] * 2
     assert await asyncio.to_thread(lambda: [handle.result(0) for handle in handles]) == [8, {"x": ["é", None]}]
     assert await app.handle(handles[0].descriptor).aresult(0) == 8
+    assert [await handle.astatus() for handle in handles] == [State.SUCCEEDED] * 2
+    assert await asyncio.to_thread(app.handle(handles[0].descriptor).status) is State.SUCCEEDED
     await heard(server, 0)
     await app.aclose()
 

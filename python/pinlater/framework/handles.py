@@ -96,12 +96,20 @@ class Handle(Generic[R_co]):
         return hash(self.descriptor)
 
     def status(self) -> State | None:
-        """The job's state; None if it is not there: it succeeded and its queue keeps none such, or it was removed."""
-        return _state(self._clients.blocking("status").lookup([self.descriptor]).get(self.descriptor))
+        """The job's state; None if it is not there: it succeeded and neither it nor a result is kept, or it was
+        removed.
+        """
+        client = self._clients.blocking("status")
+        if not self._results:
+            return _state(client.lookup([self.descriptor]).get(self.descriptor))
+        return client._run(lambda end: results.state_of(client._session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
         """See status."""
-        return _state((await self._async.lookup([self.descriptor])).get(self.descriptor))
+        client = self._async
+        if not self._results:
+            return _state((await client.lookup([self.descriptor])).get(self.descriptor))
+        return await client._run(lambda end: results.state_of(client._session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
         """All that is known of the job, or None."""
