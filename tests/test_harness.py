@@ -138,6 +138,9 @@ def test_what_is_in_line(harness: Harness) -> None:
     assert harness.assert_enqueued("greet", ["a"], {"times": 3}, queue="other", count=1)[0].queue == "other"
     harness.assert_enqueued(second, (("x", "y"),), {}, count=1)  # of tuples the codec makes lists
     harness.assert_enqueued(raw, (b"body",))
+    assert len(harness.assert_enqueued(greet.using(delay=60))) == 2
+    with pytest.raises(InvalidArgument, match="assert_enqueued: expected a task, or its name, got <function greet"):
+        harness.assert_enqueued(greet.function)  # type: ignore[arg-type]
     harness.assert_enqueued(greet, ("b",), count=0)
     with pytest.raises(AssertionError) as raised:
         harness.assert_enqueued(greet, ("a",), {"times": 2})
@@ -177,6 +180,65 @@ def test_the_app_is_as_before_afterwards(harness: Harness) -> None:
             inner.drain()
         assert done == []
         assert len(harness.assert_enqueued("other")) == 1
+
+
+def test_jobs_that_go_on_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+    endless = PinLater()
+
+    @endless.task(name="again")
+    def again() -> None:
+        again.enqueue()
+
+    @endless.task(name="snoozes")
+    async def snoozes() -> None:
+        raise Snooze(0)
+
+    @endless.task(name="once")
+    async def once(what: int) -> None:
+        pass
+
+    for task in (again, snoozes):
+        with Harness(endless) as harness:
+            task.enqueue()
+            with pytest.raises(
+                InvalidArgument, match=f"task '{task.name}': expected its jobs to come to an end, got 2"
+            ):
+                harness.drain()
+    with Harness(endless) as harness:
+        once.enqueue_many([(i,) for i in range(50)])
+        assert len(harness.drain()) == 50, "what was in line before may be as much as there is"
+
+
+def test_a_task_that_the_app_does_not_have(harness: Harness) -> None:
+    app.by_name("elsewhere").using(queue="of_another_app").enqueue()
+    assert [each.outcome for each in harness.drain()] == ["postponed"]
+    app.send("gret", "a")
+    with pytest.raises(InvalidArgument, match=r"queue 'default': expected a task of the app \(.*greet.*\), got 'gret'"):
+        harness.drain()
+    harness.clock.advance(6)
+    (ran,) = (each for each in harness.drain(raising=False) if each.task == "gret")
+    assert (ran.outcome, type(ran.error)) == ("postponed", InvalidArgument)
+
+
+def test_what_tasks_returned() -> None:
+    giving = PinLater()
+
+    @giving.task(name="loop")
+    async def on_loop(number: int) -> object:
+        return {number}
+
+    @giving.task(name="thread", attempts=2, backoff=0)
+    def in_thread(context: SyncContext) -> str:
+        if context.attempt == 1:
+            raise KeyError
+        return "second"
+
+    with Harness(giving) as harness:
+        on_loop.enqueue(1)
+        assert [each.value for each in harness.drain()] == [{1}]
+        in_thread.enqueue()
+        assert [each.value for each in harness.drain(raising=False)] == [None, "second"]
 
 
 def test_tasks_that_wait_for_each_other_need_slots() -> None:

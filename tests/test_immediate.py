@@ -145,8 +145,22 @@ def test_threads_take_turns() -> None:
 
 def test_a_task_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinlater.framework.immediate.MAX_ROUNDS", 5)
-    with pytest.raises(InvalidArgument, match="is not at an end after 5 rounds"):
+    with pytest.raises(InvalidArgument, match="'endless': not at an end after 5 rounds"):
         endless.enqueue()
+
+
+def test_a_task_that_puts_itself_in_line_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+
+    @app.task(name="again")
+    def again() -> None:
+        again.enqueue()
+
+    try:
+        with pytest.raises(InvalidArgument, match="task 'again': expected its jobs to come to an end"):
+            again.enqueue()
+    finally:
+        del app.tasks["again"]
 
 
 def test_an_unknown_task_stays_in_line() -> None:

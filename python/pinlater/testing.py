@@ -87,7 +87,8 @@ class Harness:
         """Runs due jobs until nothing is due, those that they put in line too; returns the attempts, in order.
 
         raising: in the end the first error of a task is raised, whether it is tried again or not; Retry, Snooze,
-        Cancel and a job that expired are no errors. concurrency: jobs at once. In async code: adrain.
+        Cancel and a job that expired are no errors; a task that the app does not have, in one of its queues, is.
+        concurrency: jobs at once. In async code: adrain. Raises InvalidArgument when jobs go on for ever.
         """
         if asyncio._get_running_loop() is not None:
             raise InvalidArgument("drain: expected no running loop; in async code: await adrain()")
@@ -134,6 +135,8 @@ class Harness:
         args, kwargs, queue: of those jobs, where given; arguments as they were put in line, not as the function calls
         them. count: exactly so many; without it one at least.
         """
+        if not isinstance(task, str | Producer):
+            raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
         name = task if isinstance(task, str) else task._sending.name
         found = self.enqueued()
         matching = [

@@ -170,8 +170,9 @@ class Immediate(Source):
             elif not self._used:  # else a task put jobs in one
                 raise_first(failed)
                 return
+        told = ", ".join(sorted({repr(job.task) for job in due})) or "a task"
         raise InvalidArgument(
-            f"immediate mode: a task is not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
+            f"immediate mode: {told}: not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
         )
 
 
