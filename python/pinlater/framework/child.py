@@ -28,6 +28,7 @@ from pinlater import errors
 from pinlater.framework import envelope, pipes
 from pinlater.framework.app import PinLater
 from pinlater.framework.calling import call_plain_task, with_context, with_progress
+from pinlater.framework.clients import Direct
 from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import judged
@@ -117,6 +118,8 @@ def main() -> None:
         set_up(told["log_format"])
     sys.argv[1:] = []
     app = load_app(told["app"])
+    if told["url"] is not None:
+        app.clients.source = Direct(told["url"])
     link = Link()
     link.wait(link.open(told["socket"]))
     with contextlib.ExitStack() as stack:

@@ -85,7 +85,8 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body)
+        url = None if app.clients.source is None else app.clients.source.url()
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, url)
         self._batchers: list[Batcher] = []
         #: By descriptor, of tasks in threads: gone with its task.
         self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
+from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import Dispatcher, Known
 from pinlater.framework.ends import Expired, TaskEnd
 from pinlater.framework.middleware import Runner
@@ -153,15 +154,21 @@ def _outcome(job: Job, end: End) -> Outcome:
 
 
 async def drain(
-    app: PinLater, queues: Sequence[str], client: AsyncClient | None = None, *, concurrency: int = 1
+    app: PinLater,
+    queues: Sequence[str],
+    client: AsyncClient | None = None,
+    *,
+    concurrency: int = 1,
+    made: Made | None = None,
 ) -> list[Ran]:
     """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
 
-    client: for the worker; see worker_of. Raises InvalidArgument when jobs go on for ever: see MAX_RUNS.
+    client, made: for the worker; see worker_of. Raises InvalidArgument when jobs go on for ever: see MAX_RUNS.
     """
     ran: list[Ran] = []
     config = WorkerConfig(concurrency=concurrency, monitor=False)
-    async with worker_of(app, queues, config, client=client, around=partial(_Recorder, app, ran)) as worker:
+    around = partial(_Recorder, app, ran)
+    async with worker_of(app, queues, config, client=client, around=around, made=made) as worker:
         recorder = worker._handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop

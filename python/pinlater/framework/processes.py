@@ -90,11 +90,14 @@ class _Child:
 
 class ProcessPool:
     """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
-    job's new body. Made on the worker's loop.
+    job's new body. url: of the store that stands in the place of the app's servers, if one does. Made on the worker's
+    loop.
     """
 
-    def __init__(self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]]) -> None:
-        self._app, self._worker, self._keep_body = app, worker, keep
+    def __init__(
+        self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]], url: str | None
+    ) -> None:
+        self._app, self._worker, self._keep_body, self._url = app, worker, keep, url
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -143,6 +146,7 @@ class ProcessPool:
                 "socket": theirs.fileno(),
                 "parent": os.getpid(),
                 "worker": self._worker,
+                "url": self._url,
                 **_logging(),
             }
             process = await asyncio.create_subprocess_exec(
