@@ -6,16 +6,22 @@ Promises nothing. Risks: PINLATER_URL says where it works.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pinlater import Cancel, Depends, PinLater, Retry, Shared, Snooze, SyncContext
+from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
+
+#: The lifespan fails in every process but this.
+ALONE_VARIABLE = "PINLATER_TEST_ALONE"
 
 app = PinLater()
 
@@ -28,9 +34,14 @@ class Folder:
 @app.lifespan
 async def lifespan() -> AsyncIterator[dict[type, Any]]:
     path = os.environ.get("PINLATER_TEST_RECORD", os.devnull)
+    if os.environ.get(ALONE_VARIABLE, str(os.getpid())) != str(os.getpid()):
+        raise OSError("no database")
     note(path, f"lifespan {os.getpid()}")
     yield {Folder: Folder(path)}
     note(path, f"left {os.getpid()}")
+
+
+class Abort(BaseException): ...
 
 
 def note(path: str, text: str) -> None:
@@ -50,7 +61,7 @@ def add(path: str, x: int, *, y: int) -> int:
     return x + y
 
 
-@app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError,))
+@app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError, Abort))
 def fail(how: str) -> None:
     ends: dict[str, BaseException] = {
         "retry": Retry("why", delay=3600),
@@ -58,6 +69,7 @@ def fail(how: str) -> None:
         "cancel": Cancel("why"),
         "error": ValueError("no", 3600),
         "lookup": KeyError("no"),
+        "abort": Abort("no"),
         "exit": SystemExit("no"),
     }
     raise ends[how]
@@ -128,3 +140,59 @@ def stateful(context: SyncContext, path: str) -> None:
 @app.task(runs_in="process", queue="raw", codec="raw")
 def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")
+
+
+#: Can be packed as msgpack, but not be read: a list is no key.
+UNREADABLE = {(1, 2): 3}
+
+
+@app.task(runs_in="process", queue="values", result_ttl=60, attempts=1)
+def unreadable(where: str) -> Any:
+    if where == "state":
+        raise Snooze(0, state=UNREADABLE)
+    return UNREADABLE if where == "value" else os.getpid()
+
+
+@app.task(runs_in="process", queue="values", attempts=1)
+def value(what: str) -> Any:
+    return {"unreadable": UNREADABLE, "unpackable": object(), "fine": (1, "a")}[what]
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def forks(context: SyncContext, how: str) -> Any:
+    """The exit code of a fork."""
+    if how == "terminate":
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        process.start()
+        process.terminate()
+        process.join(10)
+        code = process.exitcode
+        process.kill()
+        return code
+    if os.fork() == 0:
+        if how == "checkpoint":
+            context.checkpoint(1)
+        return sys.exit(int(how)) if how else None
+    return os.waitstatus_to_exitcode(os.wait()[1])
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def at_once(context: SyncContext, times: int) -> Any:
+    """Checkpoints of many threads."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(context.checkpoint, range(times)))
+    return context.state is not None
+
+
+contexts: list[SyncContext] = []
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def outliving(context: SyncContext) -> str:
+    """The second job uses the context of the first, as a thread does that the first left behind."""
+    contexts.append(context)
+    try:
+        contexts[0].checkpoint(len(contexts))
+    except ClaimLost as error:
+        return str(error)
+    return ""

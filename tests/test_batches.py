@@ -150,6 +150,44 @@ async def test_what_the_function_raises_fails_all_that_did_not_end_otherwise(ser
     assert told == [("Cancel: why", 0), ("ValueError: no", 0), ("ValueError: no", 0)]
 
 
+class Abort(BaseException):
+    """Not an Exception, and false as an empty list is."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+@on_loop
+async def test_whatever_ends_a_batch_ends_each_of_its_jobs(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(batch=5, batch_wait=0, attempts=1)
+        async def task(items: list[Item[str]]) -> None:
+            what: Any = {"text": "bad id", "class": ValueError, "false": Abort("marked")}
+            for item in items:
+                if item.value == "abort":
+                    raise Abort("raised")
+                if item.value == "set":
+                    item.error = what["text"]
+                else:
+                    item.fail(what[item.value])
+
+        said = {}
+        for how in ("text", "class", "false", "abort", "set"):
+            handle = await task.aenqueue(how)
+            assert (await run(app)).stats.failed == 1
+            info = await handle.ainfo()
+            assert info is not None
+            said[how] = info.status.partition("\n")[0]
+    assert said == {
+        "text": "InvalidArgument: Item.fail: expected an exception, got 'bad id'",
+        "class": "ValueError: ",
+        "false": "Abort: marked",
+        "abort": "Abort: raised",
+        "set": "AttributeError: 'str' object has no attribute 'with_traceback'",
+    }
+
+
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 @on_loop
 async def test_a_timeout_is_of_the_whole_batch(server: Server, kind: str) -> None:
@@ -262,6 +300,39 @@ async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
         read = [envelope.read(job.body) for job in await app.clients.of_loop().dequeue("sink", 10)]
     assert seen == [traces]
     assert {args[0]: headers.get("trace") for _, args, _, headers in read} == {"of the batch": passed_on, "own": "own"}
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+@on_loop
+async def test_a_job_that_is_removed_is_in_no_batch_that_has_not_begun(server: Server, kind: str) -> None:
+    values, began, gate = list[int](), asyncio.Event(), threading.Event()
+    async with PinLater(server.url) as app:
+        loop = asyncio.get_running_loop()
+
+        def work(items: list[Item[int]]) -> None:
+            loop.call_soon_threadsafe(began.set)
+            gate.wait(LONG_S)
+            values.extend(item.value for item in items)
+
+        async def work_async(items: list[Item[int]]) -> None:
+            await asyncio.to_thread(work, items)
+
+        function: Any = work_async if kind == "loop" else work
+        task: Any = app.task(batch=2, batch_wait=LONG_S)(function)
+        async with worker_of(app) as worker:
+            await worker.start()
+            handles = [await task.aenqueue(1)]
+            await until(lambda: worker._running, "its collection")
+            assert await handles[0].acancel()
+            await until(lambda: worker.stats.cancelled == 1, "its end")
+            handles = await task.aenqueue_many([(2,), (3,)])
+            await asyncio.wait_for(began.wait(), 30)
+            assert await handles[0].acancel()  # too late for that
+            await until(lambda: worker._removals.stopped or worker.stats.cancelled == 2, "its word")
+            gate.set()
+            await until(lambda: worker.stats.cancelled == 2 and worker.stats.succeeded == 1, "their ends")
+            await worker.stop()
+    assert sorted(values) == [2, 3]
 
 
 def test_a_plain_call_runs_a_batch_of_one() -> None:

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import os
 import pty
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 
-from pinlater import Client
+from pinlater import Client, PinLater
+from pinlater.cli import output
 from pinlater.cli.commands import DONE, NO, USAGE
 from tests.cli_runs import Run, mail, run  # noqa: F401
 from tests.servers import Server
@@ -310,3 +314,120 @@ def test_rm_jobs(run: Run, mail: str) -> None:
     pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1")
     assert pending.out == "queue mail: 1 job removed, 1 pending job remains\n"
     assert run("job", "count", mail, "--json").document["failed"] == 0
+
+
+# --- tasks
+
+STATES = ("pending", "in_progress", "succeeded", "failed")
+
+
+@pytest.fixture
+def tasks(server: Server, mail: str) -> dict[str, str]:
+    """Descriptors by state, each of a task's job, and one of a plain body that is pending."""
+    with PinLater(server.url) as app, Client(server.url) as client:
+
+        @app.task(queue=mail, name="mail.send", attempts=1)
+        def send(to: str, *, subject: str = "", n: int = 0) -> None: ...
+
+        client.configure_queue(mail, keep_succeeded=10)
+        for number in range(3):
+            send.enqueue("ada", n=number)
+        _, second, third = client.dequeue(mail, 3)
+        client.ack(succeeded=[second], failed=[third])
+        send.enqueue("ada", subject="x" * 3000)
+        client.enqueue(mail, b"plain")
+        return {state: next(client.scan(mail, state)).descriptor for state in STATES}
+
+
+def test_jobs_of_tasks_are_listed_with_task_and_arguments_in_every_state(
+    run: Run, mail: str, tasks: dict[str, str]
+) -> None:
+    for state in STATES:
+        heading, *rows = run("job", "ls", mail, "--state", state).out.splitlines()
+        assert "task" in heading.split(), state
+        assert "mail.send" in rows[-1], state
+        assert "arguments" not in heading
+        listed = run("job", "ls", mail, "--state", state, "--json").documents
+        assert [(each.get("task"), "args" in each, "body_base64" in each) for each in listed][-1] == (
+            "mail.send",
+            False,
+            False,
+        )
+    heading, row = run("job", "ls", mail, "--state", "failed", "--body").out.splitlines()
+    assert heading.split()[-1] == "arguments"
+    assert row.endswith("'ada', n=2")
+    [failed] = run("job", "ls", mail, "--state", "failed", "--body", "--json").documents
+    assert (failed["args"], failed["kwargs"]) == (["ada"], {"n": 2})
+    assert base64.b64decode(failed["body_base64"]).endswith(msgpack.packb([["ada"], {"n": 2}]))
+    heading, *rows = run("job", "ls", mail, "--body").out.splitlines()
+    assert sorted(row.split()[-1] for row in rows) == ["plain", f"subject='{'x' * 43}…"]
+
+
+def test_a_lookup_shows_task_and_arguments(run: Run, mail: str, server: Server, tasks: dict[str, str]) -> None:
+    shown = run("job", "lookup", tasks["failed"]).out
+    assert [line.split(maxsplit=1) for line in shown.splitlines()[1:3]] == [
+        ["task", "mail.send"],
+        ["arguments", "'ada', n=2"],
+    ]
+    document = run("job", "lookup", tasks["failed"], "--json").document
+    assert (document["task"], document["args"], document["kwargs"]) == ("mail.send", ["ada"], {"n": 2})
+    with Client(server.url) as client:
+        [long] = [each.descriptor for each in client.scan(mail, with_body=True) if each.body != b"plain"]
+    clipped = run("job", "lookup", long).out.splitlines()[2]
+    assert clipped.endswith("…")
+    assert len(clipped) < 1100
+    assert "x" * 3000 in run("job", "lookup", long, "--body").out
+    assert "binary" not in run("job", "lookup", long, "--body").out
+
+
+def test_a_claimed_job_of_a_task_is_shown_as_a_call(run: Run, mail: str, tasks: dict[str, str]) -> None:
+    assert "mail.send('ada', subject='xx" in run("job", "dequeue", mail, "--dry-run").out
+    assert "mail.send('ada', subject='xx" in run("job", "dequeue", mail, "--limit", "2", "--dry-run").out
+
+
+def _envelope(document: bytes, version: int = 1, codec: int = 1) -> bytes:
+    return bytes([0xFE, version, codec, 1]) + b"t" + document
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+NEW_YEAR = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ODD = {
+    "a newer version": _envelope(msgpack.packb([[]]), version=2),
+    "cut off": _envelope(msgpack.packb([[1, 2]])[:-1]),
+    "no envelope": b"\xff\x00",
+    "no words of JSON": _envelope(msgpack.packb([[b"\xff", NEW_YEAR, float("nan"), {b"k": {1: 2}}]], datetime=True)),
+    "an unknown type": _envelope(msgpack.packb([[msgpack.ExtType(9, b"x")]])),
+    "nested": _envelope(msgpack.packb([[_nested(400)]])),
+    "nested more": _envelope(b"[[" + b"[" * 900 + b"]" * 900 + b"]]", codec=2),
+    "a name that is no text": bytes([0xFE, 1, 1, 1]) + b"\xff" + msgpack.packb([[]]),
+    "what moves a cursor": _envelope(msgpack.packb([["\x1b[31m\n"]])),
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_no_body_is_too_odd_to_be_shown(run: Run, mail: str, body: bytes) -> None:
+    with Client(os.environ["PINLATER_URL"]) as client:
+        descriptor = client.enqueue(mail, body)
+    for command in (("job", "lookup", descriptor), ("job", "ls", mail), ("job", "dequeue", mail, "--dry-run")):
+        for options in ((), ("--json",), ("--body",), ("--body", "--json")):
+            if command[1] == "dequeue" and "--body" in options:
+                continue
+            ran = run(*command, *options)
+            assert (ran.code, ran.err) == (DONE, ""), (command, options)
+            assert "\x1b" not in ran.out
+
+
+def test_arguments_that_json_has_no_words_for() -> None:
+    assert output.as_json([b"\xff", NEW_YEAR, {b"k": (1, None)}, object]) == [
+        "/w==",
+        "2026-01-01T00:00:00+00:00",
+        {"b'k'": [1, None]},
+        "<class 'object'>",
+    ]
+    assert "…" in str(output.as_json(_nested(400)))

@@ -17,7 +17,9 @@ from pinlater import (
     Context,
     Depends,
     Execution,
+    Failure,
     InvalidArgument,
+    Item,
     Middleware,
     PinLater,
     Retry,
@@ -27,7 +29,8 @@ from pinlater import (
 )
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
-from tests.handlers_for_tests import on_loop
+from pinlater.worker import WorkerConfig
+from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 
 
@@ -296,6 +299,8 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
         (lambda: app.lifespan(anything), "lifespan: expected an async generator function, got 5"),
         (lambda: app.add_middleware(anything), "middleware: expected a Middleware, got 5"),
         (lambda: PinLater(middleware=[anything]), "middleware: expected a Middleware, got 5"),
+        (lambda: app.add_middleware(Plain()), "middleware: expected async def as Plain.before, got <function"),
+        (lambda: app.add_middleware(Late()), "middleware: expected a plain function as Late.on_enqueue, got <function"),
     ]
     for call, said in cases:
         with pytest.raises(InvalidArgument, match=said):
@@ -303,7 +308,17 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
     app.lifespan(_empty)
     with pytest.raises(InvalidArgument, match="lifespan: the app has one, <function _empty"):
         app.lifespan(_empty)
-    assert app.tasks == {}
+    assert (app.tasks, app.middleware) == ({}, [])
+
+
+class Plain(Middleware):
+    def before(self, execution: Execution) -> None:  # type: ignore[override]
+        pass
+
+
+class Late(Middleware):
+    async def on_enqueue(self, task: str, headers: dict[str, Any]) -> None:  # type: ignore[override]
+        pass
 
 
 async def _empty() -> AsyncIterator[None]:
@@ -434,6 +449,81 @@ async def test_middleware_sees_a_timeout_and_its_own_time_does_not_count(server:
         await late.aenqueue()
         await run(app)
     assert log == ["slow after None", "slow after TimedOut('it ran longer than its timeout, 0.1 s')"]
+
+
+@on_loop
+async def test_a_job_is_not_given_up_for_the_time_of_its_middleware_and_its_hook(server: Server) -> None:
+    log = list[tuple[str, int]]()
+
+    def note(who: str) -> None:
+        """With how many jobs will be given up at some time."""
+        log.append((who, len(worker._overtime.timers)))
+
+    class Around(Middleware):
+        async def before(self, execution: Execution) -> None:
+            note("before")
+
+        async def after(self, execution: Execution, error: BaseException | None) -> None:
+            note("after")
+
+    async def hook(failure: Failure) -> None:
+        note("hook")
+
+    async with PinLater(server.url, middleware=[Around()]) as app:
+
+        @app.task(timeout=60)
+        async def fine() -> None:
+            note("fine")
+
+        @app.task(timeout=60, attempts=1, on_failure=hook)
+        def fails() -> None:
+            note("fails")
+            raise ValueError
+
+        await fine.aenqueue()
+        await fails.aenqueue()
+        async with worker_of(app, config=WorkerConfig(concurrency=1)) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 30)
+    assert log == [
+        ("before", 0),
+        ("fine", 1),
+        ("after", 0),
+        ("before", 0),
+        ("fails", 1),
+        ("after", 0),
+        ("hook", 0),
+    ]
+
+
+@on_loop
+async def test_middleware_makes_no_failure_of_a_batch_that_is_handed_back(server: Server) -> None:
+    seen = list[BaseException | None]()
+
+    class Reports(Middleware):
+        async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+            try:
+                return await asyncio.wait_for(run(), 60)
+            except Exception as error:
+                raise RuntimeError("reported") from error
+
+    class Sees(Middleware):
+        async def after(self, execution: Execution, error: BaseException | None) -> None:
+            seen.append(error)
+
+    async with PinLater(server.url, middleware=[Reports(), Sees()]) as app:
+
+        @app.task(batch=9, batch_wait=60, attempts=1)
+        async def task(items: list[Item[int]]) -> None: ...
+
+        handle = await task.aenqueue(1)
+        async with worker_of(app) as worker:
+            await worker.start()
+            await until(lambda: worker._running, "its collection")
+            await worker.stop()
+        info = await handle.ainfo()
+    assert info is not None
+    assert (info.state, info.attempts_remaining, info.status) == (State.PENDING, 1, "")
+    assert isinstance(seen[0], asyncio.CancelledError)
 
 
 @on_loop

@@ -396,8 +396,9 @@ from pinlater import PinLater
 app = PinLater("redis://127.0.0.1:1")  # where nobody is
 
 @app.task(name="work", runs_in="process")
-def work(text: str) -> None:
+def work(text: str) -> str:
     note.using(queue="notes").enqueue(text)
+    return text
 
 @app.task(name="note")
 async def note(text: str) -> None:
@@ -415,7 +416,7 @@ def test_what_a_process_puts_in_line_is_in_the_store_of_the_test(
     module = importlib.import_module("app_in_a_process")
     with Harness(module.app) as harness:
         module.work.enqueue("by the harness")
-        assert [each.task for each in harness.drain()] == ["work", "note"]
+        assert [(each.task, each.value) for each in harness.drain()] == [("work", "by the harness"), ("note", None)]
         assert harness.enqueued() == []
     with module.app.immediate():
         module.work.enqueue("at once")
@@ -500,7 +501,7 @@ def test_a_memory_url_names_one_store_a_name() -> None:
 def test_without_lupa_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lupa", None)
     for use in (MemoryServer, lambda: Client("memory://"), lambda: Harness(app).__enter__()):
-        with pytest.raises(InvalidArgument, match=r"expected the package lupa, .* pip install 'pinlater\[testing\]'"):
+        with pytest.raises(InvalidArgument, match=r"expected the package lupa, .* pip install lupa"):
             use()
     assert pinlater.memory.lua  # it can be imported
 

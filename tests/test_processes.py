@@ -10,6 +10,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,63 @@ async def test_a_snooze_keeps_state_and_progress_from_a_process(out: Path) -> No
 
 
 @on_loop
+async def test_what_can_not_be_read_back_fails_its_job_and_spares_its_process(out: Path) -> None:
+    async with app:
+        wheres = ("", "value", "state", "")
+        before, value, state, after = [await calls_app.unreadable.aenqueue(where) for where in wheres]
+        await run("values", concurrency=1)
+        assert await before.aresult(timeout=10) == await after.aresult(timeout=10)
+        with pytest.raises(TaskFailed, match="InvalidArgument: result: it can not be read back: TypeError: unhash"):
+            await value.aresult(timeout=10)
+        with pytest.raises(TaskFailed, match="Snooze: its delay or state can not be packed and read back: TypeError"):
+            await state.aresult(timeout=10)
+
+
+@on_loop
+async def test_a_value_that_is_not_kept_is_for_middleware_that_sees_it(out: Path) -> None:
+    seen = dict[str, Any]()
+
+    class Watch(Middleware):
+        async def around(self, execution: Any, run: Any) -> Any:
+            seen[execution.args[0]] = await run()
+
+    async with app:
+        with pytest.MonkeyPatch.context() as patch:
+            for middleware in ([], [Watch()]):
+                patch.setattr(app, "middleware", middleware)
+                await calls_app.value.aenqueue_many([("unreadable",), ("unpackable",), ("fine",)])
+                assert (await run("values", concurrency=1)).succeeded == 3
+    assert seen == {"unreadable": None, "unpackable": None, "fine": [1, "a"]}
+
+
+@on_loop
+async def test_what_a_task_forks_gets_signals_and_ends_with_the_function(out: Path) -> None:
+    codes = {"terminate": -signal.SIGTERM, "": 0, "3": 3, "checkpoint": 1}
+    async with app:
+        handles = {how: await calls_app.forks.aenqueue(how) for how in codes}
+        await run("kept")
+        assert {how: await handle.aresult(timeout=10) for how, handle in handles.items()} == codes
+
+
+@on_loop
+async def test_threads_of_a_task_use_its_context_at_once(out: Path) -> None:
+    async with app:
+        handle = await calls_app.at_once.aenqueue(50)
+        await run("kept")
+        assert await handle.aresult(timeout=10) is True
+
+
+@on_loop
+async def test_a_thread_that_outlives_its_job_does_not_reach_the_next_one(out: Path) -> None:
+    async with app:
+        first, second = await calls_app.outliving.aenqueue(), await calls_app.outliving.aenqueue()
+        await run("kept", concurrency=1)
+        assert await first.aresult(timeout=10) == ""
+        refused = await second.aresult(timeout=10)
+    assert refused == f"checkpoint: job {first.descriptor} has ended in this process"
+
+
+@on_loop
 async def test_the_process_of_a_cancelled_job_is_killed(out: Path) -> None:
     async with app, worker_of(app, ["default"], task_processes=1) as worker:
         await worker.start()
@@ -155,6 +213,39 @@ async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> N
             await until(lambda pid=pid: not is_alive(pid), "its end")  # type: ignore[misc]
         await worker.stop()
         assert worker.stats.failed == 0
+
+
+@on_loop
+async def test_a_job_that_ends_its_process_at_once_had_begun(out: Path) -> None:
+    """It is told from one whose idle process died, which is run again at once."""
+    async with app:
+        for _ in range(3):
+            await calls_app.add.aenqueue(str(out), 0, y=0)
+            await calls_app.die.aenqueue("exit")
+        stats = await run("default", concurrency=1)
+    assert (stats.succeeded, stats.failed) == (3, 3)
+
+
+@on_loop
+async def test_jobs_wait_for_processes_that_can_not_start(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+    monkeypatch.setattr("pinlater.framework.processes.FIRST_PAUSE_S", 0.25)
+    monkeypatch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
+    async with app, worker_of(app, ["default"], task_processes=1) as worker:
+        await calls_app.add.aenqueue_many([calls_app.add.args(str(out), x, y=1) for x in range(3)])
+        await worker.start()
+        await until(lambda: len(told()) == 2, "two starts that failed")
+        monkeypatch.delenv(calls_app.ALONE_VARIABLE)
+        await until(lambda: worker.stats.succeeded == 3, "the end of the jobs")
+        await worker.stop()
+        assert worker.stats.failed == 0
+    said = "no task process can start: OSError: no database; its job is put back, as others that need one in the next"
+    assert told() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
+    assert 'raise OSError("no database")' in caplog.text
 
 
 @on_loop
@@ -193,8 +284,9 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
 @on_loop
 async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) -> None:
     """The line of the error is told by the process, which knows what its backoff says."""
+    told_of = ("retry", "snooze", "cancel", "error", "lookup", "abort")
     async with app:
-        handles = {how: await calls_app.fail.aenqueue(how) for how in ("retry", "snooze", "cancel", "error", "lookup")}
+        handles = {how: await calls_app.fail.aenqueue(how) for how in told_of}
         await run("default", concurrency=2, processes=2)
         infos = {how: await handle.ainfo() for how, handle in handles.items()}
     told = {}
@@ -208,18 +300,34 @@ async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) ->
         "cancel": (State.FAILED, 0, "Cancel: why", None),
         "error": (State.PENDING, 4, "ValueError: ('no', 3600)", 60),
         "lookup": (State.FAILED, 0, "KeyError: 'no'", None),
+        "abort": (State.FAILED, 0, "Abort: no", None),
     }
 
 
 @on_loop
-async def test_what_goes_wrong_beside_a_task_in_a_process_fails_its_attempt(out: Path) -> None:
+async def test_the_wait_for_a_process_is_no_part_of_an_attempt(out: Path) -> None:
+    """Attempts of one process are one after the other, so they do not last longer than all together."""
+    async with app:
+        handles = await calls_app.spin.aenqueue_many([(str(out),)] * 3)
+        began_s = time.monotonic()
+        assert (await run("default", concurrency=3)).failed == 3
+        together_s = time.monotonic() - began_s
+        infos = [await handle.ainfo() for handle in handles]
+    lasted_s = [float(info.status.split()[-2]) for info in infos if info is not None]
+    assert len(lasted_s) == 3
+    assert sum(lasted_s) <= together_s
+
+
+@on_loop
+async def test_a_backoff_that_raises_in_a_process_hides_no_error(out: Path) -> None:
     async with app:
         handle = await calls_app.fail.aenqueue("exit")  # its backoff looks at an error that has no second argument
         await run("default")
         info = await handle.ainfo()
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 4)
-    assert info.status.startswith("IndexError: tuple index out of range\n")
+    assert info.status.startswith("SystemExit: no\n")
+    assert info.status.endswith("as by default: IndexError: tuple index out of range\n")
 
 
 @on_loop

@@ -12,11 +12,23 @@ from typing import Any
 
 import pytest
 
-from pinlater import Client, Context, InvalidArgument, PinLater, Progress, Snooze, State, SyncContext, TaskFailed
+from pinlater import (
+    ClaimLost,
+    Client,
+    Context,
+    InvalidArgument,
+    PinLater,
+    Progress,
+    Snooze,
+    State,
+    SyncContext,
+    TaskFailed,
+)
 from pinlater.framework import context as module
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from tests.cli_runs import Run, mail, run
+from tests.cut_proxy import CutProxy
 from tests.handlers_for_tests import on_loop
 from tests.servers import Server
 
@@ -118,6 +130,43 @@ async def test_a_later_attempt_shows_it_still_and_a_plain_function_tells_it_too(
     await work(app)
     assert seen == [(None, None), (Progress(1, 2, "half"), None), (Progress(1, 2, "half"), "kept")]
     await app.aclose()
+
+
+@on_loop
+async def test_progress_that_can_not_be_written_ends_no_task_unless_its_job_is_lost(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "PROGRESS_S", 0.0)
+    seen = list[str]()
+    with CutProxy(server.port) as proxy:
+        async with PinLater(server.url) as direct, PinLater(proxy.url, timeout_s=0.2) as app:
+
+            @app.task(attempts=1)
+            async def task(context: Context) -> None:
+                proxy.refuse()
+                proxy.cut_all()
+                await context.progress(1, 2)
+                proxy.accept()
+                seen.append("async")
+
+            @app.task(attempts=1)
+            def plain(context: SyncContext) -> None:
+                proxy.refuse()
+                proxy.cut_all()
+                context.progress(1, 2)
+                proxy.accept()
+                assert direct.handle(context.job.descriptor).cancel()
+                try:
+                    context.progress(2, 2)
+                except ClaimLost:
+                    seen.append("plain")
+
+            for each in (task, plain):
+                await each.aenqueue()
+                await work(app)
+        direct.close()
+    assert seen == ["async", "plain"]
+    assert len([each for each in caplog.records if "its progress was not written" in each.getMessage()]) == 2
 
 
 @on_loop
@@ -247,7 +296,8 @@ def test_the_command_line_shows_tasks_and_progress(run: Run, mail: str, server: 
         assert "task" not in run("job", "lookup", plain, "--json").document
         lines = run("job", "lookup", told).out.splitlines()
         assert lines[1].split() == ["task", "import"]
-        assert lines[3].split(maxsplit=1) == ["progress", "3 of 10: rows"]
+        assert lines[2].split() == ["arguments", "1"]
+        assert lines[4].split(maxsplit=1) == ["progress", "3 of 10: rows"]
         shown = run("job", "ls", mail, "--state", "in_progress")
         heading, *rows = shown.out.splitlines()
         assert heading.split()[-3:] == ["task", "progress", "status"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -67,6 +68,19 @@ def test_the_first_task_runs(tmp_path: Path, environment: dict[str, str]) -> Non
         finally:
             run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 0
+
+
+def test_a_project_has_a_server_of_its_own_where_the_page_says(tmp_path: Path, environment: dict[str, str]) -> None:
+    pages = README + (ROOT / "docs" / "tasks.md").read_text("utf-8")
+    [told] = set(re.findall(r"`(export PINLATER_URL=[^`]+)`", pages))
+    for name in ("mail", "shop"):
+        (tmp_path / name).mkdir()
+        command = ["sh", "-c", f"{told} && pinlater queue create {name} && pinlater queue ls --json"]
+        ran = subprocess.run(command, env=environment, cwd=tmp_path / name, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        assert [queue["queue"] for queue in json.loads(ran.stdout.splitlines()[-1])] == [name]
+        assert (tmp_path / name / ".pinlater").is_dir()
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_example_prints_what_it_says(environment: dict[str, str]) -> None:

@@ -11,15 +11,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pinlater import Client, CountsByState, PinLater, State
-from pinlater.cli.commands import DONE, USAGE
+from pinlater.cli.commands import DONE, SERVER, USAGE
+from tests.app_runs import AppRuns, runs
 from tests.cli_runs import Run, run
 from tests.servers import Server, wait_until
 
-__all__ = ["run"]  # a fixture
+__all__ = ["run", "runs"]  # fixtures
 
 APP = """
 import os, signal, sys
@@ -104,7 +106,10 @@ def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_pa
     out = tmp_path / "out"
     there, elsewhere = app.send("note", str(out), "x"), app.by_name("second").using(queue="second").enqueue(str(out))
     process = start("--burst", "--queues", "third,default")
-    assert process.communicate(timeout=60)
+    _, log = process.communicate(timeout=60)
+    assert "working on third, default: 1 task\n" in log
+    assert "WARNING pinlater.worker: queue third: it was not there, and no task of the app is in it: made now" in log
+    assert "queue default: it was not there" not in log
     assert (there.status(), elsewhere.status()) == (None, State.PENDING)
     assert lines(out) == ["x"]
 
@@ -118,7 +123,31 @@ def test_a_signal_stops_it_when_what_runs_has_ended(start: Start, app: PinLater,
     process.terminate()
     told, log = process.communicate(timeout=30)
     assert (process.returncode, json.loads(told.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
-    assert "succeeded=50, failed=0, postponed=0, stale=0" in log
+    assert "stopped: 50 claimed, 50 succeeded\n" in log
+
+
+def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, server: Server, tmp_path: Path) -> None:
+    app.send("note", str(tmp_path / "out"), "x")
+    app.send("old")
+    with Client(server.url) as client:
+        client.enqueue("default", b"no envelope")
+    process = start("--burst", "--log-format", "json")
+    _, log = process.communicate(timeout=30)
+    last = json.loads(log.splitlines()[-1])
+    assert last["message"] == "stopped: 3 claimed, 1 succeeded, 1 failed, 1 postponed, 1 unknown ('old'), 1 unreadable"
+    counts: dict[str, Any] = {"claimed": 3, "succeeded": 1, "failed": 1, "postponed": 1, "stale": 0, "released": 0}
+    counts |= {"cancelled": 0, "unknown": {"old": 1}, "unreadable": 1, "expired": 0, "timeouts": 0}
+    assert {name: last[name] for name in counts} == counts
+    process = start("--burst", "--queues", "second")
+    assert process.communicate(timeout=30)[1].endswith("stopped: nothing was claimed\n")
+
+
+def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
+    app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
+    assert app.start("--burst", "--processes", "2").wait(60) == SERVER
+    assert app.log.count("error: no claim was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
+    assert "start it, or name another one" in app.log
+    assert "starting another" not in app.log
 
 
 def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
@@ -138,7 +167,9 @@ def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tasks"], "app: expected module:app, got 'tasks'"),
+        (["tasks"], "app: expected module:app, got 'tasks'; did you mean 'tasks:app'?"),
+        (["examples/mail.py:app"], "got 'examples/mail.py:app'; did you mean 'examples.mail:app'?"),
+        (["version.py:app"], "app 'version.py:app': no module named"),
         (["nowhere:app"], "app 'nowhere:app': no module named 'nowhere'"),
         (["tests.test_run:APP"], "app 'tests.test_run:APP': expected a PinLater, got"),
         (["examples.mail:app", "--concurrency", "0"], "concurrency: expected an integer"),

@@ -17,7 +17,7 @@ from pinlater.cli.commands import USAGE
 from pinlater.framework.options import QueueOptions, RunOptions, options_of, parse_queues
 from pinlater.framework.overseeing import STALE_S, Overseer
 from pinlater.framework.probes import parse_address
-from pinlater.process import ProcessSet
+from pinlater.process import ProcessSet, rearrange
 from pinlater.sharing import Order
 from tests.cli_runs import Run, run
 
@@ -233,3 +233,17 @@ def test_unknown_names_are_bounded_and_escaped() -> None:
         add(total, {"pinlater_unknown_tasks_total": {f'{{task="{number}"}}': 1}})
     assert len(total["pinlater_unknown_tasks_total"]) == 101
     assert 'pinlater_unknown_tasks_total{task="(other)"} 50\n' in text(total)
+
+
+def test_places_go_to_the_sets_of_their_names_and_then_to_any() -> None:
+    def sets(**processes: int) -> list[ProcessSet]:
+        return [ProcessSet(command=[name], name=name, processes=count) for name, count in processes.items()]
+
+    old, none = rearrange([], sets(a=2, b=1, c=1))
+    assert ([place.of.name for place in old], none) == (["a", "a", "b", "c"], [])
+    a, more, b, c = old
+    assert rearrange(old, sets(b=1, a=1, c=1)) == ([b, a, c], [more])
+    again, left = rearrange(old, sets(d=1, b=2, a=2))
+    assert ([place.of.name for place in again], left) == (["d", "b", "b", "a", "a"], [])
+    assert (again[0], again[1], again[3:]) == (c, b, [a, more])
+    assert again[2] not in old

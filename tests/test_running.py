@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -176,6 +178,73 @@ def test_a_graceful_stop_under_load_loses_and_doubles_nothing(start: Start, app:
     run = start("--queues", "a", "--burst")
     assert run.process.wait(60) == 0
     assert Counter(text for text, _ in run.notes()) == {f"{n}-{job}": 1 for n in range(rounds) for job in range(each)}
+
+
+FORKS = """
+import os, sys
+from pinlater.framework.logs import set_up
+from pinlater.framework.options import QueueOptions, RunOptions
+from pinlater.framework.running import load_app, run_app
+
+load_app("tasks:app")
+set_up("text")
+options = RunOptions(app="tasks:app", queues={"a": QueueOptions()}, concurrency=5)
+for _ in sys.stdin:
+    pids = [os.fork(), 0]
+    if pids[0]:
+        pids[1] = os.fork()
+    if not all(pids):
+        os._exit(run_app(options))
+    print(*pids, flush=True)
+    print(*[os.waitpid(pid, 0)[1] for pid in pids], flush=True)
+"""
+
+
+def test_twenty_graceful_stops_in_a_row_under_load(
+    app: PinLater, client: Client, server: Server, start: Start, tmp_path: Path
+) -> None:
+    """Of two workers each, forked from a process that has the app loaded: a round takes no longer than its work."""
+    notes, each, loaded = tmp_path / "notes", 200, 0
+    environment = {**os.environ, "PINLATER_URL": server.url, "NOTES": str(notes)}
+    with (tmp_path / "log").open("wb") as log:
+        forking = subprocess.Popen(
+            [sys.executable, "-c", FORKS],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            process_group=0,
+        )
+    assert forking.stdin is not None
+    assert forking.stdout is not None
+
+    def ran() -> int:
+        return notes.read_text().count("\n") if notes.exists() else 0
+
+    try:
+        for number in range(20):
+            put(app, "a", *(f"{number}-{job}" for job in range(each)), seconds=0.01)
+            before = ran()
+            forking.stdin.write(b"\n")
+            forking.stdin.flush()
+            pids = list(map(int, forking.stdout.readline().split()))
+            wait_until(lambda: ran() >= before + each // 4, "a quarter of what was added", 60)  # noqa: B023
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+            assert forking.stdout.readline().split() == [b"0", b"0"], (tmp_path / "log").read_text()
+            counts = client.count("a")
+            assert (counts.in_progress, counts.pending) == (0, (number + 1) * each - ran())
+            loaded += counts.pending > 0
+    finally:
+        os.killpg(forking.pid, signal.SIGKILL)
+        forking.wait()
+        forking.stdin.close()
+        forking.stdout.close()
+    assert loaded > 15
+    run = start("--queues", "a", "--burst")
+    assert run.process.wait(60) == 0
+    assert Counter(text for text, _ in run.notes()) == {f"{n}-{job}": 1 for n in range(20) for job in range(each)}
 
 
 def test_a_stop_while_processes_start(start: Start) -> None:

@@ -189,11 +189,16 @@ def test_the_command_with_processes(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tests", "expected module:function, got 'tests'"),
+        ("tests", "expected module:function, got 'tests'; did you mean 'tests:handle'?"),
+        ("tests.py", "expected module:function, got 'tests.py'; did you mean 'tests:handle'?"),
+        ("tests.handlers_for_tests.py:work", "did you mean 'tests.handlers_for_tests:work'?"),
+        ("./tests/jobs.py:work", "expected module:function, got .*; did you mean 'tests.jobs:work'?"),
+        ("/srv/tests.py:work", "expected module:function, got '/srv/tests.py:work'$"),
         (":work", "expected module:function"),
         ("no_such_module:work", "no module named 'no_such_module'"),
         ("tests.no_such:work", "no module named 'tests.no_such'"),
         ("tests.handlers_for_tests:wrok", "has no 'wrok'"),
+        ("tests.handlers_for_tests:on_lop", "has no 'on_lop'; did you mean 'on_loop'?"),
         ("tests.handlers_for_tests:ROOT", "expected a function of one argument"),
         ("tests.handlers_for_tests:until", "expected a function of one argument"),
     ],

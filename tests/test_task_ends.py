@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import tempfile
 import threading
@@ -15,27 +16,35 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
+import pinlater
 from pinlater import (
     Cancel,
     Constant,
     Context,
+    Execution,
     Expired,
     Exponential,
     Failure,
+    InvalidArgument,
     Item,
+    Job,
     JobInfo,
     Linear,
+    Middleware,
     PinLater,
     Retry,
     Snooze,
     State,
+    SyncContext,
     Task,
 )
 from pinlater.framework import envelope, metrics
 from pinlater.framework.backoff import Backoff
 from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.reports import report
 from pinlater.framework.running import worker_of
 from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
@@ -125,7 +134,7 @@ async def _raises(app: PinLater) -> None:
         info, due_ms = await one(app, each)
         assert is_pending(info, 1)
         assert about_an_hour(due_ms)
-    assert is_failed((await one(app, last))[0], "RuntimeError: the handler raised SystemExit('no')")
+    assert is_failed((await one(app, last))[0], "SystemExit: no")
 
 
 @line("it raises an error of `give_up_on`")
@@ -134,7 +143,12 @@ async def _gives_up(app: PinLater) -> None:
     async def task() -> None:
         raise KeyError("no")
 
-    assert is_failed((await one(app, task))[0], "KeyError: 'no'")
+    @app.task(give_up_on=LookupError)
+    def one_type() -> None:
+        raise KeyError("no")
+
+    for each in (task, one_type):
+        assert is_failed((await one(app, each))[0], "KeyError: 'no'")
 
 
 @line('`raise Retry("why", delay=5)`')
@@ -199,6 +213,31 @@ async def _timeout(app: PinLater) -> None:
     assert about_an_hour(due_ms)
 
 
+@line("the same, and it returns or raises something else then")
+async def _ends_otherwise(app: PinLater) -> None:
+    @app.task(timeout=0.05, backoff=3600, result_ttl=60)
+    async def task(how: str) -> str:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            if how == "returns":
+                return "late"
+            raise (ValueError("its cleanup") if how == "raises" else Cancel("why")) from None
+        return "never"
+
+    causes = {"returns": "", "raises": "  from ValueError: its cleanup", "cancels": "  from Cancel: why"}
+    for how, cause in causes.items():
+        handle = await task.aenqueue(how)
+        worker = await run(app)
+        info = await handle.ainfo()
+        assert is_pending(info, 1)
+        assert info is not None
+        lines = info.status.splitlines()
+        assert lines[0] == "TimedOut: it ran longer than its timeout, 0.05 s"
+        assert lines[1].startswith(cause or "  attempt 1 of 5")
+        assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+
+
 @line("the same, and it does not end when it is cancelled")
 async def _swallows(app: PinLater) -> None:
     gate, left = asyncio.Event(), []
@@ -222,20 +261,28 @@ async def _swallows(app: PinLater) -> None:
     await until(lambda: left, "its end")
 
 
+def wait_until_cancelled(context: SyncContext) -> None:
+    end_s = time.monotonic() + 30
+    while not context.cancelled:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 @line("a plain function is past its timeout")
 async def _thread_timeout(app: PinLater) -> None:
-    gate = threading.Event()
+    left = threading.Event()
 
     @app.task(timeout=0.2, backoff=3600)
-    def hangs() -> None:
-        gate.wait(30)
+    def hangs(context: SyncContext) -> None:
+        wait_until_cancelled(context)
+        left.set()
 
     @app.task(queue="second", timeout=20)
     def fine() -> None: ...
 
     handles = [await hangs.aenqueue(), await fine.aenqueue()]
     worker = await run(app, concurrency=1)
-    gate.set()
+    assert await asyncio.to_thread(left.wait, 30)
     infos = [await handle.ainfo() for handle in handles]
     assert is_pending(infos[0], 1)
     assert infos[0] is not None
@@ -281,6 +328,16 @@ async def _process_dies(app: PinLater) -> None:
         assert info is not None
         assert info.status.startswith(f"ProcessDied: its process {said}\n  attempt 1 of 5 by python:")
         assert about_an_hour(due_ms)
+
+
+@line("the process of a task can not start (the import or the lifespan fails in it, no memory left)")
+async def _process_not_started(app: PinLater) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
+        info, due_ms = await _in_process(app, calls_app.die, "exit")
+    assert is_pending(info, 0)
+    assert info is not None
+    assert (info.status, due_ms > 0) == ("", True)
 
 
 @line("a job of a batch is marked: `item.fail(error)`, `item.retry(delay=5)`")
@@ -373,15 +430,16 @@ async def _cut_off_at_a_stop(app: PinLater) -> None:
 
 @line("a plain function does not end in time at a stop")
 async def _thread_left_at_a_stop(app: PinLater) -> None:
-    begun, gate = [], threading.Event()
+    begun, left = [], threading.Event()
 
     @app.task(attempts=2)
-    def task() -> None:
+    def task(context: SyncContext) -> None:
         begun.append(True)
-        gate.wait(30)
+        wait_until_cancelled(context)
+        left.set()
 
     info = await _stopped(app, task, lambda: begun, 0.1)
-    gate.set()
+    assert await asyncio.to_thread(left.wait, 30)
     assert is_pending(info, 0)
     assert info is not None
     assert info.run_after_ms == info.created_ms
@@ -503,13 +561,18 @@ async def _unreadable(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
 
+    @app.task(expires=60)
+    async def expires() -> None: ...
+
     client = app.clients.of_loop()
     await task.aenqueue()
-    job = await client.enqueue("default", b"hello", attempts=9)
+    foreign = envelope.head(expires.name, "msgpack") + msgpack.packb([[], {}, {"delay": "x"}])
+    jobs = [await client.enqueue("default", body, attempts=9) for body in (b"hello", foreign)]
     worker = await run(app)
-    info = (await client.lookup([job]))[job]
-    assert is_failed(info, "BodyUnreadable: expected an envelope (bytes 0xfe and 1), got b'hello'")
-    assert (worker.stats.succeeded, worker.stats.failed) == (1, 1)
+    infos = await client.lookup(jobs)
+    assert is_failed(infos[jobs[0]], "BodyUnreadable: expected an envelope (bytes 0xfe and 1), got b'hello'")
+    assert is_failed(infos[jobs[1]], "BodyUnreadable: envelope: expected the header delay in milliseconds, got 'x'")
+    assert (worker.stats.succeeded, worker.stats.failed) == (1, 2)
 
 
 @pytest.mark.parametrize("end", LINES)
@@ -573,6 +636,40 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
 
 
 @on_loop
+async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.overtime.GRACE_S", 0.1)
+    gate, failures, left = asyncio.Event(), list[Failure](), list[bool]()
+
+    async def hook(failure: Failure) -> None:
+        failures.append(failure)
+
+    class InATaskOfItsOwn(Middleware):
+        async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+            return await asyncio.create_task(run())  # type: ignore[arg-type]
+
+    async with PinLater(server.url, middleware=[InATaskOfItsOwn()]) as app:
+
+        @app.task(timeout=0.05, attempts=1, on_failure=hook)
+        async def task() -> None:
+            while not gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+            left.append(True)
+            raise ValueError("late")
+
+        await task.aenqueue()
+        async with worker_of(app) as worker:
+            await worker.run_once()
+            gate.set()
+            await until(lambda: left, "its end")
+            await asyncio.sleep(0.05)
+            assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+    assert len(failures) == 1
+
+
+@on_loop
 async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Server) -> None:
     failures = list[Failure]()
 
@@ -615,6 +712,84 @@ async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Serve
     assert failure.status == f"ValueError: {second}"
 
 
+@on_loop
+async def test_the_status_tells_what_is_behind_an_error(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        async def fails() -> None:
+            try:
+                raise OSError("the disk")
+            except OSError as error:
+                raise ValueError("the real one") from error
+
+        @app.task(attempts=1)
+        async def group() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fails())
+
+        @app.task(backoff=3600)
+        def circle() -> None:
+            first, second = KeyError("first"), KeyError("second")
+            first.__cause__, second.__cause__ = second, first
+            raise first
+
+        info, _ = await one(app, group)
+        assert is_failed(info, "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)")
+        assert info is not None
+        assert info.status.splitlines()[1:3] == ["  of ValueError: the real one", "  from OSError: the disk"]
+        assert 'raise ValueError("the real one") from error' in info.status
+        assert info.headline == info.status.partition("\n")[0]
+        info, _ = await one(app, circle)
+        assert info is not None
+        assert info.status.count("KeyError") == 4
+
+
+@on_loop
+async def test_an_error_of_several_lines_is_one_entry_of_the_status(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(backoff=0, attempts=2)
+        async def task() -> None:
+            raise ValueError("1 error for User\nage\u2028\r\n  expected a number\n")
+
+        handle = await task.aenqueue()
+        headlines, status = [], ""
+        for _ in range(2):
+            await run(app)
+            info = await handle.ainfo()
+            assert info is not None
+            headlines.append((info.headline, info.attempts_remaining))
+            status = info.status
+    assert headlines == [("ValueError: 1 error for User", 1), ("ValueError: 1 error for User", 0)]
+    assert status.startswith("ValueError: 1 error for User\n  age\n  \n    expected a number\n  attempt 1 of 2")
+
+
+def test_a_report_fits_into_the_status() -> None:
+    def nested(depth: int) -> None:
+        if depth:
+            nested(depth - 1)
+        try:
+            raise ValueError("é\n" * 5_000)
+        except ValueError as error:
+            raise ExceptionGroup("g" * 5_000, [error, KeyError("k" * 5_000), KeyError()]) from error
+
+    job = Job("q" * 64, "1" * 16, 1, 65_535, b"", bytes(8), 65_535, 1)
+    with pytest.raises(ExceptionGroup) as raised:
+        nested(50)
+    text = report(raised.value, job, f"python:{'h' * 64}:4194304", 12_345_678.9, last=True)
+    assert len(text.encode()) <= 3_000
+
+
+def test_frames_of_a_package_beside_this_one_are_told() -> None:
+    path = f"{Path(pinlater.__file__).parent}_shop.py"
+    names: dict[str, Any] = {}
+    exec(compile("def sell():\n    raise ValueError('sold out')\n", path, "exec"), names)  # noqa: S102
+    with pytest.raises(ValueError, match="sold out") as raised:
+        names["sell"]()
+    job = Job("q", "1", 1, 1, b"", bytes(8), 1, 1)
+    assert f'"{path}", line 2, in sell' in report(raised.value, job, "w", 0.0, last=True)
+
+
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [
@@ -627,26 +802,119 @@ def test_policies(policy: Backoff, seconds: list[float]) -> None:
     assert [policy(attempt, ValueError()) for attempt in (1, 2, 3, 4)] == seconds
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda anything: Constant(-1), "Constant: seconds: expected seconds, 0 or more, got -1"),
+        (lambda anything: Linear(anything), "Linear: step: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Linear(1, cap=float("inf")), "Linear: cap: expected seconds, 0 or more, got inf"),
+        (lambda anything: Exponential(first=-1), "Exponential: first: expected seconds, 0 or more, got -1"),
+        (lambda anything: Exponential(cap=anything), "Exponential: cap: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Exponential(factor=1e9), "Exponential: factor: expected a number from 0 to 1,000, got"),
+        (lambda anything: Exponential(jitter=3), "Exponential: jitter: expected a number from 0 to 1, got 3"),
+    ],
+)
+def test_bad_policies_are_told_where_they_are_made(make: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        make("a")
+
+
 def test_jitter_takes_a_part_off_and_no_attempt_is_too_late_for_a_float() -> None:
     policy = Exponential(10, jitter=0.5)
     values = [policy(1, ValueError()) for _ in range(100)]
     assert all(5 <= value <= 10 for value in values)
     assert len(set(values)) > 50
     assert Exponential(jitter=0)(65_535, ValueError()) == 3600
+    assert Exponential(factor=1_000, jitter=0)(65_535, ValueError()) == 3600
 
 
 @on_loop
-async def test_a_backoff_that_gives_no_seconds_is_an_error_of_the_job(server: Server) -> None:
+async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) -> None:
+    def breaks(attempt: int, error: BaseException) -> float:
+        raise LookupError("no such table")
+
     async with PinLater(server.url) as app:
 
         @app.task(backoff=lambda attempt, error: float("nan"))
-        async def task() -> None:
-            raise ValueError
+        async def not_a_number() -> None:
+            raise ValueError("its own")
 
-        handle = await task.aenqueue()
-        worker = await run(app)
-        info = await handle.ainfo()
+        @app.task(backoff=breaks)
+        def raises() -> None:
+            raise ValueError("its own")
+
+        @app.task(backoff=3600)
+        async def retries() -> None:
+            raise Retry("its own", delay=-1)
+
+        for task, kind, wrong in (
+            (not_a_number, "ValueError", "InvalidArgument: backoff: expected seconds, 0 or more, got nan"),
+            (raises, "ValueError", "LookupError: no such table"),
+            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds, 0 or more, got -1"),
+        ):
+            info, due_ms = await one(app, task)
+            assert is_pending(info, 1)
+            assert due_ms < HOUR_MS
+            assert info is not None
+            assert info.headline == f"{kind}: its own"
+            assert info.status.endswith(f" s\n  how long it waits is not known, so as by default: {wrong}\n")
+
+
+class Abort(BaseException):
+    pass
+
+
+@on_loop
+async def test_whatever_a_task_or_its_hook_raises_is_judged_as_an_error(server: Server) -> None:
+    failures = list[Failure]()
+
+    def hook(failure: Failure) -> None:
+        failures.append(failure)
+        raise SystemExit(1)
+
+    async def async_hook(failure: Failure) -> None:
+        failures.append(failure)
+        raise Abort
+
+    async with PinLater(server.url) as app:
+
+        @app.task(give_up_on=(Abort,), on_failure=async_hook)
+        async def on_the_loop() -> None:
+            raise Abort("no")
+
+        @app.task(give_up_on=(Abort,), on_failure=hook)
+        def in_a_thread() -> None:
+            raise Abort("no")
+
+        @app.task(on_failure=async_hook)
+        async def cancels() -> None:
+            raise Cancel("no")
+
+        @app.task(attempts=1, on_failure=hook)
+        def stops() -> None:
+            next(iter([]))
+
+        for task, said in (
+            (on_the_loop, "Abort: no"),
+            (in_a_thread, "Abort: no"),
+            (cancels, "Cancel: no"),
+            (stops, "RuntimeError: the handler raised StopIteration()"),
+        ):
+            info = (await one(app, task))[0]
+            assert is_failed(info, said)
+            assert info is not None
+            assert task is cancels or "in " + task.name.rpartition(".")[2] in info.status, "the traceback"
+    assert [type(failure.error) for failure in failures] == [Abort, Abort, Cancel, RuntimeError]
+
+
+@on_loop
+async def test_a_retry_is_none_of_the_errors_to_give_up_on(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(give_up_on=(Exception,))
+        async def task() -> None:
+            raise Retry("later", delay=3600)
+
+        info, due_ms = await one(app, task)
     assert is_pending(info, 1)
-    assert info is not None
-    assert info.status.startswith("InvalidArgument: backoff: expected seconds, 0 or more, got nan")
-    assert worker.stats.failed == 1
+    assert about_an_hour(due_ms)

@@ -271,6 +271,10 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"lease": "1"}, len, "lease: expected seconds"),
         ({"expires": -1}, len, "expires: expected seconds, 0 or more, got -1"),
         ({"backoff": float("nan")}, len, "backoff: expected seconds, 0 or more, got nan"),
+        ({"give_up_on": "x"}, len, "give_up_on: expected exception types, got 'x'"),
+        ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
+        ({"on_failure": "x"}, len, r"on_failure: expected a function of one argument \(the Failure\), got 'x'"),
+        ({"on_failure": lambda: None}, len, r"on_failure: expected a function of one argument \(the Failure\), got <f"),
         ({}, 5, "task: expected a function, or name=, got 5"),
     ],
 )

@@ -94,6 +94,8 @@ class Claimer:
         self._subscribing: set[Server] = set()
         #: Claim calls answered.
         self.claims = 0
+        #: `: ` and why the last one that failed did.
+        self.told = ""
         #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
         self.heard_since_s = 0.0
 
@@ -264,6 +266,7 @@ class Claimer:
         """A claim failed: try again later, and say so once."""
         if not source.not_before_s:
             log.warning("queue %s: claim failed, trying again: %s", source.queue, error)
+        self.told = f": {error}"
         source.hungry = True
         source.not_before_s = time.monotonic() + source.retry_s
         source.retry_s = min(2 * source.retry_s, LAST_RETRY_S)

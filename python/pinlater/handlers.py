@@ -8,6 +8,7 @@ stopped from outside; one that is past its time is left behind, and another take
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import inspect
 import queue
@@ -81,6 +82,7 @@ End: TypeAlias = Failed | Postponed | Succeeded | None
 
 #: What stands after the colon.
 _NAMED: Final = {"handler": "function", "app": "app"}
+_USUAL: Final = {"handler": "handle", "app": "app"}
 
 
 def load_handler(name: str) -> Handler:
@@ -91,8 +93,8 @@ def load_handler(name: str) -> Handler:
 def load_object(name: str, what: str) -> Any:
     """What `module:name` names. what: handler or app, for the errors."""
     module_name, colon, attributes = name.partition(":")
-    if not colon or not module_name or not attributes:
-        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}")
+    if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
+        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}{_meant(name, what)}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -100,26 +102,43 @@ def load_object(name: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}") from None
+        hint = _meant(name, what) if module_name.endswith(".py") else ""
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}{hint}") from None
     for attribute in attributes.split("."):
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}") from None
+            near = difflib.get_close_matches(attribute, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
     return found
+
+
+def _meant(name: str, what: str) -> str:
+    """`; did you mean 'mail:app'?`, of a file or a module alone; "" where nobody can tell."""
+    file, _, attributes = name.partition(":")
+    module_name = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return ""
+    return f"; did you mean '{module_name}:{attributes or _USUAL[what]}'?"
 
 
 def check_handler(handler: Any) -> Handler:
     """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
-    if not callable(handler):
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}")
+    return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
+
+
+def check_function(name: str, function: Any, argument: str) -> Any:
+    """The function itself, if it can be called with one argument. Raises InvalidArgument."""
     try:
-        inspect.signature(handler).bind(None)
+        if callable(function):
+            inspect.signature(function).bind(None)
+            return function
     except TypeError:
-        raise InvalidArgument(f"handler: expected a function of one argument (the job), got {handler!r}") from None
-    except ValueError:
-        pass  # a built-in without a signature
-    return handler  # type: ignore[no-any-return]
+        pass
+    except ValueError:  # a built-in without a signature
+        return function
+    raise InvalidArgument(f"{name}: expected a function of one argument ({argument}), got {function!r}")
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
@@ -129,12 +148,12 @@ def is_async(handler: Callable[..., Any]) -> bool:
 
 
 def describe(error: BaseException, limit_bytes: int) -> str:
-    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes."""
+    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # an error that can not be printed must not keep its job
         text = f"{type(error).__name__}: (its text can not be had)"
-    return clip(text, limit_bytes)
+    return clip("\n  ".join(clip(text, limit_bytes).splitlines()), limit_bytes)
 
 
 def clip(text: str, limit_bytes: int) -> str:
@@ -151,16 +170,14 @@ async def call_async(handler: Handler, job: Job) -> End:
     return end if isinstance(end, Failed | Postponed | Succeeded) else None
 
 
-def call_plain(handler: Handler, job: Job) -> Exception | End:
+def call_plain(handler: Handler, job: Job) -> BaseException | End:
     """Calls a plain handler; returns how it ended, or what went wrong."""
     try:
         result = handler(job)
-    except (StopIteration, StopAsyncIteration) as error:
-        return RuntimeError(f"the handler raised {error!r}")  # a future can not carry these
-    except Exception as error:
-        return error
+    except StopIteration as error:  # a future can not carry it
+        return RuntimeError(f"the handler raised {error!r}").with_traceback(error.__traceback__)
     except BaseException as error:
-        return RuntimeError(f"the handler raised {error!r}")
+        return error
     if inspect.iscoroutine(result):
         result.close()
         return TypeError(
@@ -230,11 +247,11 @@ class ThreadPool:
             self._threads -= 1
             call.future.set_exception(why)  # a future that is done has no timer any more
 
-    def _finish(self, future: asyncio.Future[End], end: Exception | End) -> None:
+    def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
         self._idle += 1
         if future.done():
             return
-        if isinstance(end, Exception):
+        if isinstance(end, BaseException):
             future.set_exception(end)
         else:
             future.set_result(end)

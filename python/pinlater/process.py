@@ -32,6 +32,8 @@ log: Final = logging.getLogger("pinlater.supervisor")
 REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
 #: A process that ends with this exit code wants another to be started at once (EX_TEMPFAIL).
 RECYCLE: Final = 75
+#: One of a burst that ends with this exit code reached no server: so will another.
+NO_SERVER: Final = 3
 #: A process that uses so many times its cap, though it should have recycled itself, is killed.
 KILL_FACTOR: Final = 1.5
 #: A process that dies is started again after this, at first.

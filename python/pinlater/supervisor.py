@@ -25,10 +25,11 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
+from pinlater.ending import counts_of, in_words
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
-from pinlater.process import FIRST_RESTART_S, NEVER_S, RECYCLE, Place, Process, ProcessSet, how, rearrange
+from pinlater.process import FIRST_RESTART_S, NEVER_S, NO_SERVER, RECYCLE, Place, Process, ProcessSet, how, rearrange
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -65,7 +66,8 @@ def run_worker(
             signals.connect(worker.request_stop)
             log.info("working on %s", ", ".join(queues))
             await worker.run()
-            log.info("stopped: %s", worker.stats)
+            counts = counts_of(worker.stats)
+            log.info("stopped: %s", in_words(counts), extra=counts)
 
     with StopSignals(config.stop_timeout_s) as signals:
         uvloop.run(work())
@@ -148,10 +150,10 @@ class _Nobody:
 class Supervisor:
     """Keeps processes running until a stop signal.
 
-    env: variables added to this process's own. burst: one that ends well is not started again, and when all have, it
-    is over. reloaded: the processes report; SIGHUP and reload() replace each by a fresh one of the sets that this
-    gives, when that is ready; InvalidArgument of it: all goes on. observer: is told of them. deaths: called with each
-    process that may have left jobs behind, and its exit code.
+    env: variables added to this process's own. burst: one that ends well, or reaches no server, is not started again,
+    and when all have, it is over. reloaded: the processes report; SIGHUP and reload() replace each by a fresh one of
+    the sets that this gives, when that is ready; InvalidArgument of it: all goes on. observer: is told of them.
+    deaths: called with each process that may have left jobs behind, and its exit code.
     """
 
     def __init__(
@@ -180,7 +182,8 @@ class Supervisor:
         return running + self._leaving
 
     def run(self, beside: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext) -> int:
-        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a process ended badly then, else 0.
+        """Until SIGTERM or SIGINT; then passes it on and waits. 1 if a process ended badly then, NO_SERVER if one of a
+        burst reached no server, else 0.
 
         beside: entered on the supervisor's loop before the first process is started.
         """
@@ -313,7 +316,7 @@ class Supervisor:
     def _poll(self, process: Process) -> int | None:
         """Its exit code, when it has ended."""
         code = process.poll()
-        orderly = code == RECYCLE or (code == 0 and (self._signals or self._burst or process.ending))
+        orderly = code == RECYCLE or (code == 0 and (self._signals or process.ending)) or self._is_last(code)
         if code is not None and not orderly and self._deaths is not None:
             self._deaths(process, code)
         return code
@@ -336,7 +339,7 @@ class Supervisor:
         """When another may be started: at once if it asked for that, else later each time."""
         self._note(code)
         why, level = process.ending or "crash", logging.ERROR
-        if self._signals or (self._burst and code == 0):
+        if self._signals or self._is_last(code):
             place.next_start_s = NEVER_S
             self._observer.ended(process, "")
             return
@@ -349,11 +352,17 @@ class Supervisor:
             place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
         self._observer.ended(process, why)
         pause_s = place.next_start_s - now_s
-        log.log(level, "%s %d %s; starting another in %.1f s", place.of.name, process.pid, how(code), pause_s)
+        log.log(level, "%s %d %s; starting another in %.1f s", process.of.name, process.pid, how(code), pause_s)
+
+    def _is_last(self, code: int | None) -> bool:
+        """Whether no other is started after a process of a burst that ended so."""
+        return self._burst and code in (0, NO_SERVER)
 
     def _note(self, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""
-        if self._signals and code not in (0, RECYCLE, -signal.SIGTERM):
+        if self._burst and code == NO_SERVER:
+            self._worst = code
+        elif self._signals and code not in (0, RECYCLE, -signal.SIGTERM):
             self._worst = 1
 
 

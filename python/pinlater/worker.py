@@ -19,7 +19,7 @@ from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.ending import LAST_RETRY_S, Ending, Held, WorkerStats
-from pinlater.errors import InvalidArgument
+from pinlater.errors import InvalidArgument, ServerUnavailable
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
 from pinlater.jobs import Job
 from pinlater.monitor import Monitor
@@ -124,7 +124,9 @@ class Worker:
         self._progress.set()
 
     async def run(self, *, burst: bool = False) -> None:
-        """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended."""
+        """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
+        burst raises ServerUnavailable if no claim is answered in the client's timeout_s.
+        """
         self._open()
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_empty() if burst else self._until_stop())
@@ -165,10 +167,16 @@ class Worker:
 
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
-        looked_after = 0
+        looked_after, timeout_s = 0, self._client._settings.timeout_s
+        answer_by_s = time.monotonic() + timeout_s
         while not self._stopping.is_set():
             ended = self._stats.claimed - self._held
-            if ended < self._stats.claimed or not self._claimer.empty:
+            if not self._claimer.claims:
+                if (left_s := answer_by_s - time.monotonic()) <= 0:
+                    self._at_once = True  # nothing is held, and nobody is there to be told
+                    raise ServerUnavailable(f"no claim was answered in {timeout_s:g} s{self._claimer.told}")
+                await self._wait_progress(left_s)
+            elif ended < self._stats.claimed or not self._claimer.empty:
                 await self._wait_progress(None)
             elif looked_after < ended:
                 looked_after = ended
@@ -265,11 +273,25 @@ class Worker:
         self._running[future] = held
         future.add_done_callback(self._finished)
 
-    def limit(self, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
-        """Of the calling handler's job: long past this it is given up and left behind, and ends as judge() says."""
+    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
+        """Of a running job: long past this it is given up and left behind, and ends as judge() says.
+
+        Returns what lifts the limit.
+        """
+        future: asyncio.Future[End] | None = asyncio.current_task()
+        if future not in self._running:  # its handler waits for this one
+            future = next((each for each, held in self._running.items() if held.job is job), None)
+        if future is None:
+            return lambda: None
+        held = self._running[future]
+        self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+        return lambda: self._overtime.end(future, held)
+
+    def is_current(self) -> bool:
+        """Whether the end of the calling handler counts: not if its job was removed, or it was given up."""
         future = asyncio.current_task()
-        if future is not None and (held := self._running.get(future)) is not None:
-            self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+        held = None if future is None else self._running.get(future)
+        return held is not None and held not in self._removals.stopped
 
     def _give_up_on(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
         held = self._running.pop(future)

@@ -13,10 +13,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater._core import MAX_BATCH, parse_descriptor
+from pinlater._core import parse_descriptor
 from pinlater.cli.commands import DONE, NO, Group, usage
 from pinlater.cli.output import (
+    MOST_ARGUMENTS,
+    body_told,
     claim_of,
+    claimed_told,
     duration,
     info_document,
     job_document,
@@ -42,6 +45,10 @@ _STATE: Final = click.Choice([state.value for state in State])
 TOKEN_BYTES: Final = 8
 #: Jobs that a command on a whole queue acts on, where it is not told.
 MOST: Final = 1000
+#: Jobs that `job ls` reads at once: a body may be as large as its queue allows.
+PAGE: Final = 100
+#: What stands above the bodies: of tasks' jobs, their arguments.
+BODIES: Final = {False: "body", True: "arguments"}
 
 
 @click.group("job", cls=Group)
@@ -85,12 +92,12 @@ def _print_claimed(found: list[Job]) -> None:
         attempt = f"{each.attempt} of {each.attempts_allowed}"
         named = (name, claim_of(each) or each.descriptor)
         facts = [named, ("attempt", attempt), ("created", moment(each.created_ms))]
-        print_facts([*facts, ("body", printable(each.body))])
+        print_facts([*facts, ("body", claimed_told(each.body))])
         return
-    rows = [
-        (claim_of(each) or each.descriptor, f"{each.attempt} of {each.attempts_allowed}", preview(each.body))
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        attempt = f"{each.attempt} of {each.attempts_allowed}"
+        rows.append((claim_of(each) or each.descriptor, attempt, preview(claimed_told(each.body))))
     print_table((name, "attempt", "body"), rows)
 
 
@@ -174,6 +181,9 @@ def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
     yield "descriptor", info.descriptor
     if info.task is not None:
         yield "task", printable(info.task)
+    if info.args is not None:
+        told = body_told(info)
+        yield "arguments", told if info.body is not None else preview(told, MOST_ARGUMENTS)
     yield "state", info.state.value
     if info.progress is not None:
         yield "progress", printable(str(info.progress))
@@ -189,7 +199,7 @@ def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
         yield "claimed by", info.claim
     if info.status:
         yield "status", "\n".join(map(printable, info.status.splitlines()))
-    if info.body is not None:
+    if info.body is not None and info.task is None:
         yield "body", printable(info.body)
 
 
@@ -209,11 +219,10 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
     """List the jobs of a state, latest first."""
     if future and state != State.PENDING.value:
         usage(f"--future: expected with --state pending, got {state}")
-    running = state == State.IN_PROGRESS.value  # a task that runs may say how far it is
     with settings.client() as client:
-        page = min(limit + 1, MAX_BATCH)
-        scanned = client.scan(queue, state, priority=priority, future=future, with_body=body or running, page_size=page)
-        scan = (task_info(info, body=body) for info in scanned)
+        page = min(limit + 1, PAGE)
+        scanned = client.scan(queue, state, priority=priority, future=future, with_body=True, page_size=page)
+        scan = (task_info(info, body=body, arguments=body) for info in scanned)
         shown = islice(scan, limit)
         if settings.as_json:
             for info in shown:
@@ -236,17 +245,18 @@ def _print_jobs(found: list[TaskInfo], body: bool) -> None:
     running = found[0].state is State.IN_PROGRESS
     finished = found[0].state in (State.SUCCEEDED, State.FAILED)
     when = "claimed" if running else "finished" if finished else "run after"
-    tasks = running and any(info.task is not None for info in found)
-    last = (["claimed by"] if running else []) + (["task", "progress"] if tasks else []) + ["status"]
-    last += ["body"] if body else []
+    tasks = any(info.task is not None for info in found)
+    progress = running and tasks
+    last = (["claimed by"] if running else []) + (["task"] if tasks else []) + (["progress"] if progress else [])
+    last += ["status"] + ([BODIES[tasks]] if body else [])
     rows = []
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
         cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
-        if tasks:
-            cells += [preview(info.task or ""), preview(str(info.progress or ""))]
+        cells += [preview(info.task or "")] if tasks else []
+        cells += [preview(str(info.progress or ""))] if progress else []
         newest = preview(info.headline)
-        rows.append([*cells, newest, *([preview(info.body or b"")] if body else [])])
+        rows.append([*cells, newest, *([preview(body_told(info))] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
 
 

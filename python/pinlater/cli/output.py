@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any, Final
@@ -20,13 +20,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pinlater.errors import BodyUnreadable
+from pinlater.framework import envelope
 from pinlater.framework.handles import TaskInfo
 from pinlater.jobs import Job, JobInfo
 
 #: A table that is piped is as wide as its content; rich wants a number.
 PIPED_WIDTH: Final = 100_000
-#: Characters of a body or status in a table; `--json` has the whole.
+#: Characters of a body, of arguments or of a status in a table; `--json` has the whole.
 PREVIEW: Final = 60
+#: Characters of a task's arguments where its job is looked up without --body.
+MOST_ARGUMENTS: Final = 1000
+#: Arguments that are nested deeper are cut there: JSON has no place for more.
+MOST_DEPTH: Final = 100
 
 _STEPS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 _SIZES: Final = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
@@ -103,18 +109,37 @@ def job_document(job: Job) -> dict[str, Any]:
 
 def info_document(info: JobInfo) -> dict[str, Any]:
     """The fields of JobInfo, the body as `body` or `body_base64`; of a task's job that was looked up as one `task` and
-    `progress` too.
+    `progress` too, and `args` and `kwargs` where it has them.
     """
     document = {field.name: getattr(info, field.name) for field in fields(JobInfo) if field.name != "body"}
     if isinstance(info, TaskInfo) and info.task is not None:
         document |= {"task": info.task, "progress": None if info.progress is None else asdict(info.progress)}
+        if info.args is not None:
+            document |= {"args": as_json(info.args), "kwargs": as_json(info.kwargs)}
     return document if info.body is None else {**document, **body_fields(info.body)}
 
 
-def task_info(info: JobInfo, *, body: bool) -> TaskInfo:
-    """With what the envelope says, if it has one. body: keep the body, too."""
+def task_info(info: JobInfo, *, body: bool, arguments: bool = True) -> TaskInfo:
+    """With what the envelope says, if it has one. body, arguments: keep them, too."""
     told = TaskInfo.of(info)
+    if not arguments:
+        told = replace(told, args=None, kwargs=None)
     return told if body else replace(told, body=None)
+
+
+def as_json(value: Any, depth: int = MOST_DEPTH) -> Any:
+    """An argument of a task in JSON's words: dates as ISO text, bytes in base64, keys as text, all else as its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth == 0:
+        return "…"
+    if isinstance(value, list | tuple):
+        return [as_json(each, depth - 1) for each in value]
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): as_json(each, depth - 1) for key, each in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime) else repr(value)
 
 
 def body_fields(body: bytes) -> dict[str, str]:
@@ -184,6 +209,30 @@ def printable(data: bytes | str) -> str:
         except UnicodeDecodeError:
             return f"({size(len(data))} of binary)"
     return data if data.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in data)
+
+
+def call_told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The arguments of a task as they stand in a call: `'ada', subject='welcome'`."""
+    try:
+        return printable(", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]))
+    except RecursionError:  # codecs nest deeper than repr does
+        return "…"
+
+
+def claimed_told(body: bytes) -> str:
+    """A task's body as a call, `mail.send('ada')`; another as it is."""
+    try:
+        name, args, kwargs, _ = envelope.read(body)
+    except BodyUnreadable:
+        return printable(body)
+    return f"{printable(name.decode('utf-8', 'replace'))}({call_told(args, kwargs)})"
+
+
+def body_told(info: TaskInfo) -> str:
+    """The arguments of a task's job, the body of another; "" if neither was asked for."""
+    if info.args is not None and info.kwargs is not None:
+        return call_told(info.args, info.kwargs)
+    return printable(info.body or b"")
 
 
 def preview(data: bytes | str, length: int = PREVIEW) -> str:

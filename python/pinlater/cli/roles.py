@@ -127,9 +127,9 @@ def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str
 def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     """Run the tasks of MODULE:APP, a PinLater.
 
-    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP starts fresh
-    processes before the old ones stop; SIGUSR1 logs what runs. The servers are the app's own; where it names none,
-    those of --url. All of it: docs/running.md.
+    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP reads code and
+    TOML again: several processes are replaced as fresh ones are ready, a lone one ends its tasks first. SIGUSR1 logs
+    what runs. The servers are the app's own; where it names none, those of --url. All of it: docs/running.md.
     """
     from pinlater.framework.logs import set_up
     from pinlater.framework.options import options_of

@@ -24,9 +24,10 @@ from pinlater.framework.depending import Lifespan, Made, living
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
 from pinlater.framework.immediate import Immediate
-from pinlater.framework.middleware import Middleware, enqueue_hook
+from pinlater.framework.middleware import Middleware, check_middleware, enqueue_hook
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
+from pinlater.handlers import check_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,7 +148,7 @@ class PinLater:
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | float = ...,
-        give_up_on: tuple[type[BaseException], ...] = (),
+        give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
         result_ttl: float | None = None,
@@ -169,7 +170,7 @@ class PinLater:
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | float = ...,
-        give_up_on: tuple[type[BaseException], ...] = (),
+        give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
         expires: float | None = None,
@@ -188,7 +189,7 @@ class PinLater:
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | float = Exponential(),  # noqa: B008  (it is frozen)
-        give_up_on: tuple[type[BaseException], ...] = (),
+        give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         timeout: float | None = None,
         lease: float | None = None,
         result_ttl: float | None = None,
@@ -213,12 +214,12 @@ class PinLater:
         """
         running = Running(
             backoff=backoff if callable(backoff) else Constant(milliseconds("backoff", backoff) / 1000),
-            give_up_on=give_up_on,
+            give_up_on=_check_give_up_on(give_up_on),
             timeout_s=None if timeout is None else milliseconds("timeout", timeout, least=0.001) / 1000,
             expires_ms=None if expires is None else milliseconds("expires", expires),
             lease_ms=None if lease is None else milliseconds("lease", lease, least=0.001),
             result_ttl_ms=None if result_ttl is None else milliseconds("result_ttl", result_ttl, least=0.001),
-            on_failure=on_failure,
+            on_failure=None if on_failure is None else check_function("on_failure", on_failure, "the Failure"),
             kind=_check_kind(runs_in),
             batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
             batch_wait_s=milliseconds("batch_wait", batch_wait) / 1000,
@@ -255,9 +256,7 @@ class PinLater:
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Puts code around every call of the tasks, inside of what was added before. Before a worker starts."""
-        if not isinstance(middleware, Middleware):
-            raise InvalidArgument(f"middleware: expected a Middleware, got {middleware!r:.60}")
-        self.middleware.append(middleware)
+        self.middleware.append(check_middleware(middleware))
         hook = enqueue_hook(middleware)
         if hook is not None:
             self.clients.enqueue_hooks.append(hook)
@@ -347,6 +346,14 @@ def _check_kind(kind: Any) -> Kind | None:
     if kind is not None and kind not in get_args(Kind):
         raise InvalidArgument(f"runs_in: expected one of {', '.join(get_args(Kind))}, got {kind!r:.60}")
     return cast("Kind | None", kind)
+
+
+def _check_give_up_on(types: Any) -> tuple[type[BaseException], ...]:
+    told = types if isinstance(types, tuple) else (types,)
+    for each in told:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise InvalidArgument(f"give_up_on: expected exception types, got {each!r:.60}")
+    return told
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -11,14 +11,15 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from pinlater._core import MAX_TIME_MS
 from pinlater.errors import InvalidArgument
 
 Backoff: TypeAlias = Callable[[int, BaseException], float]
 
-#: Past that powers are infinite.
+#: The highest power of the greatest factor is a float yet.
+MAX_FACTOR: Final = 1_000
 _MAX_EXPONENT: Final = 64
 
 
@@ -27,6 +28,9 @@ class Constant:
     """Always so many seconds."""
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        milliseconds("Constant: seconds", self.seconds)
 
     def __call__(self, attempt: int, error: BaseException) -> float:
         return self.seconds
@@ -38,6 +42,10 @@ class Linear:
 
     step: float
     cap: float = 3600.0
+
+    def __post_init__(self) -> None:
+        milliseconds("Linear: step", self.step)
+        milliseconds("Linear: cap", self.cap)
 
     def __call__(self, attempt: int, error: BaseException) -> float:
         return min(self.cap, self.step * attempt)
@@ -55,6 +63,13 @@ class Exponential:
     cap: float = 3600.0
     jitter: float = 0.1
 
+    def __post_init__(self) -> None:
+        milliseconds("Exponential: first", self.first)
+        milliseconds("Exponential: cap", self.cap)
+        for name, value, most in (("factor", self.factor, MAX_FACTOR), ("jitter", self.jitter, 1)):
+            if not _is_number(value, 0, most):
+                raise InvalidArgument(f"Exponential: {name}: expected a number from 0 to {most:,}, got {value!r:.60}")
+
     def __call__(self, attempt: int, error: BaseException) -> float:
         full = min(self.cap, self.first * self.factor ** min(attempt - 1, _MAX_EXPONENT))
         return full * (1 - random.random() * self.jitter)
@@ -62,11 +77,10 @@ class Exponential:
 
 def milliseconds(name: str, seconds: object, *, least: float = 0.0) -> int:
     """Seconds as a delay in whole milliseconds, or InvalidArgument. least: the smallest number of seconds allowed."""
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not math.isfinite(seconds)
-        or not least <= seconds <= MAX_TIME_MS / 1000
-    ):
+    if not _is_number(seconds, least, MAX_TIME_MS / 1000):
         raise InvalidArgument(f"{name}: expected seconds, {least:g} or more, got {seconds!r:.60}")
     return math.ceil(seconds * 1000)
+
+
+def _is_number(value: object, least: float, most: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

@@ -12,15 +12,12 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from pinlater.errors import InvalidArgument
 from pinlater.framework.context import current_trace
 from pinlater.framework.ends import Retry
 from pinlater.jobs import Job
 
 T = TypeVar("T")
-
-
-class HandedBack(Exception):
-    """The job was collected, and not started when the worker stopped."""
 
 
 class Item(Generic[T]):
@@ -39,8 +36,15 @@ class Item(Generic[T]):
     def __repr__(self) -> str:
         return f"Item({self.job.descriptor}, {self.value!r:.60})"
 
-    def fail(self, error: BaseException) -> None:
-        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on."""
+    def fail(self, error: BaseException | type[BaseException]) -> None:
+        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on.
+
+        Raises InvalidArgument for what can not be raised.
+        """
+        if isinstance(error, type) and issubclass(error, BaseException):
+            error = error()
+        if not isinstance(error, BaseException):
+            raise InvalidArgument(f"Item.fail: expected an exception, got {error!r:.60}")
         self.error = error
 
     def retry(self, reason: str = "", *, delay: float | None = None) -> None:
@@ -93,6 +97,10 @@ class Batcher:
         try:
             failed = await waiting.ended
         except asyncio.CancelledError:
+            if waiting in self._collected:  # it must not count for the size of what it is not in
+                self._collected.remove(waiting)
+                if not self._collected:
+                    self._take()
             if waiting.call is not None and _all_ended(waiting.batch):  # so is the call, which ends first
                 await asyncio.wait([waiting.call])
             raise
@@ -100,11 +108,14 @@ class Batcher:
             error, traceback = failed
             raise error.with_traceback(traceback)  # it may be raised for other jobs too
 
+    def collects(self, job: Job) -> bool:
+        """Whether the job's batch has not begun."""
+        return any(waiting.item.job is job for waiting in self._collected)
+
     def hand_back(self) -> None:
-        """The worker stops: what was only collected is not started any more."""
+        """The worker stops: what was only collected is cancelled."""
         for waiting in self._take():
-            if not waiting.ended.done():
-                waiting.ended.set_exception(HandedBack())
+            waiting.ended.cancel()
 
     def _take(self) -> list[_Waiting]:
         if self._timer is not None:
@@ -135,12 +146,12 @@ class Batcher:
             if _all_ended(batch):
                 raise
             failed = error
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             failed = error
-        for waiting in batch:
-            why = waiting.item.error or failed
+        for waiting in batch:  # nothing here may raise: who waits would wait for ever
+            why = failed if waiting.item.error is None else waiting.item.error
             if not waiting.ended.done():
-                waiting.ended.set_result(None if why is None else (why, why.__traceback__))
+                waiting.ended.set_result(None if why is None else (why, getattr(why, "__traceback__", None)))
 
 
 def _shared_trace(items: list[Item[Any]]) -> str | None:

@@ -39,7 +39,7 @@ class Calling:
     keep: Keep
     made: Made
     concurrency: int
-    batchers: list[Batcher]
+    batchers: dict[str, Batcher]
     contexts: WeakValueDictionary[str, SyncContext]
 
     def runner(self, task: Task[..., Any]) -> Runner:
@@ -55,7 +55,7 @@ class Calling:
 
         size = min(task.running.batch, self.concurrency)  # no more can be collected at once
         batcher = Batcher(call, size, task.running.batch_wait_s)
-        self.batchers.append(batcher)
+        self.batchers[task.name] = batcher
         return batcher.run
 
     def _on_loop(self, task: Task[..., Any]) -> Runner:
@@ -86,6 +86,10 @@ class Calling:
             context = copy_context()
             try:
                 await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+            except (TimedOut, asyncio.CancelledError):  # its thread goes on
+                if task.context is not None:
+                    called[0].cancelled = True
+                raise
             except Snooze as snooze:
                 raise with_progress(snooze, called)  # noqa: B904  (the same one)
             return returned[0]
@@ -96,13 +100,19 @@ class Calling:
 async def _in_time(
     run: Runner, timeout_s: float, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
 ) -> Any:
+    """Past its timeout it has timed out, whatever it returns or raises then, which is the cause of the error."""
+    cause: BaseException | None = None
+    clock = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s) as clock:
-            return await run(job, args, kwargs, headers)
-    except TimeoutError as error:
-        if not clock.expired():
+        async with clock:
+            value = await run(job, args, kwargs, headers)
+    except BaseException as error:
+        if not clock.expired() or isinstance(error, asyncio.CancelledError):  # then the worker's too
             raise
-        raise TimedOut("it", timeout_s) from error.__cause__
+        cause = error.__cause__ if isinstance(error.__cause__, asyncio.CancelledError) else error
+    if clock.expired():
+        raise TimedOut("it", timeout_s) from cause
+    return value
 
 
 def call_plain_task(

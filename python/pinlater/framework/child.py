@@ -1,7 +1,8 @@
 """A task process: runs tasks with runs_in="process" in its main thread, one after the other, for one worker.
 
-Promises that it ends with its worker, that stop signals are the worker's to act on, and that whatever a task raises is
-told as it counts. Risks: a task that ends the interpreter ends this.
+Promises that it ends with its worker, that stop signals are the worker's to act on, that whatever a task raises is told
+as it counts, and that no thread that a task left behind reaches the next one's job. Risks: a task that ends the
+interpreter ends this.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -19,8 +21,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NoReturn
 
 import uvloop
 
@@ -37,22 +40,31 @@ from pinlater.framework.logs import current_job, set_up
 from pinlater.framework.pipes import Said
 from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, clip, describe
+from pinlater.handlers import clip, describe
 from pinlater.jobs import Job
 from pinlater.process import PR_SET_PDEATHSIG
 
 #: Of an error and its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
+#: A pipe takes so much at once.
+START_TRACEBACK_BYTES: Final = 10_000
 TRACEBACK_BYTES: Final = 100_000
+#: They are the worker's to act on.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Link:
-    """The end of the pipe, on a loop in a thread of its own. jobs: what to run; None: the worker has no more."""
+    """The end of the pipe, on a loop in a thread of its own. jobs: what to run, a task's name and its job; None: the
+    worker has no more.
+    """
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
-        self.jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-        self._kept: asyncio.Future[list[Any]] | None = None
+        self.jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._pid = os.getpid()
+        self._running: Job | None = None
+        #: Checkpoints that wait for the worker, which answers them in their order.
+        self._keeping: deque[asyncio.Future[list[Any]]] = deque()
         self._writer: asyncio.StreamWriter
         self._thread = threading.Thread(target=self.loop.run_forever, name="pinlater-link", daemon=True)
         self._thread.start()
@@ -69,18 +81,34 @@ class Link:
     async def open(self, number: int) -> None:
         """number: the socket's descriptor."""
         reader, self._writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
+        self._writer.transport.set_write_buffer_limits(0)  # what is said is written
         self._listening = self.loop.create_task(self._listen(reader))
 
     async def say(self, message: bytes) -> None:
         self._writer.write(message)
         await self._writer.drain()
 
-    async def keep(self, job: Job, headers: Mapping[str, Any]) -> None:
-        """A checkpoint, by the worker; raises what it raised there."""
-        self._kept = self.loop.create_future()
-        await self.say(pipes.pack(Said.KEEP, envelope.with_headers(job.body, headers)))
-        refused = await self._kept
-        if refused:
+    async def end(self, message: bytes) -> None:
+        """Says how the running job ended; no checkpoint of it goes out behind that."""
+        self._running = None
+        await self.say(message)
+
+    def keep(self, job: Job, headers: Mapping[str, Any]) -> Coroutine[Any, Any, None]:
+        """A checkpoint, by the worker; raises what it raised there. From any thread of the running job, many at once;
+        ClaimLost from one that outlived its job, and in a fork.
+        """
+        if os.getpid() != self._pid:  # where nothing turns the loop
+            raise errors.ClaimLost(f"checkpoint: job {job.descriptor} is of the process that forked this one")
+        return self._keep(job, headers)
+
+    async def _keep(self, job: Job, headers: Mapping[str, Any]) -> None:
+        body = envelope.with_headers(job.body, headers)
+        if job is not self._running:
+            raise errors.ClaimLost(f"checkpoint: job {job.descriptor} has ended in this process")
+        kept = self.loop.create_future()
+        self._keeping.append(kept)
+        await self.say(pipes.pack(Said.KEEP, body))
+        if refused := await kept:
             name, text = refused
             raise _error(name, text)
 
@@ -89,10 +117,12 @@ class Link:
             while True:
                 said, *rest = await pipes.read(reader)
                 if said == Said.JOB:
-                    self._writer.write(pipes.pack(Said.BEGUN))
-                    self.jobs.put(rest)
-                elif self._kept is not None:
-                    self._kept.set_result(rest)
+                    name, *parts = rest
+                    self._running = Job(*parts)
+                    await self.say(pipes.pack(Said.BEGUN))
+                    self.jobs.put((name, self._running))
+                elif not (kept := self._keeping.popleft()).done():
+                    kept.set_result(rest)
         self.jobs.put(None)
 
 
@@ -111,34 +141,91 @@ def main() -> None:
     if os.getppid() != told["parent"]:  # it died before that
         os._exit(1)
     os.set_inheritable(told["socket"], False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # they are the worker's to act on
+    _leave_signals()
     logging.basicConfig(level=told["log_level"], format=told["log_line"])
     if "log_format" in told:
         set_up(told["log_format"])
     sys.argv[1:] = []
-    app = load_app(told["app"])
-    if told["url"] is not None:
-        app.clients.source = Direct(told["url"])
-    link = Link()
-    link.wait(link.open(told["socket"]))
     with contextlib.ExitStack() as stack:
-        lifespan = app.living(in_process=True)
-        made = link.wait(lifespan.__aenter__())
+        try:
+            app = load_app(told["app"])
+            if told["url"] is not None:
+                app.clients.source = Direct(told["url"])
+            link = Link()
+            link.wait(link.open(told["socket"]))
+            lifespan = app.living(in_process=True)
+            made = link.wait(lifespan.__aenter__())
+        except BaseException as error:
+            text = clip("".join(traceback.format_exception(error)), START_TRACEBACK_BYTES)
+            os.write(told["socket"], pipes.pack(Said.BROKEN, describe(error, ERROR_BYTES), text))
+            sys.exit(1)
         stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
+        for task in app.tasks.values():
+            task.function = _ending_forks(task.function)
         link.wait(link.say(pipes.pack(Said.READY)))
         while (message := link.jobs.get()) is not None:
-            link.wait(link.say(_run(app, link, made, told["worker"], *message)))
+            link.wait(link.end(_run(app, link, made, told, *message)))
     app.close()
     link.close()
 
 
-def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: Any) -> bytes:
+def _leave_signals() -> None:
+    """Lets stop signals do nothing; to what a task forks (multiprocessing) they do what they did before."""
+
+    def nothing(*_: object) -> None: ...
+
+    def block() -> None:  # one that comes to the fork meanwhile is neither lost nor done nothing about
+        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            if signal.getsignal(number) is nothing:
+                signal.signal(number, handler)
+        unblock()
+
+    of_thread = threading.local()
+    usual = {number: signal.signal(number, nothing) for number in STOP_SIGNALS}
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and a fork that comes out of it ends there, as it would at the end of a program."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        pid, error = os.getpid(), None
+        try:
+            return function(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if os.getpid() != pid:
+                _end_fork(error)
+
+    return call
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    code = error.code if isinstance(error, SystemExit) else error
+    try:
+        if code is not None and not isinstance(code, int):
+            traceback.print_exception(error) if code is error else print(code, file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
+
+
+def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str, job: Job) -> bytes:
     """Runs a task; what became of it."""
-    job, task, began_s = Job(*parts), app.tasks.get(name), time.monotonic()
+    task, worker, began_s = app.tasks.get(name), told["worker"], time.monotonic()
     if task is None:
-        told = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
-        return pipes.pack(Said.FAILED, told, "", f"{told}\n", None, False)
+        text = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
+        return pipes.pack(Said.FAILED, text, "", f"{text}\n", None, False)
     called: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]
@@ -148,32 +235,41 @@ def _run(app: PinLater, link: Link, made: Made, worker: str, name: str, *parts: 
         called = with_context(task, job, args, headers, link.keep, link.loop)
         value = call_plain_task(task, called, kwargs, link.loop, made)
         if task.running.result_ttl_ms is not None:
-            return pipes.pack(Said.RETURNED, True, envelope.pack_result(task.codec, value))
+            return pipes.pack(Said.RETURNED, envelope.pack_result(task.codec, value))
     except (Retry, Snooze, Cancel) as end:
-        kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
         try:
-            return pipes.pack(Said.ENDED, _word(end), str(end), getattr(end, "delay", None), kept)
-        except Exception as error:  # of its delay or its state
+            return _ended(end, called)
+        except Exception as error:
             return _failed(task, job, error, worker, began_s)
-    except Exception as error:
-        return _failed(task, job, error, worker, began_s)
     except BaseException as error:
-        return _failed(task, job, RuntimeError(f"the handler raised {error!r}"), worker, began_s)
+        return _failed(task, job, error, worker, began_s)
+    return pipes.pack(Said.RETURNED, _packed(value) if told["values"] else None)
+
+
+def _packed(value: Any) -> bytes | None:
+    """A value that only middleware sees; None where there are no words for it, or none that can be read."""
     try:
-        return pipes.pack(Said.RETURNED, False, value)
+        packed = envelope.pack_result("msgpack", value)
+        envelope.read_result(packed)
     except Exception:
-        return pipes.pack(Said.RETURNED, False, None)  # only middleware would see it
+        return None
+    return packed
 
 
-def _word(end: TaskEnd) -> str:
-    return next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
-
-
-def _failed(task: Task[..., Any], job: Job, error: Exception, worker: str, began_s: float) -> bytes:
-    """With what only this process can say of it: its backoff, and whether it is one to give up on."""
+def _ended(end: TaskEnd, called: list[Any]) -> bytes:
+    """How a task wants its job to end. Or InvalidArgument."""
+    word = next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
+    kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
     try:
-        end = judged(task, job, error, worker, time.monotonic() - began_s)
-    except Exception as wrong:  # of the backoff
-        end = Failed(describe(wrong, ERROR_BYTES) + "\n")
+        reason = clip(str(end), ERROR_BYTES)
+        return pipes.readable(pipes.pack(Said.ENDED, word, reason, getattr(end, "delay", None), kept))
+    except Exception as error:
+        text = describe(error, ERROR_BYTES)
+        raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
+
+
+def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
+    """With what only this process can say of it: its backoff, and whether it is one to give up on."""
+    end = judged(task, job, error, worker, time.monotonic() - began_s)
     told = clip("".join(traceback.format_exception(error)), TRACEBACK_BYTES)
     return pipes.pack(Said.FAILED, describe(error, ERROR_BYTES), told, end.status, end.delay_ms, end.final)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.errors import InvalidArgument
+from pinlater.errors import ClaimLost, InvalidArgument, PinLaterError
 from pinlater.jobs import Job
 
 log: Final = logging.getLogger("pinlater.task")
@@ -91,6 +91,12 @@ class BaseContext:
         self._progress = [done, total, note]
         return time.monotonic() - self._told_s >= PROGRESS_S
 
+    def _not_told(self, error: PinLaterError) -> None:
+        """An outage is no reason to end a task that only says how far it is."""
+        if isinstance(error, ClaimLost | InvalidArgument):
+            raise error
+        self.logger.warning("its progress was not written: %s", error)
+
 
 class Context(BaseContext):
     """The context of an async task."""
@@ -109,17 +115,21 @@ class Context(BaseContext):
     async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Says how far it is: seen in `handle.info()` and by `pinlater job lookup`, and by a later attempt's too.
 
-        Written once a second at most; what was told meanwhile goes with the next checkpoint or progress. Raises what a
-        checkpoint does.
+        Written once a second at most; what was told meanwhile goes with the next checkpoint or progress, and so does
+        what could not be written, which is logged. Raises ClaimLost and InvalidArgument as a checkpoint does.
         """
         if self._note(done, total, note):
-            await self._keep(self.job, self.headers(self.state))
+            try:
+                await self._keep(self.job, self.headers(self.state))
+            except PinLaterError as error:
+                self._not_told(error)
 
 
 class SyncContext(BaseContext):
     """The context of a task that is a plain function.
 
-    cancelled: whether the job was removed while it runs. What the task does then is not kept: it may as well return.
+    cancelled: whether nobody waits for its end any more: the job was removed while it runs, or it is past its timeout,
+    or the worker gave it up at a stop. What the task does then is not kept: it may as well return.
     """
 
     __slots__ = ("cancelled",)
@@ -136,7 +146,10 @@ class SyncContext(BaseContext):
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """See Context.progress."""
         if self._note(done, total, note):
-            self._keep_now(self.state)
+            try:
+                self._keep_now(self.state)
+            except PinLaterError as error:
+                self._not_told(error)
 
     def _keep_now(self, state: Any) -> None:
         headers = self.headers(state)

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,20 +20,21 @@ from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
-from pinlater.framework.backoff import milliseconds
-from pinlater.framework.batches import Batcher, HandedBack
+from pinlater.framework.backoff import Exponential, milliseconds
+from pinlater.framework.batches import Batcher
 from pinlater.framework.calling import Calling
 from pinlater.framework.context import SyncContext, current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
-from pinlater.framework.logs import current_job, raw_tasks
+from pinlater.framework.logs import current_job, raised, raw_tasks
 from pinlater.framework.meters import Meter, RunEnd
-from pinlater.framework.middleware import Runner, wrapped
-from pinlater.framework.processes import ProcessPool, cores
-from pinlater.framework.reports import Failure, report
+from pinlater.framework.middleware import Runner, sees_values, wrapped
+from pinlater.framework.processes import ProcessPool, cores, given_s
+from pinlater.framework.reports import ERROR_BYTES, Failure, report
 from pinlater.framework.tasks import Task
 from pinlater.handlers import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
 from pinlater.jobs import Checkpoint, Job
+from pinlater.worker import Worker
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -57,14 +59,11 @@ class TaskStats:
 
 
 class Known(NamedTuple):
-    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it.
-    limit_s: past that, and a grace, its job is given up; None: never, or its process is killed in time.
-    """
+    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it."""
 
     task: Task[..., Any]
     plain: Callable[..., Awaitable[Any]] | None
     run: Runner
-    limit_s: float | None
 
 
 class Dispatcher:
@@ -85,9 +84,11 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
+        seen = sees_values(app.middleware)
         url = None if app.clients.source is None else app.clients.source.url()
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, url)
-        self._batchers: list[Batcher] = []
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
+        #: By task.
+        self._batchers: dict[str, Batcher] = {}
         #: By descriptor, of tasks in threads: gone with its task.
         self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()
         calling = Calling(
@@ -100,15 +101,15 @@ class Dispatcher:
             self._batchers,
             self._contexts,
         )
-        known = {name: _known(app, calling, task) for name, task in app.tasks.items()}
+        known = {name: self._known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
         #: Told of each attempt that failed, with its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
-        #: Worker.limit, where there is a worker.
-        self.limit: Callable[[float, Callable[[], Coroutine[Any, Any, End]]], None] | None = None
+        #: Whose handler this is, where there is one.
+        self.worker: Worker | None = None
         #: By task; empty: nothing is counted but stats.
         self.meters: dict[str, Meter] = {}
 
@@ -119,7 +120,7 @@ class Dispatcher:
 
     def on_stop(self) -> None:
         """The worker begins to stop: batches that were not started are handed back."""
-        for batcher in self._batchers:
+        for batcher in self._batchers.values():
             batcher.hand_back()
 
     async def __call__(self, job: Job) -> End:
@@ -178,16 +179,16 @@ class Dispatcher:
         self, known: Known, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         began_s = time.monotonic()
-        task, plain, run, limit_s = known
+        task, plain, run = known
         expires_ms = task.running.expires_ms
+        if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
+            return self._unreadable(job, BodyUnreadable(wrong))
         current_job.set(job)  # in this job's own asyncio task
         try:
             if expires_ms is not None:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
-            if limit_s is not None and self.limit is not None:
-                self.limit(limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
             value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
             end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -197,17 +198,16 @@ class Dispatcher:
                 return await self._failed(task, job, args, kwargs, error, began_s)
             self._meter(task, "snoozed", began_s)
             return postponed
-        except HandedBack:
-            raise asyncio.CancelledError from None  # as the worker's own at a stop
         except asyncio.CancelledError as error:
-            current = asyncio.current_task()
-            if current is None or current.cancelling():  # the worker gives it up at a stop
-                raise
+            if _given_up() or (self.worker is not None and self.worker._stopping.is_set()):
+                raise  # handed back; it may have been cancelled behind a middleware
             return await self._failed(task, job, args, kwargs, error, began_s)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             return await self._failed(task, job, args, kwargs, error, began_s)
         if self.meters:
-            self.meters[task.name].succeeded(time.monotonic() - began_s)
+            self.meters[task.name].succeeded(_lasted_s(began_s))
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
@@ -245,13 +245,18 @@ class Dispatcher:
             )
 
     def cancel(self, job: Job) -> bool:
-        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits."""
+        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits, which is
+        no thread yet where its batch has not begun.
+        """
         try:
             known = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
         except BodyUnreadable:
             return False
         if known is None or known.task.kind != "thread":
             return False
+        batcher = self._batchers.get(known.task.name)
+        if batcher is not None:
+            return not batcher.collects(job)
         context = self._contexts.get(job.descriptor)
         if context is not None:
             context.cancelled = True
@@ -266,7 +271,7 @@ class Dispatcher:
 
     def _meter(self, task: Task[..., Any], end: RunEnd, began_s: float) -> None:
         if self.meters:
-            self.meters[task.name].ended(end, time.monotonic() - began_s)
+            self.meters[task.name].ended(end, _lasted_s(began_s))
 
     # failing
 
@@ -279,13 +284,15 @@ class Dispatcher:
         error: BaseException,
         began_s: float,
     ) -> End:
+        if self.worker is not None and not self.worker.is_current():
+            return None  # the job was removed, or given up: what becomes of this is nobody's business
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
             self.on_error(job, error)
         if isinstance(error, RaisedInProcess):
             end = error.end
         else:
-            end = judged(task, job, error, self._worker, time.monotonic() - began_s)
+            end = judged(task, job, error, self._worker, _lasted_s(began_s))
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, _run_end(error, last), began_s)
         deliberate = isinstance(error, Retry | Cancel | Expired)
@@ -297,11 +304,41 @@ class Dispatcher:
             job.attempt,
             job.attempts_allowed,
             clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
-            exc_info=None if deliberate else error,
+            exc_info=None if deliberate else raised(error),
         )
         if task.running.on_failure is not None and (end.final or job.attempts_remaining <= 1):
             await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
         return end if task.running.result_ttl_ms is None else replace(end, awaited=True)
+
+    def _known(self, app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
+        bare = calling.runner(task)
+        timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
+        if timeout_s is not None and task.kind != "process":  # a process is killed in time
+            bare = partial(self._limited, task, bare, timeout_s + waits_s)
+        run = wrapped(task.name, bare, app.middleware)
+        asks = (task.context, task.running.timeout_s, task.running.batch)
+        plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
+        return Known(task, task.function if plain else None, run)
+
+    async def _limited(
+        self,
+        task: Task[..., Any],
+        run: Runner,
+        limit_s: float,
+        job: Job,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        headers: dict[str, Any],
+    ) -> Any:
+        """The call, whose job is given up when it lasts longer than that and a grace."""
+        if self.worker is None:
+            return await run(job, args, kwargs, headers)
+        began_s = time.monotonic()
+        lift = self.worker.limit(job, limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
+        try:
+            return await run(job, args, kwargs, headers)
+        finally:
+            lift()
 
     async def _overdue(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
@@ -312,7 +349,7 @@ class Dispatcher:
         return await self._failed(task, job, args, kwargs, error, began_s)
 
     async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
-        """Calls the hook; what it raises is told, and changes nothing."""
+        """Calls the hook; what it raises is logged, and changes nothing."""
         hook = task.running.on_failure
         assert hook is not None
         try:
@@ -320,26 +357,47 @@ class Dispatcher:
                 await hook(failure)
             else:
                 await self._threads.run(lambda _: hook(failure), failure.job)
-        except Exception:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _given_up():
+                raise
             log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
 
 
-def _known(app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
-    bare = calling.runner(task)
-    run = wrapped(task.name, bare, app.middleware)
-    asks = (task.context, task.running.timeout_s, task.running.batch)
-    plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
-    timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
-    limit_s = None if timeout_s is None or task.kind == "process" else timeout_s + waits_s
-    return Known(task, task.function if plain else None, run, limit_s)
+def _lasted_s(began_s: float) -> float:
+    """How long the job of this asyncio task has run; a wait for a free process is not counted."""
+    return time.monotonic() - max(began_s, given_s.get())
 
 
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
-    """How an attempt that failed counts, by its error and the task's options. Raises what its backoff raises."""
-    final = isinstance(error, (Cancel, Expired, *task.running.give_up_on))
-    last = final or job.attempts_remaining <= 1
-    status = report(error, job, worker, lasted_s, last=last)
-    return Failed(status, 0 if last else _delay_ms(task, job, error), final)
+    """How an attempt that failed counts, by its error and the task's options."""
+    give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
+    final = isinstance(error, (Cancel, Expired, *give_up_on))
+    if final or job.attempts_remaining <= 1:
+        return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
+    wrong = ""
+    try:
+        delay_ms = _delay_ms(task, job, error)
+    except Exception as of_backoff:
+        wrong = f"  how long it waits is not known, so as by default: {describe(of_backoff, ERROR_BYTES)}\n"
+        log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=of_backoff)
+        delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
+    return Failed(report(error, job, worker, lasted_s, last=False) + wrong, delay_ms)
+
+
+def _wrong_time(headers: dict[str, Any]) -> str:
+    """What is wrong with the headers that tell when a job is due; "" if nothing is."""
+    for name in ("delay", "at"):
+        if type(value := headers.get(name, 0)) not in (int, float):
+            return f"envelope: expected the header {name} in milliseconds, got {value!r:.60}"
+    return ""
+
+
+def _given_up() -> bool:
+    """Whether the worker cancelled the task that runs, at a stop or as its job was removed."""
+    current = asyncio.current_task()
+    return current is None or current.cancelling() > 0
 
 
 def _run_end(error: BaseException, last: bool) -> RunEnd:

@@ -92,6 +92,7 @@ class _Recorder:
         self._again = 0
         self.stop: Callable[[], None]
         dispatcher.on_error = self._keep
+        dispatcher._processes._values = True
         tables: list[dict[Any, Known]] = [dispatcher._tasks, dispatcher._raw]
         for table in tables:
             for key, each in table.items():

@@ -37,24 +37,32 @@ class Progress:
 class TaskInfo(JobInfo):
     """What is known of a task's job: a JobInfo, and what stands in its envelope.
 
-    task: its name; None if the body is no envelope. progress: None if it told none. checkpoint: the state that was
-    kept last.
+    task: its name. args, kwargs: of the call, as the codec gives them back. All three are None if the body is no
+    envelope. progress: None if it told none. checkpoint: the state that was kept last.
     """
 
     task: str | None = None
     progress: Progress | None = None
     checkpoint: Any = None
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, info: JobInfo) -> TaskInfo:
         """Reads the body of an info that has one."""
         known = {field.name: getattr(info, field.name) for field in fields(JobInfo)}
         try:
-            name, _, _, headers = envelope.read(info.body or b"")
+            name, args, kwargs, headers = envelope.read(info.body or b"")
         except BodyUnreadable:
             return cls(**known)
-        progress = _progress(headers.get("progress"))
-        return cls(**known, task=name.decode("utf-8", "replace"), progress=progress, checkpoint=headers.get("state"))
+        return cls(
+            **known,
+            task=name.decode("utf-8", "replace"),
+            progress=_progress(headers.get("progress")),
+            checkpoint=headers.get("state"),
+            args=args,
+            kwargs=kwargs,
+        )
 
 
 def _progress(told: Any) -> Progress | None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import orjson
@@ -24,6 +27,7 @@ LOG_FORMATS: Final = get_args(LogFormat)
 current_job: ContextVar[Job | None] = ContextVar("pinlater_job", default=None)
 #: Tasks whose bodies do not name them, by queue.
 raw_tasks: Final[dict[str, str]] = {}
+_OURS: Final = str(Path(__file__).parent.parent) + os.sep
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: What every record has; the rest is what the caller gave as extra=.
 _USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "job", "job_fields", "taskName"}
@@ -85,6 +89,14 @@ def set_up(log_format: LogFormat) -> None:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(formatter)
         handler.addFilter(JobFilter())
+
+
+def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """exc_info of what a task raised: from the first frame that is not ours; all of them where there is none such."""
+    where = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename.startswith(_OURS):
+        where = where.tb_next
+    return type(error), error, where or error.__traceback__
 
 
 def task_of(job: Job) -> str:

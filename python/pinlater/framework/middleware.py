@@ -6,11 +6,14 @@ middleware raises counts as raised by the task.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from pinlater.errors import InvalidArgument
+from pinlater.handlers import is_async
 from pinlater.jobs import Job
 
 #: Runs a call of a task: job, arguments, named arguments, headers. Raises what the task raised.
@@ -65,9 +68,26 @@ class Middleware:
         return any(getattr(type(self), name) is not getattr(Middleware, name) for name in names)
 
 
+def check_middleware(middleware: Any) -> Middleware:
+    """Itself, if its hooks are of the kind they are called as. Raises InvalidArgument."""
+    if not isinstance(middleware, Middleware):
+        raise InvalidArgument(f"middleware: expected a Middleware, got {middleware!r:.60}")
+    for name in ("on_enqueue", "before", "after", "around"):
+        hook, wanted = getattr(type(middleware), name), is_async(getattr(Middleware, name))
+        if is_async(inspect.unwrap(hook)) is not wanted:
+            told = f"{'async def' if wanted else 'a plain function'} as {type(middleware).__name__}.{name}"
+            raise InvalidArgument(f"middleware: expected {told}, got {hook!r:.60}")
+    return middleware
+
+
 def enqueue_hook(middleware: Middleware) -> EnqueueHook | None:
     """What it does for producers, if anything."""
     return middleware.on_enqueue if middleware._overrides("on_enqueue") else None
+
+
+def sees_values(all_of_them: Iterable[Middleware]) -> bool:
+    """Whether any of them is handed what tasks return."""
+    return any(middleware._overrides("around") for middleware in all_of_them)
 
 
 def wrapped(task: str, run: Runner, all_of_them: Iterable[Middleware]) -> Runner:

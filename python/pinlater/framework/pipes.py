@@ -21,9 +21,9 @@ class Said(IntEnum):
     """What a message is about; what follows it in the list.
 
     From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or nothing).
-    From the process: READY; BEGUN (it has the job); KEEP (the job's new body); RETURNED (whether it is packed as a
-    result, value); ENDED (a word of framework.ends, its reason, its delay, headers to keep); FAILED (error, its
-    traceback, status, delay_ms, final).
+    From the process: READY; BROKEN (it can not start: error, its traceback); BEGUN (it has the job); KEEP (the job's
+    new body); RETURNED (the value as envelope.pack_result has it, or nil); ENDED (a word of framework.ends, its reason,
+    its delay, headers to keep); FAILED (error, its traceback, status, delay_ms, final).
     """
 
     READY = 1
@@ -34,6 +34,7 @@ class Said(IntEnum):
     ENDED = 6
     FAILED = 7
     BEGUN = 8
+    BROKEN = 9
 
 
 def pack(said: Said, *rest: Any) -> bytes:
@@ -46,6 +47,16 @@ async def read(reader: asyncio.StreamReader) -> list[Any]:
     """The next message, or EOFError."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     packed = await reader.readexactly(length)
+    return _unpack(packed)
+
+
+def readable(message: bytes) -> bytes:
+    """The same, if read() can read it: msgpack packs more than it reads. Raises what msgpack raises."""
+    _unpack(message[_LENGTH_BYTES:])
+    return message
+
+
+def _unpack(packed: bytes) -> list[Any]:
     message: list[Any] = msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
     return message
 

@@ -2,7 +2,8 @@
 
 Promises that a process is started when there is work for it, as a new interpreter that imports the app; that one whose
 task is past its timeout, or given up at a stop, is killed; that one that dies costs its own job's attempt and nothing
-else; and that none outlives its worker. Risks: what a task started in turn is its own to end.
+else, and one that can not start none; and that none outlives its worker. Risks: what a task started in turn is its own
+to end.
 """
 
 from __future__ import annotations
@@ -14,27 +15,37 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.errors import PinLaterError
+from pinlater.errors import InvalidArgument, PinLaterError
 from pinlater.framework import envelope, pipes
 from pinlater.framework.ends import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze
 from pinlater.framework.logs import JsonFormatter, TextFormatter
 from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, TimedOut
+from pinlater.handlers import Failed, TimedOut, describe
 from pinlater.jobs import Job
 from pinlater.process import how
 
 log: Final = logging.getLogger("pinlater.worker")
 
+#: When the job of this asyncio task was given to its process (time.monotonic); 0: it was not.
+given_s: Final[ContextVar[float]] = ContextVar("pinlater_given_s", default=0.0)
+
 #: For the interpreter, the app's imports and its lifespan.
 START_TIMEOUT_S: Final = 60.0
+#: When one can not start, the next is tried after this, doubled, up to that; jobs are put back until then.
+FIRST_PAUSE_S: Final = 1.0
+LAST_PAUSE_S: Final = 60.0
 #: For an idle process to leave the lifespan; after that it is killed.
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Between the end of a process's socket and its own.
 EXIT_TIMEOUT_S: Final = 1.0
+#: Of an error, in another one.
+ERROR_BYTES: Final = 200
 _BOOT: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
@@ -90,35 +101,44 @@ class _Child:
 
 class ProcessPool:
     """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
-    job's new body. url: of the store that stands in the place of the app's servers, if one does. Made on the worker's
-    loop.
+    job's new body. values: whether somebody sees those that are not kept as results. url: of the store that stands in
+    the place of the app's servers, if one does. Made on the worker's loop.
     """
 
     def __init__(
-        self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]], url: str | None
+        self,
+        app: str,
+        size: int,
+        worker: str,
+        keep: Callable[[Job, bytes], Awaitable[None]],
+        values: bool,
+        url: str | None,
     ) -> None:
-        self._app, self._worker, self._keep_body, self._url = app, worker, keep, url
+        self._app, self._worker, self._keep_body, self._values, self._url = app, worker, keep, values, url
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
+        self._pause_s = self._paused_until_s = 0.0
 
     async def run(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> Any:
         """Runs a job in a process that is free, or a new one; its value, or what it raised. The process reads the
-        arguments from the job's body. The timeout begins when it has the job.
+        arguments from the job's body. The timeout begins when it has the job. Where none can start: Snooze.
         """
         async with self._free:
             answer = None
             while answer is None:
                 idle = self._take()
-                child = idle or await self._start()
+                child = idle or await self._started()
                 try:
                     answer = await self._in_time(child, task, job)
                 except BaseException as error:
                     self._kill(child)
-                    if idle is None or child.begun or not isinstance(error, ProcessDied):
+                    if child.begun or not isinstance(error, ProcessDied):
                         raise
+                    if idle is None:
+                        raise self._put_off(error) from None
                     log.warning("task process %d was idle, and %s", child.process.pid, error)
             self._idle.append(child)
         return _value_of(answer)
@@ -136,6 +156,24 @@ class ProcessPool:
                 return child
         return None
 
+    async def _started(self) -> _Child:
+        """A new process, or Snooze."""
+        if (left_s := self._paused_until_s - time.monotonic()) > 0:
+            raise Snooze(left_s)
+        try:
+            return await self._start()
+        except (OSError, ProcessDied) as error:
+            raise self._put_off(error) from None
+
+    def _put_off(self, error: Exception) -> Snooze:
+        """What a job ends with whose process could not start; of several at once, one counts."""
+        if time.monotonic() >= self._paused_until_s:
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
+            self._paused_until_s = time.monotonic() + self._pause_s
+            told = "no task process can start: %s; its job is put back, as others that need one in the next %g s"
+            log.error(told, error, self._pause_s, exc_info=error)
+        return Snooze(self._pause_s)
+
     async def _start(self) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_started:
@@ -146,6 +184,7 @@ class ProcessPool:
                 "socket": theirs.fileno(),
                 "parent": os.getpid(),
                 "worker": self._worker,
+                "values": self._values,
                 "url": self._url,
                 **_logging(),
             }
@@ -161,7 +200,12 @@ class ProcessPool:
             unless_started.pop_all()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await child.hear()
+                said, *broken = await child.hear()
+            if said == Said.BROKEN:
+                text, traceback = broken
+                died = ProcessDied(text)
+                died.add_note(traceback)
+                raise died
         except BaseException as error:
             self._kill(child)
             if isinstance(error, TimeoutError):
@@ -186,11 +230,12 @@ class ProcessPool:
     async def _ask(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
         """Hands the job to the process; its last message about it."""
         child.begun = False
+        given_s.set(time.monotonic())
         child.say(Said.JOB, task.name, *pipes.parts_of(job))
         while True:
             said, *rest = await child.hear()
             if said == Said.BEGUN:
-                child.begun = True
+                child.begun, self._pause_s = True, 0.0
             elif said == Said.KEEP:
                 child.say(Said.KEPT, *await self._keep(job, rest[0]))
             else:
@@ -209,8 +254,11 @@ def _value_of(answer: list[Any]) -> Any:
     """What the task returned, or raised."""
     said, *rest = answer
     if said == Said.RETURNED:
-        kept, value = rest
-        return envelope.read_result(value) if kept else value
+        (packed,) = rest
+        try:
+            return None if packed is None else envelope.read_result(packed)
+        except Exception as error:
+            raise InvalidArgument(f"result: it can not be read back: {describe(error, ERROR_BYTES)}") from None
     if said == Said.FAILED:
         text, traceback, status, delay_ms, final = rest
         raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))

@@ -6,9 +6,14 @@ the worker's clock.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import os
 import traceback
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +25,10 @@ from pinlater.jobs import Job
 ERROR_BYTES: Final = 400
 LAST_ERROR_BYTES: Final = 1_000
 TRACEBACK_BYTES: Final = 1_500
-_OURS: Final = str(Path(__file__).parent.parent)
+#: Of what is behind an error: the members of a group, and what it was raised from.
+BEHIND: Final = 3
+BEHIND_BYTES: Final = 120
+_OURS: Final = str(Path(__file__).parent.parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,13 @@ class Failure:
 
 
 def report(error: BaseException, job: Job, worker: str, lasted_s: float, *, last: bool) -> str:
-    """The error; the attempt, where and when it was; of the last attempt the end of the traceback too."""
+    """The error, and what is behind it; the attempt, where and when it was; of the last attempt the end of the
+    traceback too.
+    """
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=lasted_s)
     lines = [
         describe(error, LAST_ERROR_BYTES if last else ERROR_BYTES),
+        *[f"  {how} {describe(each, BEHIND_BYTES)}" for how, each in islice(_behind(error), BEHIND)],
         f"  attempt {job.attempt} of {job.attempts_allowed} by {worker}, {began:%Y-%m-%dT%H:%M:%SZ}, {lasted_s:.3f} s",
     ]
     if last and not isinstance(error, TaskEnd | Expired):
@@ -51,9 +62,26 @@ def report(error: BaseException, job: Job, worker: str, lasted_s: float, *, last
     return "\n".join(lines) + "\n"
 
 
+def _behind(error: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """The nearest first. Without end, where errors are each other's causes."""
+    found = deque([("", error)])
+    while found:
+        how, each = found.popleft()
+        if how:
+            yield how, each
+        if isinstance(each, BaseExceptionGroup):
+            found.extend(("of", member) for member in each.exceptions[:BEHIND])
+        if each.__cause__ is not None and not isinstance(each.__cause__, asyncio.CancelledError):  # that of a timeout
+            found.append(("from", each.__cause__))
+
+
 def _tail(error: BaseException) -> list[str]:
-    """The innermost frames that fit, outermost first; of a timeout, where the task was then."""
+    """The innermost frames that fit, outermost first; of a timeout, where the task was then; of a group, where its
+    first error was.
+    """
     where = error.__cause__ if isinstance(error, TimedOut) and error.__cause__ is not None else error
+    while isinstance(where, BaseExceptionGroup):
+        where = where.exceptions[0]
     frames = [frame for frame in traceback.extract_tb(where.__traceback__) if not frame.filename.startswith(_OURS)]
     kept: list[str] = []
     room = TRACEBACK_BYTES

@@ -29,6 +29,7 @@ import uvloop
 
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
+from pinlater.ending import counts_of, in_words
 from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
@@ -87,8 +88,10 @@ async def worker_of(
     living = app.living() if made is None else nullcontext(made)
     async with app.clients.new() if client is None else nullcontext(client) as client, living as made:
         try:
+            known = {task.queue for task in app.tasks.values()}
             for name in missing:
-                await client.create_queue(name, app.queue_config(name))
+                if await client.create_queue(name, app.queue_config(name)) and name not in known:
+                    log.warning("queue %s: it was not there, and no task of the app is in it: made now", name)
         except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
@@ -96,11 +99,10 @@ async def worker_of(
             worker = Worker(
                 client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
             )
-            dispatcher.limit = worker.limit
+            dispatcher.worker = worker
             yield worker
         finally:
             await dispatcher.close()
-            log.info("tasks: %s", dispatcher.stats)
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
@@ -226,9 +228,11 @@ class _Run:
                 await stack.enter_async_context(self._reporting(self._report_fd))
             if options.memory_mb is not None:
                 await stack.enter_async_context(_meanwhile(self._watch_memory(options.memory_mb)))
-            log.info("working on %s: %d tasks", ", ".join(self._queues), len(self._app.tasks))
+            count = sum(task.queue in self._queues for task in self._app.tasks.values())
+            log.info("working on %s: %d task%s", ", ".join(self._queues), count, "" if count == 1 else "s")
             await worker.run(burst=options.burst)
-            log.info("stopped: %s", worker.stats)
+            counts = counts_of(worker.stats, self._dispatcher.stats)
+            log.info("stopped: %s", in_words(counts), extra=counts)
             if worker._claimer.left <= 0:
                 self._code = RECYCLE
             if self._stops:

@@ -94,7 +94,7 @@ def require_lupa() -> Any:
         from lupa import lua51
     except ImportError:
         raise InvalidArgument(
-            "the memory store: expected the package lupa, it is not installed: pip install 'pinlater[testing]'"
+            "the memory store: expected the package lupa, it is not installed: pip install lupa"
         ) from None
     return lua51
 
