@@ -161,11 +161,15 @@ async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> N
         with pytest.raises(ResultTimeout, match=f"job {handle.descriptor}: no result within 0") as told:
             await wait
         assert isinstance(told.value, TimeoutError)
-    for none in (await forgets.aenqueue(), await forgets.using(delay=0).aenqueue(), forgets.enqueue_many([()])[0]):
+    for none in (
+        await forgets.aenqueue(),
+        await forgets.using(delay=0).aenqueue(),
+        (await forgets.aenqueue_many([()]))[0],
+    ):
         with pytest.raises(InvalidArgument, match="its task keeps no results: expected one with result_ttl"):
             await none.aresult()
     with pytest.raises(InvalidArgument, match="timeout: expected seconds, 0 or more, got -1"):
-        handle.result(-1)
+        await handle.aresult(-1)
     with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds, 0\.001 or more, got 0"):
         app.task(result_ttl=0)
     with pytest.raises(InvalidArgument):

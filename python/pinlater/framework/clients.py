@@ -7,6 +7,7 @@ client was closed leaves the connections to the garbage collector.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +17,17 @@ from typing import Protocol
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
+from pinlater.errors import InvalidArgument
 from pinlater.framework.middleware import EnqueueHook
+from pinlater.shards import URL_VARIABLE
 
 
 class Source(Protocol):
-    """Where clients come from instead: for producers in sync and in async code, and for workers."""
+    """Where clients come from instead: for producers in sync and in async code, and for workers. in_loops: whether
+    blocking calls may be made where an event loop runs.
+    """
+
+    in_loops: bool = False
 
     def url(self) -> str:
         """Of its store, for the app in another process."""
@@ -75,8 +82,9 @@ class Direct(Source):
 
 
 class AppClients:
-    """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
-    made that is not there yet. source: where the clients come from instead of the URL, if it is set.
+    """url, shards, timeout_s: as of Client; PINLATER_URL, or the TOML file, is read when a client is made.
+    queue_config: how a queue is made that is not there yet, for a task and a priority. source: where the clients come
+    from instead of the URL, if it is set.
     """
 
     def __init__(
@@ -84,13 +92,15 @@ class AppClients:
         url: str | None,
         shards: Mapping[str, str] | None,
         timeout_s: float,
-        queue_config: Callable[[str], QueueConfig],
+        queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
         self.source: Source | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
+        #: Those of the app's raw tasks.
+        self.raw_queues: set[str] = set()
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
@@ -103,6 +113,16 @@ class AppClients:
     def deferring(self, *, blocking: bool) -> bool:
         """Whether what the caller puts in line can not run before it returns."""
         return self.source is not None and self.source.deferring(blocking=blocking)
+
+    def blocking(self, call: str) -> Client:
+        """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
+        worker it may wait for what that loop has to do.
+        """
+        if asyncio._get_running_loop() is not None and (self.source is None or not self.source.in_loops):
+            raise InvalidArgument(
+                f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
+            )
+        return self.sync()
 
     def sync(self) -> Client:
         """The blocking client."""
@@ -126,12 +146,22 @@ class AppClients:
         """One more client, its caller's own to close."""
         if self.source is not None:
             return self.source.new()
-        return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
         if self.source is not None:
             return self.source.sync()
-        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return Client(url, shards=shards, timeout_s=self._timeout_s)
+
+    def _servers(self) -> tuple[str | None, Mapping[str, str] | None]:
+        """The app's own; else, where PINLATER_URL names none, those of the TOML file."""
+        if self.named or os.environ.get(URL_VARIABLE):
+            return self._url, self._shards
+        from pinlater.framework import toml_file  # not every app has one
+
+        return toml_file.servers()
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:

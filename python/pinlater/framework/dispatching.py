@@ -373,7 +373,7 @@ def _lasted_s(began_s: float) -> float:
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
     """How an attempt that failed counts, by its error and the task's options."""
     give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
-    final = isinstance(error, (Cancel, Expired, *give_up_on))
+    final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
     wrong = ""

@@ -50,6 +50,9 @@ class Immediate(Source):
     the app's lifespan shares.
     """
 
+    #: They run on a loop of their own, in another thread.
+    in_loops = True
+
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._server: MemoryServer | None = None
