@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from pinlater.async_client import AsyncClient
@@ -28,6 +29,9 @@ class Source(Protocol):
 
     in_loops: bool = False
 
+    def url(self) -> str:
+        """Of its store, for the app in another process."""
+
     def sync(self) -> Client:
         """A blocking client."""
 
@@ -44,6 +48,37 @@ class Source(Protocol):
     async def aclose(self) -> None:
         """Closes what it keeps for the code of the running loop."""
         return
+
+    def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
+        """Where it keeps something for that."""
+        return ()
+
+    def deferring(self, *, blocking: bool) -> bool:
+        """Whether what the caller puts in line can not run before it returns. blocking: it would block its loop."""
+        return False
+
+
+class Direct(Source):
+    """Clients of a store, by its URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def url(self) -> str:
+        """See Source."""
+        return self._url
+
+    def sync(self) -> Client:
+        """See Source."""
+        return Client(self._url)
+
+    def of_loop(self) -> AsyncClient:
+        """See Source."""
+        return self.new()
+
+    def new(self) -> AsyncClient:
+        """See Source."""
+        return AsyncClient(self._url)
 
 
 class AppClients:
@@ -74,6 +109,10 @@ class AppClients:
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
         return self.source is not None or self._url is not None or self._shards is not None
+
+    def deferring(self, *, blocking: bool) -> bool:
+        """Whether what the caller puts in line can not run before it returns."""
+        return self.source is not None and self.source.deferring(blocking=blocking)
 
     def blocking(self, call: str) -> Client:
         """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
@@ -126,14 +165,31 @@ class AppClients:
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:
-        """For the block every client comes from another source; those of before are there again after it."""
+        """For the block every client comes from another source; those of before are there again after it.
+
+        What async code used is closed behind it: at once, if its loop rests; if that runs, as soon as it can.
+        """
         before = self.source, self._sync, self._async
         self.source, self._sync, self._async = source, None, {}
         try:
             yield
         finally:
             self.close()
+            self._let_go(source)
             self.source, self._sync, self._async = before
+
+    def _let_go(self, source: Source) -> None:
+        here = asyncio._get_running_loop()
+        for loop in {*self._async, *source.loops()}:
+            if loop.is_closed():
+                continue
+            close = partial(_close, loop, self._async.get(loop), source)
+            if loop is here:
+                close()
+            elif loop.is_running():
+                loop.call_soon_threadsafe(close)
+            elif here is None:
+                loop.run_until_complete(close())
 
     def close(self) -> None:
         """Closes the blocking client; the next use makes another."""
@@ -151,3 +207,14 @@ class AppClients:
             await client.close()
         if self.source is not None:
             await self.source.aclose()
+
+
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: Source) -> asyncio.Task[None]:
+    """Closes what a loop's code used of a source."""
+
+    async def close() -> None:
+        if client is not None:
+            await client.close()
+        await source.aclose()
+
+    return loop.create_task(close())

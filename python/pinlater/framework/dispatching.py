@@ -85,7 +85,8 @@ class Dispatcher:
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
         seen = sees_values(app.middleware)
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen)
+        url = None if app.clients.source is None else app.clients.source.url()
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
         #: By task.
         self._batchers: dict[str, Batcher] = {}
         #: By descriptor, of tasks in threads: gone with its task.

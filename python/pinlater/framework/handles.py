@@ -130,12 +130,16 @@ class Handle(Generic[R_co]):
         ResultGone if neither job nor result is there any more, and InvalidArgument of a task without result_ttl.
         """
         wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
+        if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
+            raise self._runs_later()
         packed = client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
     async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
+        if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
+            raise self._runs_later()
         packed = await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
@@ -168,6 +172,12 @@ class Handle(Generic[R_co]):
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= math.inf:
             raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
         return float(timeout)
+
+    def _runs_later(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"job {self.descriptor}: expected no wait for its result within a task: in immediate mode its job runs "
+            "after this task"
+        )
 
     @property
     def _async(self) -> AsyncClient:

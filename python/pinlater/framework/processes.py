@@ -99,13 +99,20 @@ class _Child:
 
 class ProcessPool:
     """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
-    job's new body. values: whether somebody sees those that are not kept as results. Made on the worker's loop.
+    job's new body. values: whether somebody sees those that are not kept as results. url: of the store that stands in
+    the place of the app's servers, if one does. Made on the worker's loop.
     """
 
     def __init__(
-        self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]], values: bool
+        self,
+        app: str,
+        size: int,
+        worker: str,
+        keep: Callable[[Job, bytes], Awaitable[None]],
+        values: bool,
+        url: str | None,
     ) -> None:
-        self._app, self._worker, self._keep_body, self._values = app, worker, keep, values
+        self._app, self._worker, self._keep_body, self._values, self._url = app, worker, keep, values, url
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -176,6 +183,7 @@ class ProcessPool:
                 "parent": os.getpid(),
                 "worker": self._worker,
                 "values": self._values,
+                "url": self._url,
                 **_logging(),
             }
             process = await asyncio.create_subprocess_exec(

@@ -33,6 +33,7 @@ from pinlater.ending import counts_of, in_words
 from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, QueueError, ServerError
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
+from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.dumps import dump
 from pinlater.framework.meters import Meter
@@ -80,17 +81,20 @@ async def worker_of(
     client: AsyncClient | None = None,
     task_processes: int | None = None,
     around: Callable[[Dispatcher], Handler] | None = None,
+    made: Made | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
     queues: by default those of its tasks. client: for the worker alone, and not closed with it; the queues are there
     then, else they are made. task_processes: the most processes for tasks that run in such; by default as many as there
     are cores. around: makes the worker's handler of the dispatcher, which it is itself otherwise.
+    made: what the lifespan shares; by default that is entered for this worker.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     missing = names if client is None else []
-    async with app.clients.new() if client is None else nullcontext(client) as client, app.living() as made:
+    living = app.living() if made is None else nullcontext(made)
+    async with app.clients.new() if client is None else nullcontext(client) as client, living as made:
         try:
             known = {task.queue for task in app.tasks.values()}
             for name in missing:
