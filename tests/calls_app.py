@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
 
 #: The lifespan fails in every process but this.
@@ -142,8 +144,8 @@ def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")
 
 
-#: Can be packed as msgpack, but not be read: a list is no key.
-UNREADABLE = {(1, 2): 3}
+#: Can be packed as msgpack, but not be read: no date is so late.
+UNREADABLE = msgpack.Timestamp(2**60, 0)
 
 
 @app.task(runs_in="process", queue="values", result_ttl=60, attempts=1)

@@ -557,6 +557,22 @@ async def test_a_producers_hook_adds_headers_once_a_call_of_a_producer(server: S
 
 
 @on_loop
+async def test_an_error_of_a_producers_hook_is_the_hooks(server: Server) -> None:
+    class Broken(Middleware):
+        def on_enqueue(self, task: str, headers: dict[str, Any]) -> None:
+            raise KeyError("tenant")
+
+    async with PinLater(server.url, middleware=[Broken()]) as app:
+
+        @app.task
+        async def task() -> None: ...
+
+        for sending in (task.aenqueue(), task.aenqueue_many([()])):
+            with pytest.raises(KeyError, match="tenant"):
+                await sending
+
+
+@on_loop
 async def test_what_a_task_enqueues_has_its_trace(server: Server) -> None:
     async with PinLater(server.url) as app:
 

@@ -5,8 +5,12 @@ Promises: the worked examples of the page are read from the page. Risks: none kn
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import decimal
+import enum
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,92 @@ def test_msgpack_keeps_bytes_integer_keys_and_aware_dates() -> None:
     when = datetime.datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=datetime.UTC)
     args = [b"\0\xff", {1: "one"}, when, 2**64 - 1, -1, 0.5, None, True]
     assert envelope.read(packed("t", "msgpack", args, {}))[1] == args
+
+
+_FAR = datetime.timedelta(hours=23, minutes=59)
+ODD_VALUES = {
+    "tuples as keys": {(1, (2, b"x")): {"a": [{(): 1}]}, None: 2},
+    "the last date, west": datetime.datetime.max.replace(tzinfo=datetime.timezone(-_FAR)),
+    "the first date, east": datetime.datetime.min.replace(tzinfo=datetime.timezone(_FAR)),
+    "both, and usual dates": [
+        {(1, 2): datetime.datetime(1965, 1, 2, 3, 4, 5, 999_999, tzinfo=datetime.UTC)},
+        datetime.datetime.max.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-1))),
+    ],
+}
+
+
+@pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
+def test_what_msgpack_packs_is_read_back_wherever_it_stands(value: Any) -> None:
+    body = packed("t", "msgpack", [value], {"a": value}, {"state": value})
+    assert envelope.read(body) == (b"t", [value], {"a": value}, {"state": value})
+    assert envelope.read(envelope.with_headers(body, {"trace": "x"}))[3] == {"state": value, "trace": "x"}
+    assert envelope.read_result(envelope.pack_result("msgpack", value)) == value
+
+
+class Text(enum.StrEnum):
+    A = "a"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Thing(enum.Enum):
+    A = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+_EAST = datetime.timezone(datetime.timedelta(hours=2))
+REFUSED: Any = "refused"
+#: As the page has them: value, what msgpack makes of it, what JSON makes of it.
+CHANGES: list[tuple[Any, Any, Any]] = [
+    ((1, 2), [1, 2], [1, 2]),
+    ({1: 2}, {1: 2}, REFUSED),
+    ({(1, 2): 3}, {(1, 2): 3}, REFUSED),
+    (float("inf"), float("inf"), None),
+    (2**64, REFUSED, REFUSED),
+    (
+        datetime.datetime(2020, 1, 1, tzinfo=_EAST),
+        datetime.datetime(2020, 1, 1, tzinfo=_EAST),
+        "2020-01-01T00:00:00+02:00",
+    ),
+    (datetime.datetime(2020, 1, 1), REFUSED, "2020-01-01T00:00:00"),
+    (datetime.date(2020, 1, 1), REFUSED, "2020-01-01"),
+    (b"x", b"x", REFUSED),
+    (bytearray(b"x"), b"x", REFUSED),
+    (Point(), REFUSED, {"x": 1}),
+    (uuid.UUID(int=1), REFUSED, str(uuid.UUID(int=1))),
+    (Thing.A, REFUSED, 1),
+    ((Text.A, Number.ONE), ["a", 1], ["a", 1]),
+    ({1}, REFUSED, REFUSED),
+    (decimal.Decimal(1), REFUSED, REFUSED),
+    (datetime.timedelta(1), REFUSED, REFUSED),
+]
+
+
+@pytest.mark.parametrize(("value", "in_msgpack", "in_json"), CHANGES, ids=repr)
+def test_what_a_codec_makes_of_values(value: Any, in_msgpack: Any, in_json: Any) -> None:
+    for codec, wanted in (("msgpack", in_msgpack), ("json", in_json)):
+        if wanted is REFUSED:
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                packed("t", codec, [value], {})  # type: ignore[arg-type]
+        else:
+            assert envelope.read(packed("t", codec, [value], {}))[1] == [wanted]  # type: ignore[arg-type]
+
+
+def test_an_integer_past_64_bits_in_json_of_others_is_a_float() -> None:
+    read = envelope.read(envelope.head("t", "json") + b"[[118059162071741130342400]]")[1]
+    assert (type(read[0]), read) == (float, [118059162071741130342400.0])
+
+
+def test_a_result_that_can_not_be_read_is_said_to_be_so() -> None:
+    for wrong in (b"\x01\xc1", b"\x01\x81\x80\x01", b"\x02{", b"\x09"):
+        with pytest.raises(BodyUnreadable, match="result: it can not be read: "):
+            envelope.read_result(wrong)
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])

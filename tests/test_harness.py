@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 import redis
 
 import pinlater.memory.lua
-from pinlater import Cancel, Client, Constant, Context, PinLater, Retry, Snooze, State, SyncContext
+from pinlater import Cancel, Client, Constant, Context, PinLater, Retry, Shared, Snooze, State, SyncContext
 from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.keys import queue_key
 from pinlater.testing import Harness, MemoryServer
@@ -138,6 +139,9 @@ def test_what_is_in_line(harness: Harness) -> None:
     assert harness.assert_enqueued("greet", ["a"], {"times": 3}, queue="other", count=1)[0].queue == "other"
     harness.assert_enqueued(second, (("x", "y"),), {}, count=1)  # of tuples the codec makes lists
     harness.assert_enqueued(raw, (b"body",))
+    assert len(harness.assert_enqueued(greet.using(delay=60))) == 2
+    with pytest.raises(InvalidArgument, match="assert_enqueued: expected a task, or its name, got <function greet"):
+        harness.assert_enqueued(greet.function)  # type: ignore[arg-type]
     harness.assert_enqueued(greet, ("b",), count=0)
     with pytest.raises(AssertionError) as raised:
         harness.assert_enqueued(greet, ("a",), {"times": 2})
@@ -177,6 +181,266 @@ def test_the_app_is_as_before_afterwards(harness: Harness) -> None:
             inner.drain()
         assert done == []
         assert len(harness.assert_enqueued("other")) == 1
+
+
+def test_jobs_that_go_on_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+    endless = PinLater()
+
+    @endless.task(name="again")
+    def again() -> None:
+        again.enqueue()
+
+    @endless.task(name="snoozes")
+    async def snoozes() -> None:
+        raise Snooze(0)
+
+    @endless.task(name="once")
+    async def once(what: int) -> None:
+        pass
+
+    for task in (again, snoozes):
+        with Harness(endless) as harness:
+            task.enqueue()
+            with pytest.raises(
+                InvalidArgument, match=f"task '{task.name}': expected its jobs to come to an end, got 2"
+            ):
+                harness.drain()
+    with Harness(endless) as harness:
+        once.enqueue_many([(i,) for i in range(50)])
+        assert len(harness.drain()) == 50, "what was in line before may be as much as there is"
+
+
+def test_a_task_that_the_app_does_not_have(harness: Harness) -> None:
+    app.by_name("elsewhere").using(queue="of_another_app").enqueue()
+    assert [each.outcome for each in harness.drain()] == ["postponed"]
+    app.send("gret", "a")
+    with pytest.raises(InvalidArgument, match=r"queue 'default': expected a task of the app \(.*greet.*\), got 'gret'"):
+        harness.drain()
+    harness.clock.advance(6)
+    (ran,) = (each for each in harness.drain(raising=False) if each.task == "gret")
+    assert (ran.outcome, type(ran.error)) == ("postponed", InvalidArgument)
+
+
+def test_what_tasks_put_into_a_new_queue_runs_too(harness: Harness) -> None:
+    moving = PinLater()
+
+    @moving.task(name="move")
+    def move(left: int) -> None:
+        if left:
+            move.using(queue=f"q{left}").enqueue(left - 1)
+
+    with Harness(moving) as harness:
+        move.enqueue(3)
+        assert [each.queue for each in harness.drain()] == ["default", "q3", "q2", "q1"]
+
+
+class Database:
+    """What a lifespan shares."""
+
+
+living = PinLater("redis://127.0.0.1:1")
+
+
+@living.lifespan
+async def lifespan() -> AsyncIterator[dict[type, object]]:
+    done.append("entered")
+    yield {Database: Database()}
+    done.append("left")
+
+
+@living.task(name="asks")
+async def asks(*, database: Database = Shared(Database)) -> Database:
+    return database
+
+
+@living.task(name="asks_not")
+def asks_not() -> None:
+    pass
+
+
+def test_the_lifespan_is_entered_once_a_harness() -> None:
+    done.clear()
+    with Harness(living) as harness:
+        asks_not.enqueue()
+        assert done == [], "by the first drain"
+        harness.drain()
+        asks.enqueue_many([(), ()])
+        given = [each.value for each in (*harness.drain(), *harness.drain())]
+        assert len(given) == 2
+        assert type(given[0]) is Database
+        assert given[0] is given[1]
+        assert done == ["entered"]
+    assert done == ["entered", "left"]
+
+
+def test_the_lifespan_is_entered_once_a_loop_of_async_code() -> None:
+    done.clear()
+
+    async def use(harness: Harness) -> None:
+        for _ in range(3):
+            await asks.aenqueue()
+            await harness.adrain()
+        assert done == ["entered"]
+
+    async def run() -> None:
+        with Harness(living) as harness:
+            await use(harness)
+            await living.aclose()
+            assert done == ["entered", "left"]
+
+    asyncio.run(run())
+    done.clear()
+    loop = asyncio.new_event_loop()
+    with Harness(living) as harness:
+        loop.run_until_complete(use(harness))
+    assert done == ["entered", "left"], "a loop that rests is used to leave it"
+    loop.close()
+
+
+def test_what_the_lifespan_raises_is_raised_by_the_drain() -> None:
+    failing = PinLater()
+    tries: list[int] = []
+
+    @failing.lifespan
+    async def broken() -> AsyncIterator[None]:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("no database here")
+        yield
+
+    failing.task(name="task")(lambda: None)
+    with Harness(failing) as harness:
+        with pytest.raises(ConnectionError, match="no database here"):
+            harness.drain()
+        assert harness.drain() == []
+    assert len(tries) == 2
+
+
+def test_other_objects_stand_in_for_the_lifespan() -> None:
+    done.clear()
+    fake = Database()
+    with Harness(living, shared={Database: fake}) as harness:
+        asks.enqueue()
+        assert [each.value for each in harness.drain()] == [fake]
+        with living.immediate():
+            asks.enqueue()
+    assert done == [], "it was not entered"
+    with Harness(living, shared={}) as harness, pytest.raises(InvalidArgument, match="to yield a Database, got"):
+        harness.drain()
+    with Harness(living) as harness:
+        harness.drain()
+    assert done == ["entered", "left"], "it is there again"
+    with pytest.raises(InvalidArgument, match="shared: expected a dict of objects by their type, got"):
+        Harness(living, shared={"database": fake})  # type: ignore[dict-item]
+
+
+def test_a_drain_in_a_task_is_refused(harness: Harness) -> None:
+    nested = PinLater()
+
+    @nested.task(name="drains")
+    def drains() -> None:
+        inner.drain()
+
+    with Harness(nested) as inner:
+        drains.enqueue()
+        with pytest.raises(InvalidArgument, match="drain: expected one at a time, got one in a task"):
+            inner.drain()
+
+
+UNCLOSED = """
+import asyncio, sys, threading
+from pinlater import PinLater
+from pinlater.testing import Harness
+
+app = PinLater("redis://127.0.0.1:1")
+
+@app.task
+async def task() -> None: ...
+
+async def test(harness):
+    await task.aenqueue()
+    await harness.adrain()
+
+async def others():
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+async def at_once():
+    await task.aenqueue()
+
+for block, code in ((lambda: Harness(app), test), (app.immediate, lambda _: at_once())):
+    loop = asyncio.new_event_loop()  # as plugins for async tests have it
+    with block() as harness:
+        loop.run_until_complete(code(harness))
+    loop.close()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    with block() as harness:
+        asyncio.run_coroutine_threadsafe(code(harness), loop).result()
+    asyncio.run_coroutine_threadsafe(others(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+"""
+
+
+def test_nothing_is_left_open_by_async_code_that_did_not_close_the_app() -> None:
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", UNCLOSED], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+IN_A_PROCESS = """
+from pinlater import PinLater
+
+app = PinLater("redis://127.0.0.1:1")  # where nobody is
+
+@app.task(name="work", runs_in="process")
+def work(text: str) -> str:
+    note.using(queue="notes").enqueue(text)
+    return text
+
+@app.task(name="note")
+async def note(text: str) -> None:
+    noted.append(text)
+
+noted = []
+"""
+
+
+def test_what_a_process_puts_in_line_is_in_the_store_of_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app_in_a_process.py").write_text(IN_A_PROCESS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("app_in_a_process")
+    with Harness(module.app) as harness:
+        module.work.enqueue("by the harness")
+        assert [(each.task, each.value) for each in harness.drain()] == [("work", "by the harness"), ("note", None)]
+        assert harness.enqueued() == []
+    with module.app.immediate():
+        module.work.enqueue("at once")
+    assert module.noted == ["by the harness", "at once"]
+
+
+def test_what_tasks_returned() -> None:
+    giving = PinLater()
+
+    @giving.task(name="loop")
+    async def on_loop(number: int) -> object:
+        return {number}
+
+    @giving.task(name="thread", attempts=2, backoff=0)
+    def in_thread(context: SyncContext) -> str:
+        if context.attempt == 1:
+            raise KeyError
+        return "second"
+
+    with Harness(giving) as harness:
+        on_loop.enqueue(1)
+        assert [each.value for each in harness.drain()] == [{1}]
+        in_thread.enqueue()
+        assert [each.value for each in harness.drain(raising=False)] == [None, "second"]
 
 
 def test_tasks_that_wait_for_each_other_need_slots() -> None:
@@ -261,15 +525,27 @@ def test_nothing_is_left_of_a_store() -> None:
 PAGE = (Path(__file__).parent.parent / "docs" / "testing.md").read_text("utf-8")
 OTHER = """
 import pytest
+from pinlater import Shared
 
 @pytest.fixture
 def pinlater_target():
     from pinlater import PinLater
-    return PinLater()
+    app = PinLater()
+    @app.task(name="asks", result_ttl=60)
+    def asks(*, text: str = Shared(str)) -> str:
+        return text
+    return app
+
+@pytest.fixture
+def pinlater_shared():
+    return {str: "given"}
 
 def test_another_app_and_its_store_is_empty(pinlater_app, pinlater_target):
     assert pinlater_app.app is pinlater_target
     assert pinlater_app.enqueued() == []
+    handle = pinlater_app.app.send("asks")
+    assert [ran.value for ran in pinlater_app.drain()] == ["given"]
+    assert handle.result(timeout=0) == "given"
 """
 
 
@@ -292,7 +568,7 @@ def test_the_page_as_it_stands_and_another_app(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npinlater_app = {option}\n")
     (tmp_path / "test_other.py").write_text(OTHER)
     ran = run_pytest(tmp_path)
-    assert "3 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "4 passed" in ran.stdout, ran.stdout + ran.stderr
     scripts = [block for block in blocks() if not block.startswith("# ")]
     assert len(scripts) == 2
     for script in scripts:

@@ -9,14 +9,14 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from pinlater import Cancel, Context, PinLater, Snooze, State
-from pinlater.errors import InvalidArgument
+from pinlater import Cancel, Context, PinLater, Shared, Snooze, State
+from pinlater.errors import InvalidArgument, ResultTimeout
 from pinlater.framework.immediate import Immediate
 
 app = PinLater("redis://127.0.0.1:1")  # where nobody is
@@ -145,8 +145,22 @@ def test_threads_take_turns() -> None:
 
 def test_a_task_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinlater.framework.immediate.MAX_ROUNDS", 5)
-    with pytest.raises(InvalidArgument, match="is not at an end after 5 rounds"):
+    with pytest.raises(InvalidArgument, match="'endless': not at an end after 5 rounds"):
         endless.enqueue()
+
+
+def test_a_task_that_puts_itself_in_line_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+
+    @app.task(name="again")
+    def again() -> None:
+        again.enqueue()
+
+    try:
+        with pytest.raises(InvalidArgument, match="task 'again': expected its jobs to come to an end"):
+            again.enqueue()
+    finally:
+        del app.tasks["again"]
 
 
 def test_an_unknown_task_stays_in_line() -> None:
@@ -263,6 +277,111 @@ def test_a_running_job_of_any_queue_can_be_cancelled() -> None:
     finally:
         del app.tasks["cancelled"]
     assert done == ["first", "cancelled"]
+
+
+def test_the_lifespan_is_entered_once_a_block() -> None:
+    with PinLater("redis://127.0.0.1:1") as living:
+
+        @living.lifespan
+        async def lifespan() -> AsyncIterator[dict[type, str]]:
+            done.append("entered")
+            yield {str: "shared"}
+            done.append("left")
+
+        @living.task(name="asks")
+        def asks(what: int, *, text: str = Shared(str)) -> None:
+            done.append((what, text))
+
+        with living.immediate():
+            for i in range(3):
+                asks.enqueue(i)
+        assert done == ["entered", (0, "shared"), (1, "shared"), (2, "shared"), "left"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pinlater.framework.immediate.PATIENCE_S", 0.05)
+
+
+@app.task(name="double", result_ttl=60)
+def double(number: int) -> int:
+    done.append(number)
+    return 2 * number
+
+
+def test_a_result_that_would_come_after_the_task_is_refused() -> None:
+    @app.task(name="waits")
+    def waits() -> None:
+        handle = double.enqueue(1)
+        with pytest.raises(ResultTimeout):
+            handle.result(timeout=0)
+        handle.result()
+
+    @app.task(name="waits_async")
+    async def waits_async() -> None:
+        await (await double.aenqueue(2)).aresult(timeout=3600)
+
+    try:
+        for task in (waits, waits_async):
+            with pytest.raises(InvalidArgument, match="in immediate mode its job runs after this task"):
+                task.using().enqueue()
+    finally:
+        del app.tasks["waits"], app.tasks["waits_async"]
+    assert set(done) == {1, 2}
+    assert double.enqueue(3).result() == 6
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_thread_that_a_task_waits_for_leaves_its_jobs_to_it() -> None:
+    def put(how: str) -> None:
+        note.enqueue(how)
+        done.append("put")
+
+    async def aput(how: str) -> None:
+        await note.aenqueue(how)
+        await app.aclose()
+
+    @app.task(name="in_thread")
+    def in_thread() -> None:
+        thread = threading.Thread(target=put, args=("by a thread",))
+        thread.start()
+        thread.join()
+        thread = threading.Thread(target=lambda: asyncio.run(aput("by its loop")))
+        thread.start()
+        thread.join()
+        done.append("task")
+
+    try:
+        in_thread.enqueue()
+    finally:
+        del app.tasks["in_thread"]
+    assert done == ["put", "task", "by a thread", "by its loop"]
+
+
+def test_a_sync_call_beside_an_async_one_of_its_loop_does_not_wait_for_it() -> None:
+    began, bell = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="waits")
+    async def waits() -> None:
+        began.set()
+        await bell.wait()
+
+    async def run() -> None:
+        waiting = asyncio.create_task(waits.aenqueue())
+        await began.wait()
+        handle = double.enqueue(1)
+        with pytest.raises(InvalidArgument, match="its job runs after this task"):
+            handle.result()
+        bell.set()
+        await waiting
+        assert done == [1]
+        assert await handle.aresult() == 2
+        await app.aclose()
+
+    try:
+        asyncio.run(run())
+    finally:
+        del app.tasks["waits"]
 
 
 def test_an_app_can_be_so_for_good() -> None:

@@ -18,7 +18,7 @@ MAX_LINES = 420
 #: Modules by layer, lowest first; docs/design.md has the same table.
 LAYERS = [
     {"_core"},
-    {"errors", "jobs", "config"},
+    {"errors", "jobs", "config", "tracebacks"},
     {
         "async_link",
         "async_transport",

@@ -30,6 +30,7 @@ from pinlater import (
     ResultGone,
     ResultTimeout,
     ServerRefused,
+    State,
     TaskFailed,
 )
 from pinlater import results as core
@@ -94,6 +95,8 @@ async def test_a_result_is_had_before_and_after_the_job_ends_in_sync_and_async_c
     assert await asyncio.gather(*waits) == [8, {"x": ["é", None]}] * 2
     assert await asyncio.to_thread(lambda: [handle.result(0) for handle in handles]) == [8, {"x": ["é", None]}]
     assert await app.handle(handles[0].descriptor).aresult(0) == 8
+    assert [await handle.astatus() for handle in handles] == [State.SUCCEEDED] * 2
+    assert await asyncio.to_thread(app.handle(handles[0].descriptor).status) is State.SUCCEEDED
     await heard(server, 0)
     await app.aclose()
 
@@ -161,11 +164,15 @@ async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> N
         with pytest.raises(ResultTimeout, match=f"job {handle.descriptor}: no result within 0") as told:
             await wait
         assert isinstance(told.value, TimeoutError)
-    for none in (await forgets.aenqueue(), await forgets.using(delay=0).aenqueue(), forgets.enqueue_many([()])[0]):
+    for none in (
+        await forgets.aenqueue(),
+        await forgets.using(delay=0).aenqueue(),
+        (await forgets.aenqueue_many([()]))[0],
+    ):
         with pytest.raises(InvalidArgument, match="its task keeps no results: expected one with result_ttl"):
             await none.aresult()
     with pytest.raises(InvalidArgument, match="timeout: expected seconds, 0 or more, got -1"):
-        handle.result(-1)
+        await handle.aresult(-1)
     with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds, 0\.001 or more, got 0"):
         app.task(result_ttl=0)
     with pytest.raises(InvalidArgument):

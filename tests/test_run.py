@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from pinlater import Client, CountsByState, PinLater, State
-from pinlater.cli.commands import DONE, SERVER, USAGE
+from pinlater.cli.commands import DONE, NO, SERVER, USAGE
 from tests.app_runs import AppRuns, runs
 from tests.cli_runs import Run, run
 from tests.servers import Server, wait_until
@@ -188,3 +189,62 @@ def test_an_app_that_names_its_servers_takes_no_others(run: Run, server: Server)
     ran = run("run", f"{__name__}:named", "--url", "redis://elsewhere:1")
     assert ran.code == USAGE
     assert f"{__name__}:named names its servers itself" in ran.err
+
+
+MODULES = {
+    "broken": ("raise KeyError('settings')", r"its module can not be imported: KeyError: 'settings'", "raise KeyError"),
+    "lacking": (
+        "import nowhere_at_all",
+        "its module can not be imported: ModuleNotFoundError: No module",
+        "import now",
+    ),
+    "written": ("def app(:", "its module can not be imported: SyntaxError: invalid syntax", "def app(:"),
+    "asking": (
+        "app = pinlater.PinLater()\n@app.task(attempts=0)\ndef task(): ...",
+        "its module can not be imported: InvalidArgument: attempts: expected an integer from 1",
+        "@app.task(attempts=0)",
+    ),
+    "entering": (
+        "app = pinlater.PinLater()\n@app.lifespan\nasync def life():\n    raise OSError('no database')\n    yield\n"
+        "@app.task\ndef task(): ...",
+        "its lifespan raised OSError: no database",
+        "in life\n    raise OSError('no database')",
+    ),
+    "leaving": (
+        "app = pinlater.PinLater()\n@app.lifespan\nasync def life():\n    yield\n    raise OSError('no database')\n"
+        "@app.task\ndef task(): ...",
+        "its lifespan raised OSError: no database",
+        "in life\n    raise OSError('no database')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path, name: str) -> None:
+    text, said, line = MODULES[name]
+    (tmp_path / f"app_that_is_{name}.py").write_text(f"import pinlater\n{text}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        ran = run("run", f"app_that_is_{name}:app", "--burst")
+    assert ran.code == NO
+    *above, last = ran.err.splitlines()
+    assert last.startswith(f"error: app 'app_that_is_{name}:app': {said}")
+    (begin,) = [number for number, told in enumerate(above) if told.startswith(("Traceback", '  File "'))][:1]
+    shown = "\n".join(above[begin:])
+    assert line in shown
+    files = re.findall(r'File "(.*?)"', shown)
+    assert files
+    assert {Path(file).name for file in files} == {f"app_that_is_{name}.py"}
+
+
+def test_what_runs_within_a_lifespan_is_not_the_lifespans(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "app_within.py").write_text(
+        "import pinlater\napp = pinlater.PinLater()\n@app.lifespan\nasync def life():\n    yield\n"
+        "@app.task\ndef task(*, db=pinlater.Shared(int)): ...\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        ran = run("run", "app_within:app", "--burst")
+    assert ran.code == USAGE
+    assert "error: task 'app_within.task': expected the app's lifespan to yield a int" in ran.err
+    assert "Traceback" not in ran.err

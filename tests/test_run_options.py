@@ -5,6 +5,7 @@ Promises: every key has a wrong value here. Risks: how processes follow them is 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pinlater import InvalidArgument
+from pinlater import InvalidArgument, PinLater
 from pinlater.cli.commands import USAGE
 from pinlater.framework.options import QueueOptions, RunOptions, options_of, parse_queues
 from pinlater.framework.overseeing import STALE_S, Overseer
@@ -109,6 +110,42 @@ def test_a_pyproject_without_such_a_table(folder: Path, text: str, said: str) ->
     (folder / "pyproject.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=said or "pinlater: expected a table, got 'x'"):
         options_of({"app": "a:b"}, None)
+
+
+def places(app: PinLater) -> list[str]:
+    """Where its two kinds of clients would go."""
+
+    async def of_loop() -> list[str]:
+        async with app.clients.new() as client:
+            return [str(shard) for shard in client._session.shards.values()]
+
+    with app:
+        found = [str(shard) for shard in app.clients.sync()._session.shards.values()]
+        assert asyncio.run(of_loop()) == found
+    return found
+
+
+def test_a_producer_finds_the_servers_of_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PINLATER_URL", raising=False)
+    embedded = places(PinLater())
+    (folder / "pyproject.toml").write_text("[tool.other]")
+    assert places(PinLater()) == embedded
+    (folder / "pyproject.toml").write_text('[tool.pinlater]\nurl = "redis://three:3"')
+    assert places(PinLater()) == ["shard 1 (redis://three:3)"]
+    (folder / "pinlater.toml").write_text('[shards]\na = "redis://one:1"\nb = "redis://two:2"')
+    assert places(PinLater()) == ["shard a (redis://one:1)", "shard b (redis://two:2)"]
+    monkeypatch.setenv("PINLATER_URL", "redis://four:4")
+    assert places(PinLater()) == ["shard 1 (redis://four:4)"]
+    assert places(PinLater("redis://five:5")) == ["shard 1 (redis://five:5)"]
+    monkeypatch.delenv("PINLATER_URL")
+    for text, said in (
+        ("url = 5", r"pinlater\.toml: url: expected a URL, got 5"),
+        ('shards = "x"', r"pinlater\.toml: shards: expected names and URLs, got 'x'"),
+        ("x = [", r"pinlater\.toml is not TOML"),
+    ):
+        (folder / "pinlater.toml").write_text(text)
+        with pytest.raises(InvalidArgument, match=said):
+            PinLater().send("task")
 
 
 def test_queues_with_processes_of_their_own_are_apart() -> None:

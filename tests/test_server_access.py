@@ -7,6 +7,7 @@ Risks: TLS needs Debian's redis-server; an address that swallows packets is not 
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import socket
 import threading
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 
 from pinlater import Client
 from pinlater.errors import PinLaterError, ServerRefused, ServerTooOld, ServerUnavailable
@@ -236,3 +238,23 @@ def test_tls_with_another_authority_or_none(make: Callable[..., Calls], tls_serv
     check_refused(make(tls_server.url), ServerUnavailable, "(?i)certificate")
     plain = tls_server.url.replace("rediss://", "redis://")
     check_refused(make(plain), ServerUnavailable, "not reached")
+
+
+def test_a_connection_names_its_library_and_looks_its_version_up_once(
+    make: Callable[..., Calls], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_it_works(make(server.url))
+    read: list[str] = []
+    metadata_version = importlib.metadata.version
+
+    def version(name: str) -> str:
+        read.append(name)
+        return metadata_version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    check_it_works(make(server.url))
+    assert read == [], "each connection read and parsed the metadata"
+    clients = [line for line in server.call("CLIENT", "LIST").decode().splitlines() if " name=pinlater " in line]
+    assert clients
+    if "lib-ver=" in clients[0]:
+        assert all(f"lib-name=redis-py lib-ver={redis.__version__}" in line for line in clients)

@@ -193,6 +193,17 @@ async def _cancel(app: PinLater) -> None:
     assert is_failed((await one(app, task))[0], "Cancel: why")
 
 
+@line("its arguments do not fit the function (a `TypeError` of the call itself)")
+async def _does_not_fit(app: PinLater) -> None:
+    @app.task
+    async def task(x: int) -> None: ...
+
+    unchecked: Any = task
+    info, _ = await one(app, unchecked)
+    said = "TypeError: _does_not_fit.<locals>.task() missing 1 required positional argument: 'x'"
+    assert is_failed(info, said)
+
+
 @line("an async task is past its timeout")
 async def _timeout(app: PinLater) -> None:
     cancelled = []
@@ -388,6 +399,10 @@ async def _expires(app: PinLater) -> None:
     assert info.state is State.FAILED
     assert re.match(r"Expired: not run: it came \d+ ms after it was due, and expires after 50\n", info.status)
     assert "late" not in ran  # the delayed one was due 20 ms ago
+    assert await app.clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
+    await run(app)
+    assert await handles[0].astatus() is State.FAILED  # brought back, it expires again
+    assert "late" not in ran
 
 
 async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], object], timeout_s: float) -> JobInfo | None:

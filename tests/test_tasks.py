@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from pinlater import (
     Context,
     InvalidArgument,
     PinLater,
+    QueueConfig,
     State,
     SyncContext,
 )
@@ -72,6 +74,48 @@ async def test_a_task_is_enqueued_and_run_however_it_is_called(app: PinLater) ->
     assert {handle.descriptor.partition(":")[0] for handle in handles} == {"default", "other"}
     assert (await work(app)).succeeded == 8
     assert sorted(seen) == [(1, "a"), (2, "-"), (3, "c"), (4, "d"), (5, "-"), (6, "f"), (7, "-"), (8, "h")]
+
+
+BLOCKING: dict[str, Callable[[Any, Any], Any]] = {
+    "enqueue": lambda task, _: task.enqueue(),
+    "enqueue_many": lambda task, _: task.enqueue_many([()]),
+    "status": lambda _, handle: handle.status(),
+    "info": lambda _, handle: handle.info(),
+    "result": lambda _, handle: handle.result(),
+    "cancel": lambda _, handle: handle.cancel(),
+}
+
+
+@on_loop
+async def test_a_blocking_call_where_a_loop_runs_is_refused(app: PinLater) -> None:
+    told = dict[str, str]()
+
+    @app.task(result_ttl=60)
+    async def child() -> int:
+        return 1
+
+    @app.task(attempts=1)
+    async def parent() -> None:
+        handle = await child.aenqueue()
+        for call, make in BLOCKING.items():
+            try:
+                make(child, handle)
+            except InvalidArgument as error:
+                told[call] = str(error)
+
+    @app.task(result_ttl=60)
+    def in_a_thread() -> Any:
+        return child.enqueue().result(30)
+
+    await parent.aenqueue()
+    waits = await in_a_thread.aenqueue()
+    assert (await work(app)).succeeded == 4  # nothing but the two children was put in line
+    assert told == {
+        call: f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
+        for call in BLOCKING
+    }
+    assert await waits.aresult() == 1
+    await app.aclose()
 
 
 def test_a_plain_call_runs_inline() -> None:
@@ -135,6 +179,65 @@ def test_queues_are_made_on_first_use_with_what_their_tasks_ask_for(app: PinLate
         client.configure_queue("long", lease_ms=1000)
         one.enqueue()
         assert client.queue_config("long").lease_ms == 1000
+
+
+def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> None:
+    @app.task(queue="usual", lease=120, priority=5)
+    def task() -> None: ...
+
+    @app.task(queue="there", lease=240, priority=6)
+    def other() -> None: ...
+
+    task.using(queue="one").enqueue()
+    task.using(queue="two", priority=8).enqueue_many([()])
+    task.using(queue="there", priority=1).enqueue()
+    app.by_name("elsewhere").using(queue="three", priority=4).enqueue()
+    client = app.clients.sync()
+    made = {name: client.queue_config(name) for name in client.queue_names()}
+    assert {name: (config.lease_ms // 1000, config.levels) for name, config in made.items()} == {
+        "one": (120, 5),
+        "two": (120, 8),
+        "there": (240, 6),
+        "three": (30, 4),
+    }
+
+
+@on_loop
+async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease(
+    app: PinLater, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(name="more", queue="more", lease=120, priority=5)
+    def more() -> None: ...
+
+    @app.task(queue="enough", lease=2, priority=1)
+    def enough() -> None: ...
+
+    @app.task(queue="small")
+    def small() -> None: ...
+
+    client = app.clients.of_loop()
+    await client.create_queue("more", QueueConfig(lease_ms=45_000, keep_succeeded=7))
+    await client.create_queue("enough", QueueConfig(lease_ms=3_000, levels=9))
+    await client.create_queue("small", QueueConfig(lease_ms=1_000, levels=1))
+    before = {name: await client.queue_config(name) for name in ("enough", "small")}
+    with pytest.raises(InvalidArgument, match="priority: expected 1 to 3"):
+        await more.aenqueue()
+    caplog.set_level(logging.INFO, "pinlater.worker")
+    async with worker_of(app):
+        pass
+    config = await client.queue_config("more")
+    assert (config.lease_ms, config.levels, config.keep_succeeded) == (45_000, 5, 7)
+    assert {name: await client.queue_config(name) for name in before} == before
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if "queue " in record.getMessage()]
+    assert told == [
+        ("INFO", "queue more: it has 5 levels now, as its tasks ask for; it had 3"),
+        (
+            "WARNING",
+            "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease-ms 120000",
+        ),
+    ]
+    assert (await more.aenqueue()).descriptor.startswith("more:")
+    await app.aclose()
 
 
 def test_what_using_changes(app: PinLater, server: Server) -> None:
@@ -271,6 +374,7 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"lease": "1"}, len, "lease: expected seconds"),
         ({"expires": -1}, len, "expires: expected seconds, 0 or more, got -1"),
         ({"backoff": float("nan")}, len, "backoff: expected seconds, 0 or more, got nan"),
+        ({"batch_wait": 1}, len, "batch_wait: expected batch= beside it, got none"),
         ({"give_up_on": "x"}, len, "give_up_on: expected exception types, got 'x'"),
         ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
         ({"on_failure": "x"}, len, r"on_failure: expected a function of one argument \(the Failure\), got 'x'"),
@@ -292,6 +396,9 @@ def test_bad_calls_are_told_before_anything_is_sent() -> None:
     @app.task(name="t")
     def task(x: Any) -> None: ...
 
+    @app.task(queue="bytes", codec="raw")
+    def raw(body: bytes) -> None: ...
+
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: task.enqueue(object()), "task 't': its arguments can not be packed as msgpack: can not serialize"),
         (lambda: task.enqueue(2**64), "task 't': its arguments can not be packed as msgpack"),
@@ -300,6 +407,12 @@ def test_bad_calls_are_told_before_anything_is_sent() -> None:
         (lambda: task.using(delay=-1), "delay: expected seconds, 0 or more, got -1"),
         (lambda: task.using(at=datetime.datetime(2100, 1, 1)), "at: expected a datetime with a time zone"),
         (lambda: task.using(delay=1, at=datetime.datetime.now(datetime.UTC)), "expected a delay or a time"),
+        (lambda: task.using(at=datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC)), "at: expected a time from 1970 to"),
+        (lambda: task.using(at=datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)), "to 2527-06-23, got 9999-01-01"),
+        (lambda: task.using(trace=5), "trace: expected text, got 5"),  # type: ignore[arg-type]
+        (lambda: task.using(queue="bytes"), "task 't': queue 'bytes' is of a raw task, which takes no others"),
+        (lambda: app.by_name("there").using(queue="bytes"), "task 'there': queue 'bytes' is of a raw task"),
+        (lambda: app.by_name(5), "task name: expected text, got 5"),  # type: ignore[arg-type]
         (lambda: app.by_name(""), "task name: expected 1 to 255 bytes, got 0"),
     ]
     for call, said in calls:

@@ -20,6 +20,7 @@ PinLaterError
 ├── BodyUnreadable                      a job's body is not what its task's codec wrote
 ├── ClaimLost                           a running job belongs to somebody else by now
 ├── TaskFailed                          the job whose result was asked for stays failed
+├── AppFailed                           what an app does before its first job raised
 ├── ResultGone                          there is neither the job nor a result of it
 └── ResultTimeout (also TimeoutError)   no result in time; the job may still end
 """
@@ -198,6 +199,10 @@ class TaskFailed(PinLaterError):
         super().__init__(f"job {descriptor} failed: {status.strip() or 'nothing is kept of why'}")
         self.descriptor = descriptor
         self.status = status
+
+
+class AppFailed(PinLaterError):
+    """The user's code that comes before the first job raised: the app's module, or its lifespan. `__cause__`: what."""
 
 
 class ResultGone(PinLaterError):

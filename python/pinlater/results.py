@@ -16,8 +16,8 @@ from pinlater import _core
 from pinlater.errors import ResultGone, ResultTimeout, TaskFailed, checked
 from pinlater.exchange import read, write
 from pinlater.flows import Argument, AwaitMessage, Flow, Joined, Send, Sleep, Watch, all_of, complete
-from pinlater.inspecting import REPLY_BYTES
-from pinlater.jobs import Job
+from pinlater.inspecting import REPLY_BYTES, lookup
+from pinlater.jobs import Job, State
 from pinlater.keys import result_channel
 from pinlater.shards import QueueShard, Session
 
@@ -110,6 +110,16 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
     finally:
         if watch is not None:
             watch.close()
+
+
+def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:
+    """A job's state, or None; one that is gone has succeeded for as long as its result is there."""
+    found = yield from lookup(session, [descriptor], False, deadline_s)
+    if descriptor in found:
+        return found[descriptor].state
+    place, level, id_ = _parsed(session, descriptor)
+    told = (yield from _look(place, [(level, id_, deadline_s)]))[0]
+    return State.SUCCEEDED if told[:1] == _ANSWER else None
 
 
 def _look(place: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:

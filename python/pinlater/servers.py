@@ -5,6 +5,7 @@ Promises that a server too old to run our scripts is refused by name, before any
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -51,6 +52,7 @@ class Server:
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
             "client_name": "pinlater",
+            **_library(),
         }
 
     def resolve(self) -> str:
@@ -92,6 +94,17 @@ class Server:
         self.contacted = True
 
 
+@functools.cache
+def _library() -> dict[str, Any]:
+    """How a connection names its library, as redis-py does by itself; but that reads its metadata each time."""
+    made = getattr(redis, "DriverInfo", None)
+    if made is not None:
+        return {"driver_info": made()}
+    from redis.utils import get_lib_version  # of redis-py 6
+
+    return {"lib_name": "redis-py", "lib_version": get_lib_version()}  # type: ignore[no-untyped-call]
+
+
 def check_url(url: str) -> None:
     """Raises InvalidArgument for a URL that redis-py can not read."""
     server = Server(url)
@@ -105,7 +118,7 @@ def check_url(url: str) -> None:
         embedded.check_url(url)
         return
     try:
-        pool = redis.ConnectionPool.from_url(url)
+        pool = redis.ConnectionPool.from_url(url, **_library())
         pool.connection_class(**pool.connection_kwargs)  # made, not connected
     except (ValueError, TypeError, redis.RedisError) as error:
         raise InvalidArgument(f"server URL {hide_password(url)!r}: {error}") from None

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 
 import uvloop
 
-from pinlater.async_client import AsyncClient
-from pinlater.client import Client
 from pinlater.errors import InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.app import PinLater
-from pinlater.framework.clients import Source
+from pinlater.framework.clients import Direct
 from pinlater.framework.draining import Enqueued, Ran, call_of, drain, pending, raise_first
+from pinlater.framework.lasting import Lasting
 from pinlater.framework.tasks import Producer
 from pinlater.memory.server import MemoryServer
 
@@ -43,68 +44,90 @@ class MovableClock:
         return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
 
 
-class _Direct(Source):
-    """Clients of a store."""
+class _Store(Direct):
+    """Of a harness. What lasts from drain to drain ends as the app is closed."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, harness: Harness) -> None:
+        super().__init__(harness.server.url)
+        self._harness = harness
 
-    def sync(self) -> Client:
-        return Client(self._url)
+    def close(self) -> None:
+        if self._harness._turn.acquire(blocking=False):  # else a task closes the app
+            try:
+                self._harness._lasting.close(self._harness.app.clients.aclose)
+            finally:
+                self._harness._turn.release()
 
-    def new(self) -> AsyncClient:
-        return AsyncClient(self._url)
+    async def aclose(self) -> None:
+        await self._harness._lasting.aclose()
 
-    def of_loop(self) -> AsyncClient:
-        return self.new()
+    def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
+        return self._harness._lasting.loops()
 
 
 class Harness:
     """An app on a store of its own, for a `with` block: whatever its clients do meanwhile is done there.
 
-    app: the app. server: the store; its `url` is for clients and programs that the app does not make. clock: moves its
-    time.
+    app: the app. shared: objects by their type, which tasks are given for `Shared(type)` instead of what the app's
+    lifespan yields; that is not entered then. Without it the lifespan is entered by the first drain, and left at the
+    end. server: the store; its `url` is for clients and programs that the app does not make. clock: moves its time.
     """
 
-    def __init__(self, app: PinLater) -> None:
+    def __init__(self, app: PinLater, *, shared: Mapping[type, Any] | None = None) -> None:
         if not isinstance(app, PinLater):
             raise InvalidArgument(f"app: expected a PinLater, got {app!r:.60}")
+        if shared is not None and not (isinstance(shared, Mapping) and all(isinstance(kind, type) for kind in shared)):
+            raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
+        self._shared = shared
+        self._lasting = Lasting(app)
+        self._turn = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)
-            stack.enter_context(self.app.clients.redirected(_Direct(self.server.url)))
+            if self._shared is not None:
+                stack.callback(setattr, self.app, "_lifespan", self.app._lifespan)
+                self.app._lifespan = self._stand_in
+            stack.enter_context(self.app.clients.redirected(_Store(self)))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    async def _stand_in(self) -> AsyncIterator[Mapping[type, Any] | None]:
+        yield self._shared
+
     def drain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """Runs due jobs until nothing is due, those that they put in line too; returns the attempts, in order.
 
         raising: in the end the first error of a task is raised, whether it is tried again or not; Retry, Snooze,
-        Cancel and a job that expired are no errors. concurrency: jobs at once. In async code: adrain.
+        Cancel and a job that expired are no errors; a task that the app does not have, in one of its queues, is.
+        concurrency: jobs at once. In async code: adrain. Raises InvalidArgument when jobs go on for ever.
         """
         if asyncio._get_running_loop() is not None:
             raise InvalidArgument("drain: expected no running loop; in async code: await adrain()")
 
-        async def work() -> list[Ran]:
-            try:
-                return await self.adrain(raising=raising, concurrency=concurrency)
-            finally:
-                await self.app.aclose()  # what the tasks used: their loop ends now
-
-        return uvloop.run(work())
+        if not self._turn.acquire(blocking=False):
+            raise InvalidArgument("drain: expected one at a time, got one in a task or in another thread")
+        try:
+            return self._lasting.run(partial(self.adrain, raising=raising, concurrency=concurrency))
+        finally:
+            self._turn.release()
 
     async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """See drain."""
+        ran: list[Ran] = []
+        queues, worked_on = dict.fromkeys(self.app.queue_names()), 0
+        made = await self._lasting.made()
         async with self.app.clients.new() as client:
-            queues = dict.fromkeys([*self.app.queue_names(), *await client.queue_names()])
-        ran = await drain(self.app, list(queues), concurrency=concurrency)
+            # once more if a task put a job in a queue that is new
+            while len(queues := queues | dict.fromkeys(await client.queue_names())) > worked_on:
+                worked_on = len(queues)
+                ran += await drain(self.app, list(queues), concurrency=concurrency, made=made)
         if raising:
             raise_first(ran)
         return ran
@@ -134,6 +157,8 @@ class Harness:
         args, kwargs, queue: of those jobs, where given; arguments as they were put in line, not as the function calls
         them. count: exactly so many; without it one at least.
         """
+        if not isinstance(task, str | Producer):
+            raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
         name = task if isinstance(task, str) else task._sending.name
         found = self.enqueued()
         matching = [

@@ -7,7 +7,7 @@ Risks: none of its own.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -34,11 +34,19 @@ def pinlater_target(request: pytest.FixtureRequest) -> str | PinLater:
 
 
 @pytest.fixture
-def pinlater_app(pinlater_target: str | PinLater) -> Iterator[Harness]:
+def pinlater_shared() -> Mapping[type, typing.Any] | None:
+    """What tasks of `pinlater_app` are given for Shared(type), by type: what the lifespan yields, unless overridden."""
+    return None
+
+
+@pytest.fixture
+def pinlater_app(
+    pinlater_target: str | PinLater, pinlater_shared: Mapping[type, typing.Any] | None
+) -> Iterator[Harness]:
     """The app on a fresh store in memory: a pinlater.testing.Harness."""
     from pinlater.framework.running import load_app
     from pinlater.testing import Harness
 
     app = load_app(pinlater_target) if isinstance(pinlater_target, str) else pinlater_target
-    with Harness(app) as harness:
+    with Harness(app, shared=pinlater_shared) as harness:
         yield harness

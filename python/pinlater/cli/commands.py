@@ -1,7 +1,7 @@
 """What all commands share: their class, their exit codes, and the one table that turns errors into them.
 
-Promises one line `error: …` on stderr for every failure, with what to do about it, and never a traceback unless
-PINLATER_DEBUG=1. Risks: asking for a near miss of an unknown queue costs one more call.
+Promises one line `error: …` on stderr for every failure, with what to do about it, and no traceback unless it is of
+the user's own code, or with PINLATER_DEBUG=1. Risks: asking for a near miss of an unknown queue costs one more call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 from pinlater.cli import output
 from pinlater.cli.settings import Settings, common_options, json_option, settings_of
 from pinlater.errors import (
+    AppFailed,
     InvalidArgument,
     OutcomeUnknown,
     PartialDelete,
@@ -30,6 +31,7 @@ from pinlater.errors import (
     ServerFull,
     ServerUnavailable,
 )
+from pinlater.tracebacks import of_user
 
 DONE: Final = 0
 NO: Final = 1
@@ -44,6 +46,7 @@ PIPE_CLOSED: Final = 141  # 128 + SIGPIPE
 EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (InvalidArgument, USAGE),
     (QueueError, NO),
+    (AppFailed, NO),
     (OutcomeUnknown, UNKNOWN),
     (ServerError, SERVER),
     (PartialDelete, SERVER),
@@ -116,6 +119,8 @@ def run(group: click.Group, arguments: list[str] | None) -> int:
     except Exception as error:
         if os.environ.get("PINLATER_DEBUG") == "1":
             raise
+        if isinstance(error, AppFailed) and error.__cause__ is not None:
+            sys.stderr.write(of_user(error.__cause__))
         message, code = explain(error)
         sys.stderr.write(f"error: {one_line(message)}\n")
         return code

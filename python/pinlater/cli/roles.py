@@ -149,8 +149,10 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
     """For the app, and for the processes. named: the app names its servers itself."""
     told = bool(settings.url or settings.shards)
-    if named and (told or options.url or options.shards):
+    if named and told:
         raise click.UsageError(f"{options.app} names its servers itself: --url and --shard are for apps that do not")
+    if named:
+        return
     if told:
         shards = _shards(settings)
     elif (options.url or options.shards) and not os.environ.get(URL_VARIABLE):

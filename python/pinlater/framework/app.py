@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, get_args, overload
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
@@ -28,6 +29,7 @@ from pinlater.framework.middleware import Middleware, check_middleware, enqueue_
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
 from pinlater.handlers import check_function
+from pinlater.tracebacks import is_ours
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,9 +72,9 @@ class _BatchDecorator(Protocol):
 
 
 class PinLater:
-    """url: as of Client: by default PINLATER_URL, else the embedded server. shards: names and URLs, instead of a URL.
-    timeout_s: for a call of a producer or a handle. middleware: the first is the outermost. immediate: what is put in
-    line runs at once, in this process, and no server is used; see immediate().
+    """url: as of Client: by default PINLATER_URL, else what TOML says (docs/tasks.md), else the embedded server.
+    shards: names and URLs, instead of a URL. timeout_s: for a call of a producer or a handle. middleware: the first is
+    the outermost. immediate: what is put in line runs at once, in this process, and no server is used; see immediate().
 
     Close it, or use it in a `with` or `async with` block, where the program goes on without it; workers do.
     """
@@ -198,7 +200,7 @@ class PinLater:
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
         batch: int | None = None,
-        batch_wait: float = DEFAULT_BATCH_WAIT_S,
+        batch_wait: float | None = None,
     ) -> Any:
         """Makes a function a task; bare or with options. Times are seconds.
 
@@ -222,7 +224,7 @@ class PinLater:
             on_failure=None if on_failure is None else check_function("on_failure", on_failure, "the Failure"),
             kind=_check_kind(runs_in),
             batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
-            batch_wait_s=milliseconds("batch_wait", batch_wait) / 1000,
+            batch_wait_s=_batch_wait_s(batch, batch_wait),
         )
         options = {
             "priority": check_integer("priority", priority, 1, MAX_PRIORITY),
@@ -250,6 +252,8 @@ class PinLater:
                     f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
                 )
         self.tasks[task.name] = task
+        if task.codec == "raw":
+            self.clients.raw_queues.add(task.queue)
         return task
 
     # what is around tasks
@@ -279,6 +283,13 @@ class PinLater:
         needs = {name: task.needs for name, task in self.tasks.items() if (task.kind == "process") is in_process}
         needed = not in_process or any(each.shared for each in needs.values())
         return living(self._lifespan if needed else None, needs)
+
+    def raised_by_lifespan(self, error: BaseException) -> bool:
+        """Whether the error comes from the lifespan itself, not from what ran while it was entered."""
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        codes = [frame.f_code for frame in frames]
+        code = getattr(self._lifespan, "__code__", None)
+        return code in codes and not any(map(is_ours, frames[len(codes) - codes[::-1].index(code) :]))
 
     def imported_as(self, name: str) -> None:
         """Notes the module:app by which it was found."""
@@ -321,16 +332,24 @@ class PinLater:
 
     # queues
 
-    def queue_config(self, queue: str) -> QueueConfig:
-        """How a queue is made: the longest lease and the lowest priority that its tasks ask for, where they do."""
-        tasks = [task for task in self.tasks.values() if task.queue == queue]
+    def queue_config(self, queue: str, task: str = "", priority: int = 1) -> QueueConfig:
+        """How a queue is made: the longest lease and the lowest priority that its tasks ask for, where they do.
+
+        task, priority: of a job that is sent to it, whose task may be of another queue.
+        """
         usual = QueueConfig()
-        leases_ms = [task.running.lease_ms for task in tasks if task.running.lease_ms is not None]
+        lease_ms, levels = self.asked_of(queue, task)
         return QueueConfig(
-            lease_ms=max(leases_ms, default=usual.lease_ms),
-            levels=max([usual.levels, *(task.priority for task in tasks)]),
+            lease_ms=lease_ms or usual.lease_ms,
+            levels=max(usual.levels, levels, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
         )
+
+    def asked_of(self, queue: str, task: str = "") -> tuple[int, int]:
+        """The longest lease (ms) and the lowest priority that tasks of a queue, and one more, ask for; 0: none do."""
+        asking = [each for each in self.tasks.values() if each.queue == queue or each.name == task]
+        leases_ms = [each.running.lease_ms or 0 for each in asking]
+        return max(leases_ms, default=0), max((each.priority for each in asking), default=0)
 
     def queue_names(self, chosen: Iterable[str] | None = None) -> list[str]:
         """The queues of its tasks, or the chosen ones: those that `using(queue=)` names included."""
@@ -340,6 +359,14 @@ class PinLater:
         if chosen is None:
             return known
         return [check_queue_name(name) for name in dict.fromkeys(chosen)]
+
+
+def _batch_wait_s(batch: Any, wait: float | None) -> float:
+    if wait is None:
+        return DEFAULT_BATCH_WAIT_S
+    if batch is None:
+        raise InvalidArgument("batch_wait: expected batch= beside it, got none")
+    return milliseconds("batch_wait", wait) / 1000
 
 
 def _check_kind(kind: Any) -> Kind | None:

@@ -31,6 +31,7 @@ from pinlater import errors
 from pinlater.framework import envelope, pipes
 from pinlater.framework.app import PinLater
 from pinlater.framework.calling import call_plain_task, with_context, with_progress
+from pinlater.framework.clients import Direct
 from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import judged
@@ -148,6 +149,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         try:
             app = load_app(told["app"])
+            if told["url"] is not None:
+                app.clients.source = Direct(told["url"])
             link = Link()
             link.wait(link.open(told["socket"]))
             lifespan = app.living(in_process=True)

@@ -7,19 +7,30 @@ client was closed leaves the connections to the garbage collector.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
+from pinlater.errors import InvalidArgument
 from pinlater.framework.middleware import EnqueueHook
+from pinlater.shards import URL_VARIABLE
 
 
 class Source(Protocol):
-    """Where clients come from instead: for producers in sync and in async code, and for workers."""
+    """Where clients come from instead: for producers in sync and in async code, and for workers. in_loops: whether
+    blocking calls may be made where an event loop runs.
+    """
+
+    in_loops: bool = False
+
+    def url(self) -> str:
+        """Of its store, for the app in another process."""
 
     def sync(self) -> Client:
         """A blocking client."""
@@ -38,10 +49,42 @@ class Source(Protocol):
         """Closes what it keeps for the code of the running loop."""
         return
 
+    def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
+        """Where it keeps something for that."""
+        return ()
+
+    def deferring(self, *, blocking: bool) -> bool:
+        """Whether what the caller puts in line can not run before it returns. blocking: it would block its loop."""
+        return False
+
+
+class Direct(Source):
+    """Clients of a store, by its URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def url(self) -> str:
+        """See Source."""
+        return self._url
+
+    def sync(self) -> Client:
+        """See Source."""
+        return Client(self._url)
+
+    def of_loop(self) -> AsyncClient:
+        """See Source."""
+        return self.new()
+
+    def new(self) -> AsyncClient:
+        """See Source."""
+        return AsyncClient(self._url)
+
 
 class AppClients:
-    """url, shards, timeout_s: as of Client; PINLATER_URL is read when a client is made. queue_config: how a queue is
-    made that is not there yet. source: where the clients come from instead of the URL, if it is set.
+    """url, shards, timeout_s: as of Client; PINLATER_URL, or the TOML file, is read when a client is made.
+    queue_config: how a queue is made that is not there yet, for a task and a priority. source: where the clients come
+    from instead of the URL, if it is set.
     """
 
     def __init__(
@@ -49,13 +92,15 @@ class AppClients:
         url: str | None,
         shards: Mapping[str, str] | None,
         timeout_s: float,
-        queue_config: Callable[[str], QueueConfig],
+        queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
         self.source: Source | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
+        #: Those of the app's raw tasks.
+        self.raw_queues: set[str] = set()
         self._sync: Client | None = None
         self._lock = threading.Lock()
         self._async: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
@@ -64,6 +109,20 @@ class AppClients:
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
         return self.source is not None or self._url is not None or self._shards is not None
+
+    def deferring(self, *, blocking: bool) -> bool:
+        """Whether what the caller puts in line can not run before it returns."""
+        return self.source is not None and self.source.deferring(blocking=blocking)
+
+    def blocking(self, call: str) -> Client:
+        """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
+        worker it may wait for what that loop has to do.
+        """
+        if asyncio._get_running_loop() is not None and (self.source is None or not self.source.in_loops):
+            raise InvalidArgument(
+                f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
+            )
+        return self.sync()
 
     def sync(self) -> Client:
         """The blocking client."""
@@ -87,23 +146,50 @@ class AppClients:
         """One more client, its caller's own to close."""
         if self.source is not None:
             return self.source.new()
-        return AsyncClient(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
         if self.source is not None:
             return self.source.sync()
-        return Client(self._url, shards=self._shards, timeout_s=self._timeout_s)
+        url, shards = self._servers()
+        return Client(url, shards=shards, timeout_s=self._timeout_s)
+
+    def _servers(self) -> tuple[str | None, Mapping[str, str] | None]:
+        """The app's own; else, where PINLATER_URL names none, those of the TOML file."""
+        if self.named or os.environ.get(URL_VARIABLE):
+            return self._url, self._shards
+        from pinlater.framework import toml_file  # not every app has one
+
+        return toml_file.servers()
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:
-        """For the block every client comes from another source; those of before are there again after it."""
+        """For the block every client comes from another source; those of before are there again after it.
+
+        What async code used is closed behind it: at once, if its loop rests; if that runs, as soon as it can.
+        """
         before = self.source, self._sync, self._async
         self.source, self._sync, self._async = source, None, {}
         try:
             yield
         finally:
             self.close()
+            self._let_go(source)
             self.source, self._sync, self._async = before
+
+    def _let_go(self, source: Source) -> None:
+        here = asyncio._get_running_loop()
+        for loop in {*self._async, *source.loops()}:
+            if loop.is_closed():
+                continue
+            close = partial(_close, loop, self._async.get(loop), source)
+            if loop is here:
+                close()
+            elif loop.is_running():
+                loop.call_soon_threadsafe(close)
+            elif here is None:
+                loop.run_until_complete(close())
 
     def close(self) -> None:
         """Closes the blocking client; the next use makes another."""
@@ -121,3 +207,14 @@ class AppClients:
             await client.close()
         if self.source is not None:
             await self.source.aclose()
+
+
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: Source) -> asyncio.Task[None]:
+    """Closes what a loop's code used of a source."""
+
+    async def close() -> None:
+        if client is not None:
+            await client.close()
+        await source.aclose()
+
+    return loop.create_task(close())

@@ -85,7 +85,8 @@ class Dispatcher:
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
         seen = sees_values(app.middleware)
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen)
+        url = None if app.clients.source is None else app.clients.source.url()
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
         #: By task.
         self._batchers: dict[str, Batcher] = {}
         #: By descriptor, of tasks in threads: gone with its task.
@@ -372,7 +373,7 @@ def _lasted_s(began_s: float) -> float:
 def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
     """How an attempt that failed counts, by its error and the task's options."""
     give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
-    final = isinstance(error, (Cancel, Expired, *give_up_on))
+    final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
     wrong = ""

@@ -1,21 +1,25 @@
 """Runs what is due of an app's jobs and says what ran: for tests, and for immediate mode.
 
 Promises that jobs run as in production: by the worker engine and the dispatcher, on whatever store the app's clients
-have. Risks: it is one worker, which stops when nothing is due: what comes later waits for the next call.
+have, and that it ends though jobs put themselves in line again at once. Risks: it is one worker, which stops when
+nothing is due: what comes later waits for the next call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pinlater.async_client import AsyncClient
-from pinlater.errors import BodyUnreadable
+from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
-from pinlater.framework.dispatching import Dispatcher
+from pinlater.framework.depending import Made
+from pinlater.framework.dispatching import Dispatcher, Known
 from pinlater.framework.ends import Expired, TaskEnd
+from pinlater.framework.middleware import Runner
 from pinlater.framework.running import worker_of
 from pinlater.handlers import End, Failed, Postponed
 from pinlater.jobs import Job, JobInfo, State
@@ -23,6 +27,9 @@ from pinlater.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from pinlater.framework.app import PinLater
+
+#: A drain whose jobs put so many more in line, or run so often again, goes on for ever.
+MAX_RUNS: Final = 10_000
 
 Outcome: TypeAlias = Literal["succeeded", "retried", "failed", "postponed"]
 
@@ -48,13 +55,17 @@ class Enqueued(Call):
 
 @dataclass(frozen=True, slots=True)
 class Ran(Call):
-    """One attempt that was run. error: what the task raised, Retry and Cancel included; None for other ends."""
+    """One attempt that was run. value: what the task returned, if it succeeded; of one in a process None, if that can
+    not be packed. error: what the task raised, Retry and Cancel included, or that the app has no such
+    task; None for other ends.
+    """
 
     queue: str
     descriptor: str
     attempt: int
     outcome: Outcome
     error: BaseException | None
+    value: Any = None
 
 
 def call_of(app: PinLater, queue: str, body: bytes) -> Call:
@@ -70,19 +81,51 @@ def call_of(app: PinLater, queue: str, body: bytes) -> Call:
 
 
 class _Recorder:
-    """The dispatcher, and a note of each job it ran."""
+    """The dispatcher, and a note of each job it ran. stop: is called when they go on for ever; it is set later."""
 
     def __init__(self, app: PinLater, ran: list[Ran], dispatcher: Dispatcher) -> None:
         self._app, self._dispatcher, self._ran = app, dispatcher, ran
         self._errors: dict[str, BaseException] = {}
+        self._values: dict[str, Any] = {}
+        self._began_ms = 0
+        self._seen: set[str] = set()
+        self._again = 0
+        self.stop: Callable[[], None]
         dispatcher.on_error = self._keep
+        dispatcher._processes._values = True
+        tables: list[dict[Any, Known]] = [dispatcher._tasks, dispatcher._raw]
+        for table in tables:
+            for key, each in table.items():
+                table[key] = each._replace(plain=None, run=partial(self._run, each.run))
+
+    @property
+    def endless(self) -> bool:
+        """Whether it was stopped."""
+        return self._again >= MAX_RUNS
 
     def _keep(self, job: Job, error: BaseException) -> None:
         self._errors[job.descriptor] = error
 
+    async def _run(self, run: Runner, job: Job, *call: Any) -> Any:
+        self._values[job.descriptor] = value = await run(job, *call)
+        return value
+
+    def _count(self, job: Job) -> None:
+        """Runs of what was not in line when the first was claimed, and those of one job after its first."""
+        self._began_ms = self._began_ms or job.claimed_ms
+        if job.descriptor in self._seen or job.created_ms > self._began_ms:
+            self._again += 1
+            if self._again == MAX_RUNS:
+                self.stop()
+        self._seen.add(job.descriptor)
+
     async def __call__(self, job: Job) -> End:
+        self._count(job)
         end = await self._dispatcher(job)
-        call = call_of(self._app, job.queue, job.body)
+        call, outcome = call_of(self._app, job.queue, job.body), _outcome(job, end)
+        value = self._values.pop(job.descriptor, None)
+        if isinstance(end, Postponed) and call.task not in self._app.tasks:
+            self._check_known(job, call.task)
         self._ran.append(
             Ran(
                 call.task,
@@ -91,11 +134,18 @@ class _Recorder:
                 job.queue,
                 job.descriptor,
                 job.attempt,
-                _outcome(job, end),
+                outcome,
                 self._errors.pop(job.descriptor, None),
+                value if outcome == "succeeded" else None,
             )
         )
         return end
+
+    def _check_known(self, job: Job, task: str) -> None:
+        """A task that is unknown in a queue of the app's own is an error; in another queue it may be another app's."""
+        if task and job.queue in self._app.queue_names():
+            told = ", ".join(sorted(self._app.tasks))
+            self._keep(job, InvalidArgument(f"queue {job.queue!r}: expected a task of the app ({told}), got {task!r}"))
 
 
 def _outcome(job: Job, end: End) -> Outcome:
@@ -105,18 +155,36 @@ def _outcome(job: Job, end: End) -> Outcome:
 
 
 async def drain(
-    app: PinLater, queues: Sequence[str], client: AsyncClient | None = None, *, concurrency: int = 1
+    app: PinLater,
+    queues: Sequence[str],
+    client: AsyncClient | None = None,
+    *,
+    concurrency: int = 1,
+    made: Made | None = None,
 ) -> list[Ran]:
     """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
 
-    client: for the worker; see worker_of.
+    client, made: for the worker; see worker_of. Raises InvalidArgument when jobs go on for ever: see MAX_RUNS.
     """
     ran: list[Ran] = []
     config = WorkerConfig(concurrency=concurrency, monitor=False)
     around = partial(_Recorder, app, ran)
-    async with worker_of(app, queues, config, client=client, around=around) as worker:
+    async with worker_of(app, queues, config, client=client, around=around, made=made) as worker:
+        recorder = worker._handler
+        assert isinstance(recorder, _Recorder)
+        recorder.stop = worker.request_stop
         await worker.run(burst=True)
+        if recorder.endless:
+            raise _endless(ran)
     return ran
+
+
+def _endless(ran: Sequence[Ran]) -> InvalidArgument:
+    [(task, runs)] = Counter(each.task for each in ran).most_common(1)
+    return InvalidArgument(
+        f"task {task!r}: expected its jobs to come to an end, got {runs:,} runs of it, {len(ran):,} of all, and still "
+        "jobs are due: tasks put more in line each time, or themselves in line again"
+    )
 
 
 async def pending(app: PinLater, client: AsyncClient) -> list[Enqueued]:

@@ -6,6 +6,7 @@ run. Risks: a codec changes what it has no word for: tuples come back as lists, 
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -27,6 +28,10 @@ MAX_NAME_BYTES: Final = 255
 #: The two first bytes of UTF-16 text are the mark and this: never a version.
 _NO_VERSION: Final = 0xFF
 _HEAD_BYTES: Final = 4
+#: No time zone is further from UTC.
+_DAY: Final = datetime.timedelta(hours=23, minutes=59, seconds=59)
+_EAST: Final = datetime.timezone(_DAY)
+_WEST: Final = datetime.timezone(-_DAY)
 _START: Final = bytes([MARK, VERSION])
 
 
@@ -44,11 +49,13 @@ Envelope: TypeAlias = tuple[bytes, list[Any], dict[str, Any], dict[str, Any]]
 
 
 def head(name: str, codec: Codec) -> bytes:
-    """What stands before the document: mark, version, codec, length of the name, name. Once a task."""
+    """What stands before the document: mark, version, codec, length of the name, name. Once a task; checks the name."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"task name: expected text, got {name!r:.60}")
     told = name.encode()
     if not 1 <= len(told) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"task name: expected 1 to {MAX_NAME_BYTES} bytes, got {len(told)} ({name!r:.40})")
-    return bytes([MARK, VERSION, CODEC_BYTES[codec], len(told)]) + told
+    return bytes([MARK, VERSION, CODEC_BYTES.get(codec, 0), len(told)]) + told
 
 
 def packer(codec: Codec) -> Callable[[Any], bytes]:
@@ -78,7 +85,7 @@ def read(body: bytes) -> Envelope:
     try:
         parts = unpack(body[end:])
     except Exception as error:
-        raise BodyUnreadable(f"envelope: its document can not be read: {type(error).__name__}: {error}") from None
+        raise _unreadable("envelope: its document", error) from None
     count = len(parts) if type(parts) is list else 0
     if not 1 <= count <= 3:
         raise BodyUnreadable(f"envelope: expected a list of arguments, named arguments and headers, got {parts!r:.60}")
@@ -114,10 +121,17 @@ def pack_result(codec: Codec, value: Any) -> bytes:
 
 
 def read_result(packed: bytes) -> Any:
-    """The value that pack_result was given."""
+    """The value that pack_result was given, or BodyUnreadable."""
     if packed[0] == 0:
         return packed[1:]
-    return _UNPACK[packed[0]](packed[1:])
+    try:
+        return _UNPACK[packed[0]](packed[1:])
+    except Exception as error:
+        raise _unreadable("result: it", error) from None
+
+
+def _unreadable(what: str, error: Exception) -> BodyUnreadable:
+    return BodyUnreadable(f"{what} can not be read: {type(error).__name__}: {error}")
 
 
 def _wrong_start(body: bytes) -> BodyUnreadable:
@@ -145,8 +159,40 @@ class _Packers(threading.local):
 _packers: Final = _Packers()
 
 
-def _unpack_msgpack(packed: bytes) -> Any:
-    return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
+def unpack_msgpack(packed: bytes) -> Any:
+    """What a packer packed; raises what msgpack raises."""
+    try:
+        return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
+    except (TypeError, OverflowError):  # what the packer packs, and the unpacker has no object for
+        return _restored(msgpack.unpackb(packed, strict_map_key=False, timestamp=0, object_pairs_hook=_Pairs))
+
+
+class _Pairs(tuple[tuple[Any, Any], ...]):
+    """A map as it was read: its keys may be lists, which are tuples where they were packed."""
+
+
+def _restored(found: Any) -> Any:
+    """The value, with tuples as keys, and dates."""
+    if isinstance(found, _Pairs):
+        return {_key(key): _restored(value) for key, value in found}
+    if isinstance(found, list):
+        return [_restored(each) for each in found]
+    return _date(found) if isinstance(found, msgpack.Timestamp) else found
+
+
+def _key(found: Any) -> Any:
+    return tuple(map(_key, found)) if isinstance(found, list) else _restored(found)
+
+
+def _date(found: msgpack.Timestamp) -> datetime.datetime:
+    """In UTC; where that is outside of years 1 to 9999, in a time zone of the date's far side."""
+    when: datetime.datetime
+    try:
+        when = found.to_datetime()
+    except OverflowError:
+        zone, shift = (_EAST, _DAY.seconds) if found.seconds < 0 else (_WEST, -_DAY.seconds)
+        when = msgpack.Timestamp(found.seconds + shift, found.nanoseconds).to_datetime().replace(tzinfo=zone)
+    return when
 
 
 def _unpack_json(packed: bytes) -> Any:
@@ -156,6 +202,6 @@ def _unpack_json(packed: bytes) -> Any:
 
 
 _UNPACK: Final[dict[int, Callable[[bytes], Any]]] = {
-    CODEC_BYTES["msgpack"]: _unpack_msgpack,
+    CODEC_BYTES["msgpack"]: unpack_msgpack,
     CODEC_BYTES["json"]: _unpack_json,
 }

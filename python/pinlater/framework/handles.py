@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from pinlater import results
 from pinlater.async_client import AsyncClient
-from pinlater.client import Client
 from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.clients import AppClients
@@ -75,7 +74,7 @@ def _progress(told: Any) -> Progress | None:
 
 class Handle(Generic[R_co]):
     """One job of a task that returns R_co. Its methods ask the servers and raise what a Client raises; those with an
-    `a` are for async code.
+    `a` are for async code, where the others raise InvalidArgument: they would block the loop.
 
     results: False if its task is known to keep none.
     """
@@ -97,16 +96,24 @@ class Handle(Generic[R_co]):
         return hash(self.descriptor)
 
     def status(self) -> State | None:
-        """The job's state; None if it is not there: it succeeded and its queue keeps none such, or it was removed."""
-        return _state(self._sync.lookup([self.descriptor]).get(self.descriptor))
+        """The job's state; None if it is not there: it succeeded and neither it nor a result is kept, or it was
+        removed.
+        """
+        client = self._clients.blocking("status")
+        if not self._results:
+            return _state(client.lookup([self.descriptor]).get(self.descriptor))
+        return client._run(lambda end: results.state_of(client._session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
         """See status."""
-        return _state((await self._async.lookup([self.descriptor])).get(self.descriptor))
+        client = self._async
+        if not self._results:
+            return _state((await client.lookup([self.descriptor])).get(self.descriptor))
+        return await client._run(lambda end: results.state_of(client._session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
         """All that is known of the job, or None."""
-        found = self._sync.lookup([self.descriptor], with_body=True).get(self.descriptor)
+        found = self._clients.blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
     async def ainfo(self) -> TaskInfo | None:
@@ -122,13 +129,17 @@ class Handle(Generic[R_co]):
         Raises TaskFailed if the job stays failed, ResultTimeout (also a TimeoutError) if it has not ended in time,
         ResultGone if neither job nor result is there any more, and InvalidArgument of a task without result_ttl.
         """
-        wait_s, client = self._wait_s(timeout), self._sync
+        wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
+        if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
+            raise self._runs_later()
         packed = client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
     async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
+        if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
+            raise self._runs_later()
         packed = await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
@@ -138,7 +149,7 @@ class Handle(Generic[R_co]):
         If it runs, its worker is told: an async task is cancelled, a plain function finds `context.cancelled` set, and
         a checkpoint raises ClaimLost. Its end is not kept, and it is not tried again. A finished job stays as it is.
         """
-        client = self._sync
+        client = self._clients.blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
             client._run(lambda end: results.tell(client._session, [self.descriptor], end))
@@ -162,9 +173,11 @@ class Handle(Generic[R_co]):
             raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
         return float(timeout)
 
-    @property
-    def _sync(self) -> Client:
-        return self._clients.sync()
+    def _runs_later(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"job {self.descriptor}: expected no wait for its result within a task: in immediate mode its job runs "
+            "after this task"
+        )
 
     @property
     def _async(self) -> AsyncClient:

@@ -1,8 +1,9 @@
 """Immediate mode: what is put in line has run when the call returns.
 
 Promises the path of production: the arguments are packed, a store takes the job, a worker claims and runs it, it fails
-and is tried again as it would be; only the store is in this process, and its clock does not wait. Risks: calls of
-several threads wait for each other; a fork of a process that used it leaves its jobs to that process.
+and is tried again as it would be; only the store is in this process, and its clock does not wait. No call waits for
+itself. Risks: calls of several threads wait for each other, but not for ever, so that one may return before its job
+has run; a fork of a process that used it leaves its jobs to that process.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client, listed
 from pinlater.errors import InvalidArgument
 from pinlater.framework.clients import Source
+from pinlater.framework.lasting import Lasting
 from pinlater.jobs import NewJob
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 #: A task that is still not at an end after so many rounds goes on for ever.
 MAX_ROUNDS: Final = 100
+#: So long a call waits for one of another thread. A task may wait for that thread; then its jobs run after the task.
+PATIENCE_S: Final = 2.0
 _TURN_S: Final = 0.001
 #: As handlers.ThreadPool names its threads.
 _HANDLER_THREAD: Final = "pinlater-handler-"
@@ -41,15 +46,21 @@ _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
 class Immediate(Source):
     """A source of clients whose enqueues run what they put in line. Its store is made with the first client.
 
-    A worker starts with each call; its connections stay from call to call, and so does the loop of sync calls.
+    A worker starts with each call; its connections stay from call to call, and so do the loop of sync calls and what
+    the app's lifespan shares.
     """
+
+    #: They run on a loop of their own, in another thread.
+    in_loops = True
 
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        self._runner: asyncio.Runner | None = None
+        self._lasting = Lasting(app)
+        #: Where it is the turn of async code, its loop.
+        self._loop: asyncio.AbstractEventLoop | None = None
         #: The worker's client of each loop.
         self._kept: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
         #: Queues that got jobs since they were worked on. Whether jobs may be due later.
@@ -59,7 +70,7 @@ class Immediate(Source):
     @contextmanager
     def switched_on(self) -> Iterator[None]:
         """For the block the app's clients come from here."""
-        self._url()  # where it can not be, that is told here
+        self.url()  # where it can not be, that is told here
         try:
             with self._app.clients.redirected(self):
                 yield
@@ -69,34 +80,43 @@ class Immediate(Source):
 
     def sync(self) -> Client:
         """See clients.Source."""
-        return _Client(self._put, self._run_out, self._url())
+        return _Client(self._put, self._run_out, self.url())
 
     def of_loop(self) -> AsyncClient:
         """See clients.Source."""
-        return _AsyncClient(self._put, self._arun_out, self._url())
+        return _AsyncClient(self._put, self._arun_out, self.url())
 
     def new(self) -> AsyncClient:
         """See clients.Source."""
-        return AsyncClient(self._url())
+        return AsyncClient(self.url())
 
     def close(self) -> None:
         """See clients.Source."""
-        if self._runner is None or self._deferred() or not self._turn.acquire(blocking=False):
+        if self._deferred() or not self._turn.acquire(blocking=False):
             return
-        runner, self._runner = self._runner, None
         try:
-            _run(runner, self._app.clients.aclose)
-            runner.close()
+            self._lasting.close(self._app.clients.aclose)
         finally:
             self._turn.release()
 
     async def aclose(self) -> None:
         """See clients.Source."""
+        try:
+            await self._lasting.aclose()
+        finally:
+            await self._close_client()
+
+    def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
+        """See clients.Source."""
+        return {*self._kept, *self._lasting.loops()}
+
+    async def _close_client(self) -> None:
         kept = self._kept.pop(asyncio.get_running_loop(), None)
         if kept is not None:
             await kept.close()
 
-    def _url(self) -> str:
+    def url(self) -> str:
+        """See clients.Source."""
         if self._server is None:
             from pinlater.memory.server import MemoryServer  # needs a package that not everybody has
 
@@ -109,42 +129,53 @@ class Immediate(Source):
         if any(isinstance(job, NewJob) and (job.delay_ms or job.run_after_ms) for job in jobs):
             self._later = True
 
+    def deferring(self, *, blocking: bool) -> bool:
+        """See clients.Source: in a task, and where a call that blocks would block the loop of a task."""
+        loop = asyncio._get_running_loop()
+        return self._deferred() or (blocking and loop is not None and loop is self._loop)
+
     def _deferred(self) -> bool:
         """Whether a task puts it in line: then whoever runs the task runs it."""
         thread = threading.current_thread().name
         return _inside.get() or thread.startswith(_HANDLER_THREAD) or os.getpid() != self._pid
 
     def _run_out(self) -> None:
-        if self._deferred():
-            return
-        with self._turn:
-            if self._runner is None:
-                import uvloop  # producers have no use for it
-
-                self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-            _run(self._runner, self._rounds_of_thread)
+        while not self.deferring(blocking=True) and self._turn.acquire(timeout=PATIENCE_S):
+            inside = _inside.set(True)  # the loop takes it over, and so does the lifespan
+            try:
+                self._lasting.run(self._rounds)
+            finally:
+                _inside.reset(inside)
+                self._turn.release()
+            if not self._used:
+                return  # else a thread lost its patience just now
 
     async def _arun_out(self) -> None:
-        if self._deferred():
-            return
-        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110  (threads take turns with loops)
-            await asyncio.sleep(_TURN_S)
-        try:
-            # a task of its own, so that what is told of the inside stays there
-            await asyncio.create_task(self._rounds())
-        finally:
-            self._turn.release()
+        while not self._deferred() and await self._take_turn():
+            self._loop = asyncio.get_running_loop()
+            try:
+                # a task of its own, so that what is told of the inside stays there
+                await asyncio.create_task(self._rounds())
+            finally:
+                self._loop = None
+                self._turn.release()
+            if not self._used:
+                return  # else a sync call came just now
 
-    async def _rounds_of_thread(self) -> None:
-        try:
-            await self._rounds()
-        finally:
-            await _end_others()
+    async def _take_turn(self) -> bool:
+        """False: it is another thread's for too long. Those of one loop do not block each other."""
+        loop, until_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
+        while not self._turn.acquire(blocking=False):
+            if self._loop is not loop and time.monotonic() > until_s:
+                return False
+            await asyncio.sleep(_TURN_S)
+        return True
 
     async def _rounds(self) -> None:
         from pinlater.framework.draining import drain, pending, raise_first
 
         _inside.set(True)
+        made = await self._lasting.made()
         failed: list[Ran] = []
         loop = asyncio.get_running_loop()
         if loop not in self._kept:
@@ -153,13 +184,15 @@ class Immediate(Source):
         for _ in range(MAX_ROUNDS):
             queues = [self._used.pop() for _ in range(len(self._used))]
             try:
-                ran = await drain(self._app, queues, client) if queues else []  # another thread's turn ran them
+                ran = (
+                    await drain(self._app, queues, client, made=made) if queues else []
+                )  # another thread's turn ran them
             except BaseException:
                 self._used.update(queues)
-                await self.aclose()
+                await self._close_client()
                 raise
             failed += [each for each in ran if each.outcome == "failed"]
-            later = self._later or any(each.outcome in ("retried", "postponed") for each in ran)
+            later = self._later or any(self._may_be_due_later(each) for each in ran)
             self._later = False
             due = [job for job in await pending(self._app, client) if job.task in self._app.tasks] if later else []
             if due:
@@ -170,37 +203,15 @@ class Immediate(Source):
             elif not self._used:  # else a task put jobs in one
                 raise_first(failed)
                 return
+        told = ", ".join(sorted({repr(job.task) for job in due})) or "a task"
         raise InvalidArgument(
-            f"immediate mode: a task is not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
+            f"immediate mode: {told}: not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
         )
 
-
-async def _end_others() -> None:
-    """What tasks left running ends with the call."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-def _run(runner: asyncio.Runner, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs async work to its end: in this thread, or in another one where a loop runs in this one."""
-    if asyncio._get_running_loop() is None:
-        runner.run(work(), context=copy_context())
-        return
-    errors: list[BaseException] = []
-
-    def carry_out() -> None:
-        try:
-            runner.run(work(), context=copy_context())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=carry_out, name="pinlater-immediate")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    def _may_be_due_later(self, ran: Ran) -> bool:
+        """Of what it ran, or of what its process put in line, which is not told here."""
+        task = self._app.tasks.get(ran.task)
+        return ran.outcome in ("retried", "postponed") or (task is not None and task.kind == "process")
 
 
 class _Client(Client):

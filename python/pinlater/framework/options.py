@@ -6,7 +6,6 @@ Promises that what is not known is an error that names what is; the command line
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any, Final, get_args
 
 from pinlater.config import check_integer, check_queue_name
 from pinlater.errors import InvalidArgument
+from pinlater.framework import toml_file
 from pinlater.framework.logs import LogFormat
 from pinlater.framework.probes import parse_address
 from pinlater.process import REPORT_VARIABLE
 from pinlater.sharing import MAX_WEIGHT, Order
 from pinlater.worker import WorkerConfig
 
-#: Looked for in the current directory; of pyproject.toml the table tool.pinlater.
-FILES: Final = ("pinlater.toml", "pyproject.toml")
 MAX_PROCESSES: Final = 256
 MAX_MEMORY_MB: Final = 2**24
 
@@ -76,10 +74,7 @@ class RunOptions:
             raise InvalidArgument(f"log_format: expected text or json, got {self.log_format!r}")
         if self.http is not None:
             parse_address(self.http)
-        if not isinstance(self.url, str | None):
-            raise InvalidArgument(f"url: expected a URL, got {self.url!r}")
-        if not all(isinstance(url, str) for url in self.shards.values()):
-            raise InvalidArgument(f"shards: expected names and URLs, got {dict(self.shards)!r}")
+        toml_file.check_servers(self.url, self.shards)
         check_integer("processes", self.processes, 1, MAX_PROCESSES)
         if self.task_processes is not None:
             check_integer("task_processes", self.task_processes, 1, MAX_PROCESSES)
@@ -180,26 +175,8 @@ def options_of(told: Mapping[str, Any], config: Path | None) -> RunOptions:
 def read_config(path: Path | None) -> dict[str, Any]:
     """The options that stand in a file; its queues as QueueOptions."""
     if path is not None:
-        return _checked(str(path), _table(path))
-    for name in FILES:
-        if (found := Path(name)).exists() and (table := _table(found)):
-            return _checked(name, table)
-    return {}
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"config: {path} can not be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"config: {path} is not TOML: {error}") from None
-    if path.name == "pyproject.toml":
-        for name in ("tool", "pinlater"):
-            document = document.get(name, {})
-            if not isinstance(document, dict):
-                raise InvalidArgument(f"{path}: {name}: expected a table, got {document!r:.60}")
-    return document
+        return _checked(str(path), toml_file.table_of(path))
+    return _checked(*toml_file.found())
 
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:

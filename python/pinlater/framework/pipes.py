@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgpack
 
+from pinlater.framework import envelope
 from pinlater.jobs import Job
 
 _LENGTH_BYTES: Final = 4
@@ -57,7 +58,7 @@ def readable(message: bytes) -> bytes:
 
 
 def _unpack(packed: bytes) -> list[Any]:
-    message: list[Any] = msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
+    message: list[Any] = envelope.unpack_msgpack(packed)
     return message
 
 

@@ -20,13 +20,13 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.errors import InvalidArgument, PinLaterError
+from pinlater.errors import BodyUnreadable, InvalidArgument, PinLaterError
 from pinlater.framework import envelope, pipes
 from pinlater.framework.ends import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze
 from pinlater.framework.logs import JsonFormatter, TextFormatter
 from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
-from pinlater.handlers import Failed, TimedOut, describe
+from pinlater.handlers import Failed, TimedOut
 from pinlater.jobs import Job
 from pinlater.process import how
 
@@ -44,8 +44,6 @@ LAST_PAUSE_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 5.0
 #: Between the end of a process's socket and its own.
 EXIT_TIMEOUT_S: Final = 1.0
-#: Of an error, in another one.
-ERROR_BYTES: Final = 200
 _BOOT: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
@@ -101,13 +99,20 @@ class _Child:
 
 class ProcessPool:
     """app: module:app, which the processes import. size: the most of them. worker: its name, for reports. keep: keeps a
-    job's new body. values: whether somebody sees those that are not kept as results. Made on the worker's loop.
+    job's new body. values: whether somebody sees those that are not kept as results. url: of the store that stands in
+    the place of the app's servers, if one does. Made on the worker's loop.
     """
 
     def __init__(
-        self, app: str, size: int, worker: str, keep: Callable[[Job, bytes], Awaitable[None]], values: bool
+        self,
+        app: str,
+        size: int,
+        worker: str,
+        keep: Callable[[Job, bytes], Awaitable[None]],
+        values: bool,
+        url: str | None,
     ) -> None:
-        self._app, self._worker, self._keep_body, self._values = app, worker, keep, values
+        self._app, self._worker, self._keep_body, self._values, self._url = app, worker, keep, values, url
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -178,6 +183,7 @@ class ProcessPool:
                 "parent": os.getpid(),
                 "worker": self._worker,
                 "values": self._values,
+                "url": self._url,
                 **_logging(),
             }
             process = await asyncio.create_subprocess_exec(
@@ -249,8 +255,8 @@ def _value_of(answer: list[Any]) -> Any:
         (packed,) = rest
         try:
             return None if packed is None else envelope.read_result(packed)
-        except Exception as error:
-            raise InvalidArgument(f"result: it can not be read back: {describe(error, ERROR_BYTES)}") from None
+        except BodyUnreadable as error:
+            raise InvalidArgument(str(error)) from None
     if said == Said.FAILED:
         text, traceback, status, delay_ms, final = rest
         raise RaisedInProcess(text, traceback, Failed(status, delay_ms, final))

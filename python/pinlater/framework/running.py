@@ -30,9 +30,10 @@ import uvloop
 from pinlater.async_client import AsyncClient
 from pinlater.deaths import Deaths
 from pinlater.ending import counts_of, in_words
-from pinlater.errors import InvalidArgument, OutcomeUnknown, ServerError, ServerUnavailable
+from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, QueueError, ServerError, ServerUnavailable
 from pinlater.framework import metrics
 from pinlater.framework.app import PinLater
+from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.dumps import dump
 from pinlater.framework.logs import Lines
@@ -41,10 +42,11 @@ from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
 from pinlater.framework.watching import folder_of, watch
-from pinlater.handlers import Handler, load_object
+from pinlater.handlers import Handler, describe, load_object
 from pinlater.process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
 from pinlater.stop_signals import StopSignals
 from pinlater.supervisor import Supervisor, kill_after_s
+from pinlater.tracebacks import in_users_code
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -52,13 +54,20 @@ log: Final = logging.getLogger("pinlater.worker")
 #: How often a process reports to its supervisor, and looks at its memory; until it is ready it reports more often.
 REPORT_S: Final = 1.0
 FIRST_REPORTS_S: Final = 0.1
+#: Of what an app's module or lifespan raised.
+ERROR_BYTES: Final = 1_000
 #: Options that a supervisor lives by: a reload leaves them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def load_app(name: str) -> PinLater:
-    """The app that `module:app` names, the current directory on the path. Or InvalidArgument."""
-    found = load_object(name, "app")
+    """The app that `module:app` names, the current directory on the path. Or InvalidArgument, or AppFailed."""
+    try:
+        found = load_object(name, "app")
+    except Exception as error:
+        if isinstance(error, InvalidArgument) and not in_users_code(error):
+            raise
+        raise AppFailed(f"app {name!r}: its module can not be imported: {describe(error, ERROR_BYTES)}") from error
     if not isinstance(found, PinLater):
         raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
     found.imported_as(name)
@@ -74,23 +83,28 @@ async def worker_of(
     client: AsyncClient | None = None,
     task_processes: int | None = None,
     around: Callable[[Dispatcher], Handler] | None = None,
+    made: Made | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
     queues: by default those of its tasks. client: for the worker alone, and not closed with it; the queues are there
     then, else they are made. task_processes: the most processes for tasks that run in such; by default as many as there
     are cores. around: makes the worker's handler of the dispatcher, which it is itself otherwise.
+    made: what the lifespan shares; by default that is entered for this worker.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     missing = names if client is None else []
-    async with app.clients.new() if client is None else nullcontext(client) as client, app.living() as made:
+    living = app.living() if made is None else nullcontext(made)
+    async with app.clients.new() if client is None else nullcontext(client) as client, living as made:
         try:
             known = {task.queue for task in app.tasks.values()}
             for name in missing:
-                if await client.create_queue(name, app.queue_config(name)) and name not in known:
+                if not await client.create_queue(name, app.queue_config(name)):
+                    await _compare(app, client, name)
+                elif name not in known:
                     log.warning("queue %s: it was not there, and no task of the app is in it: made now", name)
-        except (ServerError, OutcomeUnknown) as error:  # the worker waits for the server, and producers make queues
+        except (ServerError, OutcomeUnknown, QueueError) as error:  # it waits for the server; producers make queues
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
@@ -103,6 +117,26 @@ async def worker_of(
             yield worker
         finally:
             await dispatcher.close()
+
+
+async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
+    """A queue that is there gets the levels that its tasks ask for. That its lease is shorter is told: it may be meant
+    so.
+    """
+    found = await client.queue_config(queue)
+    lease_ms, levels = app.asked_of(queue)
+    if levels > found.levels:
+        await client.configure_queue(queue, levels=levels)
+        log.info("queue %s: it has %d levels now, as its tasks ask for; it had %d", queue, levels, found.levels)
+    if lease_ms > found.lease_ms:
+        log.warning(
+            "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease-ms %d",
+            queue,
+            found.lease_ms / 1000,
+            lease_ms / 1000,
+            queue,
+            lease_ms,
+        )
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
@@ -206,7 +240,13 @@ class _Run:
     def run(self) -> int:
         """Returns the exit code: RECYCLE when another process is to go on."""
         with StopSignals(self._config.stop_timeout_s) as signals:
-            uvloop.run(self._work(signals))
+            try:
+                uvloop.run(self._work(signals))
+            except Exception as error:
+                if not self._app.raised_by_lifespan(error):
+                    raise
+                told = describe(error, ERROR_BYTES)
+                raise AppFailed(f"app {self._options.app!r}: its lifespan raised {told}") from error
         return self._code
 
     async def _work(self, signals: StopSignals) -> None:

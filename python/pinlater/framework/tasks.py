@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from pinlater import _core
+from pinlater._core import MAX_TIME_MS
 from pinlater.client import listed
+from pinlater.config import QueueConfig
 from pinlater.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.framework import envelope
 from pinlater.framework.backoff import Backoff, milliseconds
 from pinlater.framework.batches import Item
 from pinlater.framework.clients import AppClients
-from pinlater.framework.context import BaseContext, Context, SyncContext, current_trace
+from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Needs
 from pinlater.framework.envelope import Codec
+from pinlater.framework.functions import check_function, context_of, never_fits
 from pinlater.framework.handles import Handle
 from pinlater.framework.reports import Failure
 from pinlater.handlers import is_async
@@ -72,7 +75,8 @@ class Producer(Generic[P, R_co]):
     P: what the task takes. R_co: what it returns; of an async one, awaited.
 
     Every method raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack. Those
-    with an `a` are for async code; `aenqueue`s that wait in the same turn of the loop leave as one call.
+    with an `a` are for async code, where the others raise InvalidArgument; `aenqueue`s that wait in the same turn of
+    the loop leave as one call.
     """
 
     def __init__(self, clients: AppClients, sending: Sending) -> None:
@@ -81,16 +85,16 @@ class Producer(Generic[P, R_co]):
         self._headers, self._given, self._results = sending.headers, sending.given, sending.results
         self._hooks = clients.enqueue_hooks
         self._raw = sending.codec == "raw"
-        self._head = b"" if self._raw else envelope.head(sending.name, sending.codec)
+        self._head = envelope.head(sending.name, sending.codec)
         self._codec = sending.codec
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Puts one call in line."""
-        job, client = self._job(args, kwargs), self._clients.sync()
+        job, client = self._job(args, kwargs), self._clients.blocking("enqueue")
         try:
             descriptor = client._enqueue_job(self._queue, job)
         except QueueNotFound:
-            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            client.create_queue(self._queue, self._queue_config())
             descriptor = client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
@@ -103,17 +107,17 @@ class Producer(Generic[P, R_co]):
         try:
             descriptor = await client._enqueue_job(self._queue, job)
         except QueueNotFound:
-            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            await client.create_queue(self._queue, self._queue_config())
             descriptor = await client._enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[R_co]]:
         """Puts many calls in line, in order. calls: `task.args(…)`, which is type-checked, or tuples of arguments."""
-        jobs, client = self._jobs(calls), self._clients.sync()
+        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many")
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
-            client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            client.create_queue(self._queue, self._queue_config())
             descriptors = client.enqueue_many(self._queue, jobs)
         return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
@@ -123,7 +127,7 @@ class Producer(Generic[P, R_co]):
         try:
             descriptors = await client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
-            await client.create_queue(self._queue, self._clients.queue_config(self._queue))
+            await client.create_queue(self._queue, self._queue_config())
             descriptors = await client.enqueue_many(self._queue, jobs)
         return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
 
@@ -159,6 +163,10 @@ class Producer(Generic[P, R_co]):
         options |= {name: value for name, value in (("priority", priority), ("key", key)) if value is not None}
         headers |= {} if trace is None else {"trace": trace}
         sending = self._sending
+        if not isinstance(trace, str | None):
+            raise InvalidArgument(f"trace: expected text, got {trace!r:.60}")
+        if not self._raw and queue in self._clients.raw_queues:
+            raise InvalidArgument(f"task {sending.name!r}: queue {queue!r} is of a raw task, which takes no others")
         if self._raw and (trace is not None or queue not in (None, sending.queue)):
             raise InvalidArgument(
                 f"task {sending.name!r}: a raw task has no trace, and is found by its own queue alone"
@@ -175,6 +183,9 @@ class Producer(Generic[P, R_co]):
                 results=sending.results,
             ),
         )
+
+    def _queue_config(self) -> QueueConfig:
+        return self._clients.queue_config(self._queue, self._sending.name, self._options["priority"])
 
     def _told(self) -> dict[str, Any]:
         """The headers of what is put in line now: those of using(), the trace of the task that runs, those of hooks."""
@@ -196,8 +207,9 @@ class Producer(Generic[P, R_co]):
             return self._raw_body(args, kwargs)
         if self._given:
             self._check_given(kwargs)
+        headers = self._told()
         try:
-            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, self._told()))
+            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, headers))
         except Exception as error:
             raise self._not_packed(error) from None
 
@@ -261,7 +273,9 @@ class Task(Producer[P, R_co]):
     """
 
     def __init__(self, function: Callable[..., Any], clients: AppClients, sending: Sending, running: Running) -> None:
-        self.needs = Needs(f"task {sending.name!r}", function)
+        what = f"task {sending.name!r}"
+        check_function(what, function)
+        self.needs = Needs(what, function)
         sending = dataclasses.replace(sending, given=frozenset(self.needs.parameters))
         super().__init__(clients, sending)
         functools.update_wrapper(self, function)
@@ -271,7 +285,7 @@ class Task(Producer[P, R_co]):
         self.is_async = isinstance(self, AsyncTask)
         self.kind: Kind = running.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = running.on_failure is not None and is_async(running.on_failure)
-        self.context = _context_of(sending.name, function, self.is_async)
+        self.context = context_of(what, function, self.is_async)
         self._check()
 
     def __repr__(self) -> str:
@@ -296,6 +310,16 @@ class Task(Producer[P, R_co]):
     def _batch_of_one(self, item: Item[Any], value: Any) -> Any:
         """What a plain call of a batch task gives, by what its function gave."""
         raise NotImplementedError
+
+    def never_fits(self, job: Job, error: BaseException) -> bool:
+        """Whether the error is that of a call which the function can not take: no further attempt mends it."""
+        if type(error) is not TypeError:
+            return False
+        args, kwargs = ([job.body], {}) if self._raw else envelope.read(job.body)[1:3]
+        if self.running.batch is not None:
+            return len(args) != 1 or bool(kwargs)
+        given, context = self.needs.parameters, self.context is not None
+        return never_fits(self.function, args, kwargs, error, given=given, context=context)
 
     def _check(self) -> None:
         """What goes together, or InvalidArgument."""
@@ -344,37 +368,10 @@ async def _keep_nothing(job: Job, headers: Mapping[str, Any]) -> None:
     """An inline call's checkpoint."""
 
 
-def _context_of(name: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
-    """The context that the function's first parameter is annotated with."""
-    call = function if hasattr(function, "__code__") else function.__call__  # type: ignore[operator]
-    annotations = {key: value for key, value in getattr(call, "__annotations__", {}).items() if key != "return"}
-    for parameter, annotation in annotations.items():
-        kind = _evaluated(annotation, getattr(call, "__globals__", {}))
-        if not isinstance(kind, type) or not issubclass(kind, BaseContext):
-            continue
-        wanted = Context if is_async else SyncContext
-        if parameter != _first_parameter(call) or kind is not wanted:
-            raise InvalidArgument(
-                f"task {name!r}: expected its first parameter as a {wanted.__name__}, got {parameter}: {kind.__name__}"
-            )
-        return kind
-    return None
-
-
-def _first_parameter(function: Callable[..., Any]) -> str | None:
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return next((name for name in names if name != "self"), None)
-
-
-def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
-    """What an annotation means that is text: a name, or a name of a module."""
-    if not isinstance(annotation, str):
-        return annotation
-    first, *rest = annotation.split(".")
-    return functools.reduce(lambda found, name: getattr(found, name, None), rest, names.get(first))
-
-
 def _milliseconds_at(at: datetime.datetime) -> int:
     if not isinstance(at, datetime.datetime) or at.tzinfo is None:
         raise InvalidArgument(f"at: expected a datetime with a time zone, got {at!r:.60}")
+    if not 0 <= at.timestamp() <= MAX_TIME_MS / 1000:
+        latest = datetime.datetime.fromtimestamp(MAX_TIME_MS // 1000, datetime.UTC)
+        raise InvalidArgument(f"at: expected a time from 1970 to {latest:%Y-%m-%d}, got {at}")
     return milliseconds("at", at.timestamp())
