@@ -26,7 +26,7 @@ GIL_PERIOD_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
 #: Those that a process that works has handlers for, which mean nothing in its children.
-_OURS: Final = (*STOP_SIGNALS, *_OTHERS)
+HANDLED: Final = (*STOP_SIGNALS, *_OTHERS)
 
 
 def ignore_others() -> None:
@@ -92,13 +92,13 @@ def free_children_of_handlers() -> None:
     masks = threading.local()
 
     def before() -> None:
-        masks.previous = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+        masks.previous = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
 
     def after() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.previous)
 
     def after_in_child() -> None:
-        for number in _OURS:
+        for number in HANDLED:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         after()
 

@@ -294,7 +294,7 @@ class Worker:
         self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
         return lambda: self._overtime.end(future, held)
 
-    def is_current(self) -> bool:
+    def _is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was given up."""
         future = asyncio.current_task()
         held = None if future is None else self._running.get(future)

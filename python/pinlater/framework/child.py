@@ -43,14 +43,13 @@ from pinlater.framework.tasks import Task
 from pinlater.handlers import clip, describe
 from pinlater.jobs import Job
 from pinlater.process import PR_SET_PDEATHSIG
+from pinlater.stop_signals import HANDLED, free_children_of_handlers
 
 #: Of an error and its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
 #: A pipe takes so much at once.
 START_TRACEBACK_BYTES: Final = 10_000
 TRACEBACK_BYTES: Final = 100_000
-#: They are the worker's to act on.
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Link:
@@ -170,25 +169,10 @@ def main() -> None:
 
 
 def _leave_signals() -> None:
-    """Lets stop signals do nothing; to what a task forks (multiprocessing) they do what they did before."""
-
-    def nothing(*_: object) -> None: ...
-
-    def block() -> None:  # one that comes to the fork meanwhile is neither lost nor done nothing about
-        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
-
-    def restore() -> None:
-        for number, handler in usual.items():
-            if signal.getsignal(number) is nothing:
-                signal.signal(number, handler)
-        unblock()
-
-    of_thread = threading.local()
-    usual = {number: signal.signal(number, nothing) for number in STOP_SIGNALS}
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+    """Signals are the worker's to act on; to what a task forks (multiprocessing) they do as to any process."""
+    free_children_of_handlers()
+    for number in HANDLED:
+        signal.signal(number, lambda *_: None)
 
 
 def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -284,7 +284,7 @@ class Dispatcher:
         error: BaseException,
         began_s: float,
     ) -> End:
-        if self.worker is not None and not self.worker.is_current():
+        if self.worker is not None and not self.worker._is_current():
             return None  # the job was removed, or given up: what becomes of this is nobody's business
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
