@@ -75,6 +75,34 @@ LAYERS = [
 ]
 
 
+#: Within the framework, lowest first: what a task is made of, what puts it in line, what runs it, and in tests.
+FRAMEWORK = [
+    {
+        "backoff",
+        "batches",
+        "context",
+        "depending",
+        "ends",
+        "envelope",
+        "functions",
+        "lasting",
+        "logs",
+        "meters",
+        "middleware",
+        "pipes",
+        "probes",
+        "reports",
+        "toml_file",
+        "watching",
+    },
+    {"app", "clients", "handles", "tasks"},
+    {"calling", "child", "dispatching", "dumps", "metrics", "options", "overseeing", "processes", "running"},
+    {"draining", "immediate"},
+]
+#: PinLater(immediate=True) is made by the app; what it runs jobs with it imports when it first does.
+UPWARD = {("app", "immediate")}
+
+
 def _layer(module: str) -> int:
     found = [level for level, names in enumerate(LAYERS) if module in names]
     assert len(found) == 1, f"{module} stands in {len(found)} layers: put it in one of LAYERS and in docs/design.md"
@@ -113,6 +141,34 @@ def test_imports_point_down() -> None:
         if name != module and _layer(name) > _layer(module)
     ]
     assert wrong == []
+
+
+def _framework_imports(path: Path) -> set[str]:
+    """Modules of the framework that one imports, but for types alone."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "pinlater.framework":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pinlater.framework."):
+            found.add((node.module or "").split(".")[2])
+    return found
+
+
+def test_imports_within_the_framework_point_down() -> None:
+    places = {name: level for level, names in enumerate(FRAMEWORK) for name in names}
+    modules = {path.stem: path for path in (PACKAGE / "framework").glob("*.py") if path.stem != "__init__"}
+    assert places.keys() == modules.keys()
+    upward = {
+        (module, name)
+        for module, path in modules.items()
+        for name in _framework_imports(path)
+        if places[name] > places[module]
+    }
+    assert upward == UPWARD
 
 
 def test_no_two_modules_import_each_other() -> None:
