@@ -378,3 +378,32 @@ async def test_a_pending_job_that_is_cancelled_is_gone_and_its_waiter_told(app: 
         with pytest.raises(ResultGone):
             await wait
     await app.aclose()
+
+
+@on_loop
+async def test_a_stale_run_is_stopped_and_not_the_next_one_of_the_same_worker(app: PinLater) -> None:
+    runs = list[SyncContext]()
+    gate = threading.Event()
+
+    @app.task(lease=0.6)
+    def work(context: SyncContext) -> None:
+        runs.append(context)
+        gate.wait(30)
+
+    handle = await work.aenqueue()
+    async with worker_of(app) as worker:
+        await worker.start()
+        try:
+            await until(lambda: runs, "the first run")
+            held = next(iter(worker._running.values())).job
+            assert await app.clients.of_loop().release([held]) == []
+            await until(lambda: len(runs) == 2, "the second run")
+            await until(lambda: runs[0].cancelled, "its word")
+            assert not runs[1].cancelled
+            assert await handle.astatus() is State.IN_PROGRESS
+        finally:
+            gate.set()
+        await until(lambda: worker.stats.succeeded == worker.stats.stale == 1, "their ends")
+    count = await app.clients.of_loop().count("default")
+    assert (count.in_progress, count.pending) == (0, 0)
+    await app.aclose()

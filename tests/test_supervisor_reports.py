@@ -192,6 +192,19 @@ def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, p
     process.kill()
 
 
+def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, place: Place) -> None:
+    process = supervise("note('up')\nreport(ready=True, recycling=True)\nwait()\nend(75)")
+    first, second = place.noted("up", 2)
+    place.logged(f"{second} is recycled")
+    assert place.pids("up") == [first, second]
+    place.open()
+    place.logged(f"ended {first} recycled")
+    place.logged(f"ended {second} recycled")
+    place.noted("up", 3)
+    process.kill()
+    assert "crash" not in place.log
+
+
 @pytest.mark.parametrize("code", [0, 75])
 def test_an_exit_code_alone_is_a_crash(supervise: Supervise, place: Place, code: int) -> None:
     """A handler may end its process with any code."""

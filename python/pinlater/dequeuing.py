@@ -190,11 +190,7 @@ def claim_at(
     """
     if place.unknown_claim is not None:
         earlier, place.unknown_claim = place.unknown_claim, None
-        try:
-            claim: _core.Claim = yield from earlier.resume(deadline_s)
-        except OutcomeUnknown as again:
-            place.unknown_claim = again
-            raise
+        claim: _core.Claim = yield from earlier.resume(deadline_s)
         if claim.jobs:
             place.late_claims[claim.token] = place.unknown_sent_s
             return claim

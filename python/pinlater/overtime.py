@@ -9,6 +9,7 @@ beside its next attempt, until its process ends.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,15 @@ class Overtime:
         self._renewal = renewal
         #: When each is given up.
         self.timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
+        #: What is done when one is given up, jobs that begin in its place included, has nothing of its context.
+        self._context = contextvars.Context()
 
     def begin(self, future: asyncio.Future[Any], held: Held, timeout_s: float, give_up: Callable[[], object]) -> None:
         """The future runs the job held, and has to end within its timeout. give_up: called if it did not."""
+        self.end(future, held)  # its middleware may call it twice
         after_s = timeout_s + GRACE_S
         self._renewal.limit(held.lease, held.job, after_s)
-        self.timers[future] = asyncio.get_running_loop().call_later(after_s, give_up)
+        self.timers[future] = asyncio.get_running_loop().call_later(after_s, give_up, context=self._context)
 
     def end(self, future: asyncio.Future[Any], held: Held) -> None:
         """It ended; no error if it has no timeout."""

@@ -274,20 +274,25 @@ class Supervisor:
         if not process.ending:
             process.kill_s = NEVER_S
         for place in self._places:
-            if place.fresh is process and process.ready:
+            if place.fresh is process and (process.ready or process.report.get("recycling")):
                 old, place.process, place.fresh = place.process, process, None
                 if old is not None:
                     self._leave(old, "reload")
                 self._wake.set()
-            elif place.process is process and process.report.get("recycling") and not process.ending:
+            if place.process is process and process.report.get("recycling") and not process.ending:
                 self._recycle(place, process)
 
     def _recycle(self, place: Place, process: Process) -> None:
-        """It claims no more, and ends by itself when its jobs have ended: another does not wait for that."""
+        """It claims no more, and ends by itself when its jobs have ended. Another does not wait for that, unless as
+        many of its set end already as it has processes.
+        """
         log.info("%s %d is recycled: its jobs end", place.of.name, process.pid)
-        process.ending, process.kill_s = RECYCLED, time.monotonic() + process.of.kill_after_s
-        if place.fresh is None and not self._burst:
-            place.fresh = self._start(place)
+        now_s = time.monotonic()
+        process.ending, process.kill_s = RECYCLED, now_s + process.of.kill_after_s
+        ending = sum(each.ending == RECYCLED and each.of is place.of for each in self._leaving)
+        if place.fresh is None and not self._burst and ending < place.of.processes:
+            self._leave(process, RECYCLED)
+            place.process, place.next_start_s = None, now_s
         self._wake.set()
 
     def _leave(self, process: Process, why: str) -> None:
@@ -300,7 +305,8 @@ class Supervisor:
         code = self._poll(process)
         if code is None:
             return False
-        self._observer.ended(process, process.ending)
+        crashed = process.ending == RECYCLED and not self._is_orderly(process, code)
+        self._observer.ended(process, "crash" if crashed else process.ending)
         self._note(process, code)
         return True
 
@@ -324,8 +330,7 @@ class Supervisor:
             place.fresh = None
             self._observer.ended(fresh, "crash")
             if not self._signals:
-                goes_on = place.process is not None and place.process.ending != RECYCLED
-                told = "; the old one goes on" if goes_on else ""
+                told = "; the old one goes on" if place.process is not None else ""
                 log.error("reload: process %d %s before it was ready%s", fresh.pid, how(code), told)
         if place.process is not None and (code := self._poll(place.process)) is not None:
             process, place.process, place.fresh = place.process, place.fresh, None

@@ -30,7 +30,8 @@ from pinlater.jobs import Job
 @dataclass(slots=True)
 class Calling:
     """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. batchers: of
-    the tasks that have one, so far. contexts: of the tasks that run in threads, by descriptor.
+    the tasks that have one, so far. contexts: of the tasks that run in threads, by the id() of their jobs (a job can
+    run twice here, once its claim went stale).
     """
 
     loop: asyncio.AbstractEventLoop
@@ -40,7 +41,7 @@ class Calling:
     made: Made
     concurrency: int
     batchers: dict[str, Batcher]
-    contexts: WeakValueDictionary[str, SyncContext]
+    contexts: WeakValueDictionary[int, SyncContext]
 
     def runner(self, task: Task[..., Any]) -> Runner:
         """What runs one job of the task."""
@@ -76,7 +77,7 @@ class Calling:
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
             if task.context is not None:
-                self.contexts[job.descriptor] = called[0]
+                self.contexts[id(job)] = called[0]  # it keeps the job: no other has this id meanwhile
             returned: list[Any] = []
 
             def call(_: Job) -> Any:

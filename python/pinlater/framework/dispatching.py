@@ -89,8 +89,8 @@ class Dispatcher:
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
         #: By task.
         self._batchers: dict[str, Batcher] = {}
-        #: By descriptor, of tasks in threads: gone with its task.
-        self._contexts: WeakValueDictionary[str, SyncContext] = WeakValueDictionary()
+        #: By id() of the job, of tasks in threads: gone with its task.
+        self._contexts: WeakValueDictionary[int, SyncContext] = WeakValueDictionary()
         calling = Calling(
             self._loop,
             self._threads,
@@ -257,7 +257,7 @@ class Dispatcher:
         batcher = self._batchers.get(known.task.name)
         if batcher is not None:
             return not batcher.collects(job)
-        context = self._contexts.get(job.descriptor)
+        context = self._contexts.get(id(job))
         if context is not None:
             context.cancelled = True
         return True

@@ -11,27 +11,24 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import os
 import re
 from contextvars import ContextVar
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
 from pinlater.errors import BodyUnreadable
 from pinlater.framework import envelope
 from pinlater.jobs import Job
+from pinlater.tracebacks import is_ours
 
 LogFormat: TypeAlias = Literal["text", "json"]
-LOG_FORMATS: Final = get_args(LogFormat)
 
 #: The job that the code runs for.
 current_job: ContextVar[Job | None] = ContextVar("pinlater_job", default=None)
 #: Tasks whose bodies do not name them, by queue.
 raw_tasks: Final[dict[str, str]] = {}
-_OURS: Final = str(Path(__file__).parent.parent) + os.sep
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 #: What ends or hides a line: control characters but tab, and Unicode's line separators.
@@ -120,7 +117,7 @@ def set_up(log_format: LogFormat) -> None:
 def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """exc_info of what a task raised: from the first frame that is not ours; all of them where there is none such."""
     where = error.__traceback__
-    while where is not None and where.tb_frame.f_code.co_filename.startswith(_OURS):
+    while where is not None and is_ours(where.tb_frame):
         where = where.tb_next
     return type(error), error, where or error.__traceback__
 

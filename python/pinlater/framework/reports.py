@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import os
 import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from pinlater.framework.ends import Expired, TaskEnd
 from pinlater.handlers import TimedOut, clip, describe
 from pinlater.jobs import Job
+from pinlater.tracebacks import is_ours
 
 #: Of an error that is tried again: so that five fit. Of the last one, and of its traceback: they fit together.
 ERROR_BYTES: Final = 400
@@ -28,7 +27,6 @@ TRACEBACK_BYTES: Final = 1_500
 #: Of what is behind an error: the members of a group, and what it was raised from.
 BEHIND: Final = 3
 BEHIND_BYTES: Final = 120
-_OURS: Final = str(Path(__file__).parent.parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,8 @@ def _tail(error: BaseException) -> list[str]:
     where = error.__cause__ if isinstance(error, TimedOut) and error.__cause__ is not None else error
     while isinstance(where, BaseExceptionGroup):
         where = where.exceptions[0]
-    frames = [frame for frame in traceback.extract_tb(where.__traceback__) if not frame.filename.startswith(_OURS)]
+    found = (each for each in traceback.walk_tb(where.__traceback__) if not is_ours(each[0]))
+    frames = traceback.StackSummary.extract(found)
     kept: list[str] = []
     room = TRACEBACK_BYTES
     for text in reversed(traceback.format_list(frames)):
