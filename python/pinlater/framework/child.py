@@ -155,7 +155,7 @@ def main() -> None:
             lifespan = app.living(in_process=True)
             made = link.wait(lifespan.__aenter__())
         except BaseException as error:
-            text = clip("".join(traceback.format_exception(error)), START_TRACEBACK_BYTES)
+            text = _end_of_traceback(error, START_TRACEBACK_BYTES)
             os.write(told["socket"], pipes.pack(Said.BROKEN, describe(error, ERROR_BYTES), text))
             sys.exit(1)
         stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
@@ -252,8 +252,13 @@ def _ended(end: TaskEnd, called: list[Any]) -> bytes:
         raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
 
 
+def _end_of_traceback(error: BaseException, limit_bytes: int) -> str:
+    """Its last lines say most. A character has 4 bytes at most."""
+    return clip("".join(traceback.format_exception(error))[-limit_bytes // 4 :], limit_bytes)
+
+
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
     """With what only this process can say of it: its backoff, and whether it is one to give up on."""
     end = judged(task, job, error, worker, time.monotonic() - began_s)
-    told = clip("".join(traceback.format_exception(error)), TRACEBACK_BYTES)
+    told = _end_of_traceback(error, TRACEBACK_BYTES)
     return pipes.pack(Said.FAILED, describe(error, ERROR_BYTES), told, end.status, end.delay_ms, end.final)
