@@ -126,7 +126,7 @@ class Worker:
         """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
         burst raises ServerUnavailable if no claim is answered in the client's timeout_s.
         """
-        self._open()
+        self._open(bells=not burst)
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_end(burst))
         try:
@@ -142,7 +142,7 @@ class Worker:
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
-        self._open()
+        self._open(bells=False)
         try:
             before = self._stats.claimed
             for queue in self._queues:
@@ -193,11 +193,11 @@ class Worker:
 
     # holding
 
-    def _open(self) -> None:
+    def _open(self, *, bells: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self.config.concurrency, self._loop)
         self._rate_since_s = time.monotonic()
-        self._claimer.open()
+        self._claimer.open(bells=bells)
         if self._stopping.is_set():
             self._claimer.stop()
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
