@@ -27,7 +27,8 @@ log: Final = logging.getLogger("pinlater.worker")
 MAX_PLACES: Final = 8
 #: What is left of a bell that nobody waits at goes after so long; as in lib/reach.lua.
 _LEFT_MS: Final = 60_000
-_RING_AGAIN_S: Final = 1.0
+#: An answer to a bell's claim is on its way for so long at most.
+_ANSWER_S: Final = 1.0
 _NEVER_S: Final = float("inf")
 
 
@@ -65,11 +66,12 @@ class Bells:
                 self._waiting[place] = asyncio.get_running_loop().create_task(self._claim(place))
 
     async def end(self) -> None:
-        """Rings every bell, until what each claim gave is known."""
+        """Rings every bell, until what each claim gave is known: where no answer comes, by asking for it."""
         self._wanted = False
         while tasks := list(self._waiting.values()):
             await asyncio.gather(*map(self._ring, self._waiting))
-            await asyncio.wait(tasks, timeout=_RING_AGAIN_S)
+            await asyncio.wait(tasks, timeout=_ANSWER_S)
+            self._client._transport.hang_up()
 
     async def close(self) -> None:
         """Without asking: what a claim gives now comes back when its lease ends. There are no bells any more."""

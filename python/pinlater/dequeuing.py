@@ -191,7 +191,7 @@ def claim_at(
     """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken. wait: if it gives no
     jobs, the client is registered as waiting. blocking: it is carried out once the place's bell rings.
     """
-    if place.unknown_claim is not None:
+    if place.unknown_claim is not None and not blocking:
         earlier, place.unknown_claim = place.unknown_claim, None
         claim: _core.Claim = yield from earlier.resume(deadline_s)
         if claim.jobs:

@@ -105,8 +105,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Stops claiming, lets running jobs end, hands back the rest; unstarted or twice is fine."""
-        task = self._task
-        if task is None:
+        if (task := self._task) is None:
             return
         if not self._stopping.is_set():
             self.request_stop()
@@ -204,11 +203,9 @@ class Worker:
 
     def _room(self) -> int:
         """How many more jobs may be claimed; while jobs wait for a slot, none until a large claim fits."""
-        held = len(self._running) + len(self._waiting)
-        if held and self._bytes >= self.config.prefetch_bytes:
-            return 0
-        concurrency = self.config.concurrency
-        if self._ending.count > concurrency + self._prefetch:
+        held, concurrency = len(self._running) + len(self._waiting), self.config.concurrency
+        full = held > 0 and self._bytes >= self.config.prefetch_bytes
+        if full or self._ending.count > concurrency + self._prefetch:
             return 0
         free = concurrency + min(self._prefetch, int(self._measure_rate() * PREFETCH_S)) - held
         return 0 if self._waiting and 2 * free < concurrency else free
@@ -409,6 +406,8 @@ class Worker:
 
     async def _hand_back(self, claiming: asyncio.Task[None] | None) -> None:
         """Releases what was not started, then what a claim under way brings."""
+        if self._waiting:
+            await self._claimer.leave()  # or it would be rung for it
         await self._release_waiting()
         if claiming is not None:
             await asyncio.wait([claiming])
