@@ -120,6 +120,13 @@ def _pexpire(store: Store, arguments: Arguments) -> int:
     return 1
 
 
+def _pttl(store: Store, arguments: Arguments) -> int:
+    end_us = store.expiries.get(arguments[0])
+    if end_us is not None:
+        return (end_us - store.clock.now_us()) // 1000
+    return -1 if arguments[0] in store.values else -2
+
+
 def _set(store: Store, arguments: Arguments) -> Status:
     if len(arguments) > 2:
         raise CommandError(SYNTAX)
@@ -212,6 +219,10 @@ def _rpush(store: Store, arguments: Arguments) -> int:
     return len(found)
 
 
+def _llen(store: Store, arguments: Arguments) -> int:
+    return len(store.get(arguments[0], list) or ())
+
+
 # sets
 
 
@@ -255,6 +266,8 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"PUBSUB": (_pubsub, 1),
     b"PEXPIRE": (_pexpire, 2),
     b"RPUSH": (_rpush, 2),
+    b"LLEN": (_llen, 1),
+    b"PTTL": (_pttl, 1),
     b"HSET": (_hset, 3),
     b"HGET": (_hget, 2),
     b"HMGET": (_hmget, 2),
