@@ -179,10 +179,10 @@ class Claimer:
             else:
                 queue, share = self._shares.next([source.queue for source in wanting], room)
                 await self._try_claim(self._sources[queue], share)
-        await self.leave()
+        await self._leave()
         lost, _ = await asyncio.gather(self._ask_for_lost(), self._bells.end())
         if lost or await self._ask_for_lost():
-            await self.leave()
+            await self._leave()
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims what is due now, without waiting for more."""
@@ -351,7 +351,7 @@ class Claimer:
 
     # stopping
 
-    async def leave(self) -> None:
+    async def _leave(self) -> None:
         """Others are to wait from now on, and one of them is to hold the timers this client held."""
         session = self._client._session
         places = [place for queue in self._sources for place in session.places(queue) if place.stored is not None]

@@ -19,6 +19,7 @@ from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
+from pinlater.dequeuing import PATIENCE_S
 from pinlater.ending import GRACE_S, LAST_RETRY_S, Ending, Held, WorkerStats, cut_short
 from pinlater.errors import InvalidArgument, ServerUnavailable
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
@@ -405,13 +406,11 @@ class Worker:
         await cut_short(self._loop.create_task(self._release_waiting()))
 
     async def _hand_back(self, claiming: asyncio.Task[None] | None) -> None:
-        """Releases what was not started, then what a claim under way brings."""
-        if self._waiting:
-            await self._claimer.leave()  # or it would be rung for it
-        await self._release_waiting()
-        if claiming is not None:
-            await asyncio.wait([claiming])
+        """Releases what was not started: after the last claim, which would take it again, unless that takes long."""
+        if claiming is not None and not (await asyncio.wait([claiming], timeout=PATIENCE_S))[0]:
             await self._release_waiting()
+            await asyncio.wait([claiming])
+        await self._release_waiting()
 
     async def _release_waiting(self) -> None:
         held, self._waiting = list(self._waiting), deque()
