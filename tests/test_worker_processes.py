@@ -103,6 +103,7 @@ def test_prefetched_jobs_of_a_stopped_process_do_not_run_twice(
     first = workers.start(tick_s=TICK_S, concurrency=2, prefetch=18, stop_timeout_s=3)
     record.wait("end", 300, DEADLINE_S)
     record.wait("start", 302, DEADLINE_S)
+    wait_until(lambda: client.count("q").in_progress + client.count("q").pending == 20, "300 acks", DEADLINE_S)
     first.send_signal(signal.SIGSTOP)
     workers.start(tick_s=TICK_S, concurrency=20)
     record.wait("start", 320 + 2, DEADLINE_S)  # all twenty elsewhere, two of them for the second time

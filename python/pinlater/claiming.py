@@ -29,7 +29,6 @@ from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.exchange import write
 from pinlater.holding import release
 from pinlater.jobs import Job
-from pinlater.keys import gone_channel
 from pinlater.queues import agreed_places, known_places, make_lost
 from pinlater.removals import find_missed
 from pinlater.servers import Server
@@ -97,8 +96,10 @@ class Claimer:
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Of bells' claims, while another one was under way: the queue, what it gave, when it was sent.
+        self._given: list[tuple[_Source, Claim, float]] = []
         self._bells = Bells(client, queues, self._on_bell)
-        self._subscriptions = Subscriptions(client, self._background, self._stands)
+        self._subscriptions = Subscriptions(client, queues, self._background, self._stands)
         #: How queues are made that are not there, and were not deleted; None: they are waited for.
         self.config_of: Callable[[str], QueueConfig] | None = None
         #: Claim calls answered.
@@ -116,18 +117,14 @@ class Claimer:
         self._bells.open(bells)
         for source in self._sources.values():
             source.hungry, source.empty = True, False
-        waker = self._client._transport.waker
-        waker.on_ring = self._on_ring
-        self._subscriptions.open()
-        waker.hear(self._gone_channels, self._removed)
+        self._subscriptions.open(self._on_ring, self._removed)
 
     async def close(self) -> None:
         """Passes unanswered rings on, for a moment; then nothing of it is left running."""
         self.stop()
         for source in self._sources.values():
             self._pass_on_if_rung(source)
-        waker = self._client._transport.waker
-        waker.on_ring = waker.on_other = None
+        self._subscriptions.forget()
         await self._bells.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
@@ -172,6 +169,8 @@ class Claimer:
     async def run(self) -> None:
         """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
         while not self._stopping:
+            if self._given:
+                self._take_given()
             room = self._room()
             wanting = self._wanting(room)
             if room <= 0 or not wanting:
@@ -179,6 +178,7 @@ class Claimer:
             else:
                 queue, share = self._shares.next([source.queue for source in wanting], room)
                 await self._try_claim(self._sources[queue], share)
+        self._take_given()
         await self._leave()
         lost, _ = await asyncio.gather(self._ask_for_lost(), self._bells.end())
         if lost or await self._ask_for_lost():
@@ -312,19 +312,25 @@ class Claimer:
         """A bell rang, and the claim behind it was answered: it gave a job at most."""
         source = self._sources[queue]
         source.off_list = True
-        if isinstance(answer, Claim):
-            idle = self._pausing is not None and self._room() > 0
-            if answer.jobs and not idle and not self._stopping:
-                self._background(self._give_back(answer.jobs))
-            else:
-                self._answered(source, [answer], sent_s)
+        if isinstance(answer, Claim) and answer.jobs:
+            self._given.append((source, answer, sent_s))
+            if self._pausing is not None or self._stopping:
+                self._take_given()
         elif isinstance(answer, OutcomeUnknown) and source.resolve is None:
             source.resolve, source.sent_s = answer.resolve, sent_s
         source.hungry = True
         self.wake()
 
+    def _take_given(self) -> None:
+        """What bells' claims gave; what there is no room for, as a claim under way took it, is given back."""
+        given, self._given = self._given, []
+        for source, claim, sent_s in given:
+            if self._stopping or self._room() > 0:
+                self._answered(source, [claim], sent_s)
+            else:
+                self._background(self._give_back(claim.jobs))
+
     async def _give_back(self, jobs: Sequence[Job]) -> None:
-        """There is no room, or other jobs are being claimed: it is not its queue's turn."""
         session = self._client._session
         with suppress(PinLaterError):  # then they come back when their lease ends
             await self._client._run(lambda end: release(session, jobs, "", end))
@@ -342,12 +348,6 @@ class Claimer:
             await self._client._run(lambda end: write(place, "wake", [b""], end, patient=False))
         except PinLaterError as error:
             log.debug("%s: a ring was not passed on: %s", place, error)
-
-    def _gone_channels(self, server: Server) -> list[bytes]:
-        shards = self._client._session.shards.values()
-        return [
-            gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._sources
-        ]
 
     # stopping
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from pinlater.async_client import AsyncClient
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import ServerRefused
+from pinlater.keys import gone_channel
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
 
@@ -26,23 +27,37 @@ class Subscriptions:
     def __init__(
         self,
         client: AsyncClient,
+        queues: Sequence[str],
         background: Callable[[Coroutine[Any, Any, None]], None],
         stands: Callable[[Server], None],
     ) -> None:
-        self._client = client
+        self._client, self._queues = client, queues
         self._background, self._stands = background, stands
         self._making: set[Server] = set()
         self._closed = True
 
-    def open(self) -> None:
-        """They are kept up from now on."""
+    def open(self, rang: Callable[[bytes], None], removed: Callable[[bytes, bytes], None]) -> None:
+        """They are kept up from now on. rang: told of each ring (the key m of its place); removed: of a channel where
+        jobs are told that were removed, and of their ids.
+        """
         self._closed = False
-        self._client._transport.waker.on_lost = self._on_lost
+        waker = self._client._transport.waker
+        waker.on_ring, waker.on_lost = rang, self._on_lost
+        waker.hear(self._gone_channels, removed)
 
     def close(self) -> None:
         """None is made again."""
         self._closed = True
         self._client._transport.waker.on_lost = None
+
+    def forget(self) -> None:
+        """What they hear is not told any more."""
+        waker = self._client._transport.waker
+        waker.on_ring = waker.on_other = None
+
+    def _gone_channels(self, server: Server) -> list[bytes]:
+        shards = self._client._session.shards.values()
+        return [gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues]
 
     def heard(self, places: list[QueueShard]) -> list[QueueShard]:
         """The places whose server rings us; the others are subscribed meanwhile."""
