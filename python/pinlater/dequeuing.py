@@ -197,7 +197,7 @@ def claim_at(
     descriptor, sent_s = claim_descriptor(session, source), time.monotonic()
 
     def decode(reply: list[Any]) -> _core.Claim:
-        claim = _core.decode_claim(reply, place.queue, place.shard.name)
+        claim = _core.decode_claim(_claim_parts(reply), place.queue, place.shard.name)
         place.left = claim.left
         place.left_at_s = time.monotonic()
         return claim
@@ -212,6 +212,19 @@ def claim_at(
         place.unknown_sent_s = sent_s
         raise completed(error, decode) from None
     return decode(reply)
+
+
+def _claim_parts(reply: list[Any]) -> list[Any]:
+    """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and paused apart, records in lists.
+
+    Raises IndexError for what is too short.
+    """
+    head, records = reply[2], reply[3:]
+    block = 16 + 4 * head[15]
+    token = head[:8] if any(head[:8]) else b""
+    if records and type(records[0]) is bytes:
+        records = [records]
+    return [*reply[:2], token, head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 
 def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:
@@ -234,7 +247,7 @@ def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow
         job
         for place, reply in zip(places, replies, strict=True)
         if not isinstance(reply, PinLaterError)
-        for job in _core.decode_claim(reply, queue, place.shard.name).jobs
+        for job in _core.decode_claim(_claim_parts(reply), queue, place.shard.name).jobs
     ]
     return sorted(jobs, key=lambda job: job.priority)[:limit]
 
