@@ -198,8 +198,9 @@ def claim_at(
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(_claim_parts(reply), place.queue, place.shard.name)
-        place.left = claim.left
-        place.left_at_s = time.monotonic()
+        if claim.left:
+            place.left = claim.left
+            place.left_at_s = time.monotonic()
         return claim
 
     def arguments(config: QueueConfig) -> list[Argument]:
