@@ -4,7 +4,8 @@
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version limit quotas claim channel budget
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 levels (0: left is not
---        told), left (u32 a level), jobs block; then lists of records, or one record
+--        told), left (u32 a level), jobs block; then lists of records. Of one job that block ends with its
+--        record instead, and all is one string
 -- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. channel: '' (do not wait) or where to ring.
 -- budget: bytes of records; one job is always given.
 

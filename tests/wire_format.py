@@ -156,11 +156,13 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` or `[head, record]` apart; head: token, due in, paused, levels, left, jobs block."""
+    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block (or a job and record)."""
     head, *lists = reply
     token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
     left, block = head[16 : 16 + 4 * levels], head[16 + 4 * levels :]
-    records = iter([one for part in lists for one in ([part] if isinstance(part, bytes) else part)])
+    if token and not lists:
+        block, lists = block[:13], [[block[13:]]]
+    records = iter([one for part in lists for one in part])
     jobs, at = [], 0
     while at < len(block):
         level, n = struct.unpack_from(">BH", block, at)

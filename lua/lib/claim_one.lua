@@ -18,5 +18,5 @@ if record then
   end
   local payload = token
   -- HERE store
-  return { answer .. NO_DUE .. '\0\0' .. block .. '\0\0', record }
+  return answer .. NO_DUE .. '\0\0' .. block .. '\0\0' .. record
 end

@@ -34,6 +34,8 @@ SAFETY_S: Final = (10.0, 15.0)
 HINT_S: Final = 0.05
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
+# Of a jobs block with one job.
+_ONE_JOB_BYTES: Final = 13
 _START_MS: Final = int(time.time() * 1000)
 _HOST: Final = socket.gethostname().replace(":", "_")
 
@@ -220,12 +222,13 @@ def _claim_parts(reply: list[Any]) -> list[Any]:
 
     Raises IndexError for what is too short.
     """
-    head, records = reply[2], reply[3:]
+    sequence, h, head, *records = reply
     block = 16 + 4 * head[15]
-    token = head[:8] if any(head[:8]) else b""
-    if records and type(records[0]) is bytes:
-        records = [records]
-    return [*reply[:2], token, head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
+    if not any(head[:8]):
+        return [sequence, h, b"", head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
+    if not records:  # one job's: its record follows the block
+        head, records = head[: block + _ONE_JOB_BYTES], [[head[block + _ONE_JOB_BYTES :]]]
+    return [sequence, h, head[:8], head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 
 def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:

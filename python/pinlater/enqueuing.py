@@ -130,9 +130,9 @@ def _enqueue_at(
             else pack_jobs(jobs, config)
         )
         spec, statuses, records = sent
-        # all of one run of jobs, to be run now
-        plain = not statuses and len(spec) == _RUN.size and spec[1] == 0
-        return CommonKeys([spec, statuses, *records]) if plain else [spec, statuses, *records]
+        given = [spec, statuses, *records]
+        # one run of jobs of one level, to be run now
+        return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
 
     def descriptors(reply: list[Any]) -> list[str]:
         runs = list(_RUN.iter_unpack(sent[0]))

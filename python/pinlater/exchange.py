@@ -44,7 +44,13 @@ Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Arg
 
 
 class CommonKeys(list[Argument]):
-    """Arguments of a call that needs only the keys before the bar of its script's KEYS line."""
+    """Arguments of a call that needs only the keys before the bar of its script's KEYS line, of the first `levels`."""
+
+    __slots__ = ("levels",)
+
+    def __init__(self, arguments: Sequence[Argument], levels: int) -> None:
+        super().__init__(arguments)
+        self.levels = levels
 
 
 def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
@@ -272,7 +278,10 @@ def _write_command(
 ) -> Command:
     """request: a lane's field and sequence."""
     given = _arguments(arguments, config)
-    keys = place.keys(script.verb, config.config.levels, type(given) is CommonKeys)
+    if type(given) is CommonKeys:
+        keys = place.keys(script.verb, given.levels, common=True)
+    else:
+        keys = place.keys(script.verb, config.config.levels)
     if "version" in script.arguments:
         return ("EVALSHA", script.sha, len(keys), *keys, *request, config.version, *given)
     return ("EVALSHA", script.sha, len(keys), *keys, *request, *given)

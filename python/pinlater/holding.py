@@ -36,7 +36,9 @@ def ack(
 
         def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
             given: list[Argument] = [batch.flags, source, batch.groups, batch.statuses, *batch.ids]
-            return given if failed or tombstone or config.keep_succeeded else CommonKeys(given)
+            if failed or tombstone or config.keep_succeeded:
+                return given
+            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.levels)
 
         flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))

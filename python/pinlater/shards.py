@@ -84,7 +84,7 @@ class QueueShard:
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
 
-    def keys(self, verb: str, levels: int, common: bool = False) -> tuple[bytes, ...]:
+    def keys(self, verb: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: of a call that needs no more than most do."""
         known = self._keys.get((verb, levels, common))
         if known is None:
