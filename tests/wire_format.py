@@ -156,7 +156,7 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block (or a job and record)."""
+    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block (or job and record)."""
     head, *lists = reply
     token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
     left, block = head[16 : 16 + 4 * levels], head[16 + 4 * levels :]
