@@ -199,7 +199,7 @@ def claim_at(
     descriptor, sent_s = claim_descriptor(session, source), time.monotonic()
 
     def decode(reply: list[Any]) -> _core.Claim:
-        claim = _core.decode_claim(_claim_parts(reply), place.queue, place.shard.name)
+        claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
         if claim.left:
             place.left = claim.left
             place.left_at_s = time.monotonic()
@@ -217,7 +217,7 @@ def claim_at(
     return decode(reply)
 
 
-def _claim_parts(reply: list[Any]) -> list[Any]:
+def claim_parts(reply: list[Any]) -> list[Any]:
     """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and paused apart, records in lists.
 
     Raises IndexError for what is too short.
@@ -251,7 +251,7 @@ def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow
         job
         for place, reply in zip(places, replies, strict=True)
         if not isinstance(reply, PinLaterError)
-        for job in _core.decode_claim(_claim_parts(reply), queue, place.shard.name).jobs
+        for job in _core.decode_claim(claim_parts(reply), queue, place.shard.name).jobs
     ]
     return sorted(jobs, key=lambda job: job.priority)[:limit]
 
