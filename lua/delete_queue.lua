@@ -16,5 +16,7 @@ local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config,
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
 call('HSET', key_m, 'c', tombstone, 'h', new_h .. pack('>I6B', NEVER, 0), lane, answer)
-for _, waiter in ipairs(waiters) do call('PUBLISH', waiter, key_m) end
+for _, waiter in ipairs(waiters) do
+  -- HERE reach
+end
 return answer
