@@ -1,12 +1,12 @@
 -- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
 -- KIND   write
 -- NEEDS  base lane head ready plain_ack send late_clock mint ring admit lease leave holder status
--- KEYS   m w j x e E T p* d* r* f* s*
+-- KEYS   m j x e E r* | w T p* d* f* s*
 -- ARGV   lane sequence version options source groups statuses ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 -- options: u8, 1 = leave a tombstone for each job that ends.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 
 -- Read: which jobs of a group the caller holds. ids: them; flagged: those with x; positions: of ids, in the call.
 -- taken: an id named twice is held once, or its lease would lose two jobs for one.

@@ -34,7 +34,7 @@ local function lease_bits(lease, id)
   return bits
 end
 
-local earliest = tonumber(call('HGET', key_m, 'd') or '1e15')
+local earliest = unp('>I6', meta[2], 9)
 local results = call('EXISTS', key_v, key_V) > 0
 local places, seen = {}, {}
 for i = 1, #ids / 8 do

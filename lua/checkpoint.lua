@@ -7,7 +7,7 @@
 -- items, 34 bytes a job: u8 level, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
 -- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses as for enqueue; bodies of the items that have one, in order.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local ITEM = 34
 local count = #items / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end

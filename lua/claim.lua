@@ -3,7 +3,9 @@
 -- NEEDS  base lane head clock ready
 -- KEYS   m w j x e E p* d* r*
 -- ARGV   lane sequence version limit quotas claim waiter budget
--- REPLY  token ('' = no jobs), jobs block, left (u32 a level), due in (u48 ms from now; 0: none, or another holds the timer), paused ('0', '1'), [records…]…
+-- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 levels (0: left is not
+--        told), left (u32 a level), jobs block; then lists of records. Of one job that block ends with its
+--        record instead, and all is one string
 -- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. waiter: '' (do not wait) or where to ring (lib/reach).
 -- budget: bytes of records; one job is always given.
 
@@ -12,18 +14,16 @@ local TIMER_MS = 15000
 
 local NO_DUE = '\0\0\0\0\0\0'
 
--- A claim that gave nothing: its lane keeps paused (1 byte), due in (6), left. A function costs 0.2 to 0.5 µs a call to make, and more with
--- each variable of others that it uses, so those of rare cases are made where the case is.
-local function empty_handed(last, nothing)
-  return { sequence, last, '', '', sub(nothing, 8), sub(nothing, 2, 7), sub(nothing, 1, 1) }
-end
+local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
+-- The lane of a claim that gave something keeps its token; of one that gave nothing, the answer. A function costs 0.2 to 0.5 µs a call to make,
+-- and more with each variable of others that it uses, so those of rare cases are made where the case is.
 if replay then
-  local nothing_left = string.rep('\0\0\0\0', levels)
+  local nothing_left = NO_DUE .. string.char(0, levels) .. string.rep('\0\0\0\0', levels)
   -- What an earlier claim gave, less what was taken away since (its lease ran out, jobs were deleted).
   local function claimed_before(token)
     local lease = call('HGET', key_E, token)
-    local none = { sequence, replay_h, '', '', nothing_left, NO_DUE, '0' }
+    local none = { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left }
     if not lease then return none end
     local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
     while at <= last do
@@ -44,10 +44,17 @@ if replay then
       at = at + 3 + 8 * n
     end
     if not lists[1] then return none end
-    return { sequence, replay_h, token, concat(blocks), nothing_left, NO_DUE, '0', unpack(lists) }
+    return { stored .. nothing_left .. concat(blocks), unpack(lists) }
   end
 
-  return #replay == 8 and claimed_before(replay) or empty_handed(replay_h, replay)
+  return #replay == 8 and claimed_before(replay) or { stored }
+end
+
+local fresh = 1
+-- HERE fresh
+local token = h
+if limit == '1' and quotas == '' and earliest > now and not paused then
+  -- HERE claim_one
 end
 
 local want, most = tonumber(limit), tonumber(budget)
@@ -55,18 +62,14 @@ if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
 if quotas ~= '' and #quotas ~= 2 * levels then return redis.error_reply('BAD_REQUEST quotas: expected one a level') end
 
-local fresh = 1
--- HERE fresh
-local token = h
-
 if paused then
-  local payload = '1' .. NO_DUE .. string.rep('\0\0\0\0', levels)
+  local payload = NO_TOKEN .. NO_DUE .. string.char(1, levels) .. string.rep('\0\0\0\0', levels)
   if waiter ~= '' then
     -- HERE ring
     wait_for_ring(waiter)
   end
   -- HERE store
-  return empty_handed(h, payload)
+  return { answer }
 end
 
 local any_due = earliest <= now
@@ -184,7 +187,7 @@ for level = 1, levels do
   ring_on = ring_on or left[level] > 0
   left[level] = pack('>I4', left[level])
 end
-local all_left = concat(left)
+local all_left = string.char(0, levels) .. concat(left)
 if total == 0 then
   local due_in = earliest < NEVER and math.max(earliest - now, 1) or 0
   if waiter ~= '' then
@@ -204,9 +207,9 @@ if total == 0 then
       end
     end
   end
-  local payload = '0' .. pack('>I6', due_in) .. all_left
+  local payload = NO_TOKEN .. pack('>I6', due_in) .. all_left
   -- HERE store
-  return empty_handed(h, payload)
+  return { answer }
 end
 local ids_block = concat(held)
 -- a number in a call is written by printf of a double, a slow one
@@ -219,4 +222,4 @@ if ring_on and waiting then
 end
 local payload = token
 -- HERE store
-return { sequence, h, token, concat(blocks), all_left, NO_DUE, '0', unpack(lists) }
+return { answer .. NO_DUE .. all_left .. concat(blocks), unpack(lists) }

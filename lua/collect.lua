@@ -6,7 +6,7 @@
 -- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 tickets, u32 waiters, u8 more, next cursor
 -- cursor: where to go on among the lanes and tickets, '0' at first and when all were seen; the reply's last bytes.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if s0 - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local HOUR_MS = 3600000
 -- A waiter comes back every 10 to 15 s, so one that was not seen for a minute is dead.

@@ -6,4 +6,4 @@
 -- REPLY  configuration ('' = never created), monitor's owner and until ('' = none), ids found without a record
 
 local meta = call('HMGET', key_m, 'h', 'c', 'o', 'lost')
-return { nonce, meta[1] or '\0\0\0\0\0\0\0\0', meta[2] or '', meta[3] or '', meta[4] or '0' }
+return { nonce, sub(meta[1] or '\0\0\0\0\0\0\0\0', 1, 8), meta[2] or '', meta[3] or '', meta[4] or '0' }

@@ -6,7 +6,7 @@
 -- REPLY  configuration
 -- carried: '' (draw a new version from h), or version and life (12 bytes) of another shard: taken over if it is newer, and of the same life.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
 local new_flags, new_levels = byte(settings, 5, 6)

@@ -7,7 +7,7 @@
 -- settings: the packed configuration without version, generation and life. carried: '' (draw a version from h), or version and life (12 bytes) that the
 -- queue has on another shard: then the queue is made only where nothing newer is known, its deletion included.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
 local deleted = config and byte(config, 17) >= 128

@@ -7,7 +7,7 @@
 -- channel: where workers hear the ids of running jobs that were removed, joined; '': nowhere.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local at, most, named = tonumber(level), tonumber(limit), #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
 if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end

@@ -8,14 +8,15 @@
 -- Whoever waits is rung (the last thousand of them): no job will come to it any more.
 -- Of the lanes only this one stays: another request that is resent is answered with QUEUE_NOT_FOUND, which its client reads as unknown.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if below ~= '' and life_of(config) >= tonumber(below) then return finish('') end
 local drawn, new_h = draw_version()
 local waiters = call('ZRANGE', key_w, -1000, -1)
 local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config, 18, 34) .. pack('>I4', life_of(config) + 1)
 call('UNLINK', unpack(KEYS))
-call('HSET', key_m, 'c', tombstone, 'h', new_h, lane, sequence .. new_h)
+local answer = sequence .. new_h
+call('HSET', key_m, 'c', tombstone, 'h', new_h .. pack('>I6B', NEVER, 0), lane, answer)
 for _, waiter in ipairs(waiters) do
   -- HERE reach
 end
-return { sequence, new_h, '' }
+return answer

@@ -3,7 +3,7 @@
 -- NEEDS  base read clock order fetch
 -- KEYS   m j x p* d*
 -- ARGV   nonce version limit budget
--- REPLY  as claim, token ''
+-- REPLY  as claim, without a token; all lists of records
 
 local want, most = tonumber(limit), tonumber(budget)
 if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end
@@ -46,4 +46,5 @@ for level = 1, levels do
   end
   left[level] = pack('>I4', due - count)
 end
-return { nonce, h, '', concat(blocks), concat(left), '\0\0\0\0\0\0', paused and '1' or '0', unpack(lists) }
+local head = '\0\0\0\0\0\0\0\0' .. '\0\0\0\0\0\0' .. string.char(paused and 1 or 0, levels)
+return { nonce, h, head .. concat(left) .. concat(blocks), unpack(lists) }

@@ -7,7 +7,7 @@
 -- source: of the claim descriptors of that process, and of no other. how: its end, for the custom status: 'was killed by SIGKILL'.
 -- cursor: '0' at first, then, while there is more, what the last reply told.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 
 local page, wake = call('HSCAN', key_E, cursor, 'COUNT', 100), false

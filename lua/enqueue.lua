@@ -1,12 +1,17 @@
 -- enqueue: puts new jobs in line.
 -- KIND   admit
 -- NEEDS  base lane head clock ready
--- KEYS   m w j x p* d*
+-- KEYS   m w j p* | x d*
 -- ARGV   lane sequence version spec statuses records…
 -- REPLY  id of the first job; the others follow in a row
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 -- HERE batch
 local fresh = count
--- HERE fresh lines arrive store
-return { sequence, h, payload }
+-- HERE fresh
+if count == 1 and statuses == '' then
+  -- HERE enqueue_one
+end
+if key_levels ~= levels and (statuses ~= '' or #spec > RUN_BYTES or byte(spec, 2) > 0) then return redis.error_reply('BAD_REQUEST keys are missing') end
+-- HERE lines arrive store
+return answer

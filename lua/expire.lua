@@ -9,7 +9,7 @@
 -- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is gone: level, ':',
 -- cursor; '1:0' at first, then what the last reply told.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local lease_ms = unp('>I4', config, 13)
 local hold_ms = tonumber(hold)

@@ -6,7 +6,7 @@
 -- REPLY  the ticket that the job has then (8, zero: none), and of which queue it is
 -- item: u8 level, id (8), u8 what (0 it stays here, 1 this ticket of that queue if it has none yet, 2 it was moved: it goes), ticket (8).
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if #item ~= 18 then return redis.error_reply('BAD_REQUEST item: expected 18 bytes, got ' .. #item) end
 local level, id, what, ticket = unp('>Bc8Bc8', item)
 if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end

@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version ticket spec statuses records…
 -- REPLY  id of the first job
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 -- HERE batch
 local issued = call('HGET', key_R, ticket)
 if not issued then return redis.error_reply('TICKET_GONE used before, or older than an hour') end
@@ -19,4 +19,4 @@ low = low - 1
 -- HERE lines arrive
 call('HDEL', key_R, ticket)
 -- HERE store
-return { sequence, h, payload }
+return answer

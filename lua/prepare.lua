@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version count
 -- REPLY  ticket = id of the first job
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if floor(flags / 2) % 2 == 1 then return redis.error_reply('ENQUEUE_REFUSED the queue takes no new jobs') end
 local jobs = tonumber(count)
 if jobs > 1000 then return redis.error_reply('TOO_MANY ids: expected at most 1000, got ' .. jobs) end

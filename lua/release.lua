@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local count = #ARGV - ids0
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 

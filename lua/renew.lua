@@ -7,7 +7,7 @@
 -- tokens: 8 bytes each, whole leases. own: u8 level, id (8), token (8) each: jobs to be taken out of their claim's lease.
 -- lease: ms the caller counts on: renewed by thirds of a longer lease, a shortened one would run out in between. '0': the queue's.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if own ~= '' and #KEYS - r0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 local token_count, own_count = #tokens / 8, #own / 17
 if token_count + own_count > 1000 then

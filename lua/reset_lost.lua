@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version
 -- REPLY  u32 how many there were
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local lost = tonumber(call('HGET', key_m, 'lost') or '0')
 call('HDEL', key_m, 'lost')
 return finish(pack('>I4', lost))

@@ -10,7 +10,7 @@
 -- Records are read for that, so many bytes a call; one job is always done.
 local RECORD_BYTES = 4194304
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local at, most, left = tonumber(level), tonumber(limit), tonumber(attempts)
 local named = #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end

@@ -7,7 +7,7 @@
 -- channel: what the channel of a job's result begins with; its id in hex follows. items, 23 bytes a job: u8 level, id (8), token (8), u48 ms to
 -- keep it; values: one an item. A result that is there already is replaced. What is over goes meanwhile, so that it does so without a monitor.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 local ITEM = 23
 local count = #items / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY results: expected at most 1000, got ' .. count) end

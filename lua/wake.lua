@@ -6,7 +6,7 @@
 -- REPLY  nothing
 -- leaving: '' or that client, as a waiter. Somebody is rung for it if it was (it heard the ring and did not claim), or held the timer.
 
-if replay then return { sequence, replay_h, replay } end
+if replay then return stored end
 if leaving ~= '' then
   local timer = call('HGET', key_m, 't')
   local waited, held = call('ZREM', key_w, leaving) == 1, timer and sub(timer, 13) == leaving

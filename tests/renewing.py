@@ -49,7 +49,7 @@ for i = 1, #ARGV[4] / 8 do
 end
 redis.call('RPUSH', done, #ARGV[4] / 8)
 redis.call('RPUSH', done .. ':lanes', ARGV[1] .. ARGV[2])
-return { ARGV[2], string.rep('h', 8), table.concat(refused) }
+return ARGV[2] .. string.rep('h', 8) .. table.concat(refused)
 """
 
 Make = Callable[..., LeaseRenewer]

@@ -95,7 +95,8 @@ def test_jobs_in_the_wrong_places(scene: Scene) -> None:
     assert scene.problems() == {scene.ready: "attempts and status (x), but no record"}
     scene.call("HDEL", "x", ready)
     assert scene.problems() == {}
-    scene.call("HSET", "m", "d", 10**15)
+    head = scene.call("HGET", "m", "h")
+    scene.call("HSET", "m", "h", head[:8] + (10**14).to_bytes(6, "big") + head[14:])
     assert scene.problems() == {scene.scheduled: "scheduled before the time at which claims begin to look"}
     scene.call("HDEL", "j", scheduled)
     assert scene.problems() == {scene.scheduled: "scheduled, but has no record"}

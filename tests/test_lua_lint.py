@@ -49,6 +49,7 @@ BOUNDED = {
     "entries": "two a lease that the ids of one call may end: 2,000",
     "leases": "of the ids of one call: 1,000",
     "KEYS, p0 + level, p0 + levels": "100 levels",
+    "KEYS, p0 + at, p0 + levels": "100 levels",
     "values, first, math.min(first + 1999, #values)": "send: chunks of 2,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",

@@ -78,7 +78,7 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     script = load_scripts()["renew"]
     config = [struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20) for levels in (2, MAX_PRIORITY)]
     tag = "pl:{q/s}:"
-    client.hset(tag + "m", mapping={"c": config[0], "h": bytes(8)})
+    client.hset(tag + "m", mapping={"c": config[0], "h": bytes(15)})
     client.hset(tag + "E", mapping={token(1).decode(): b""})
     names = [name.removesuffix("*") for name in script.keys if not name.endswith("*")]
     names += [f"r{level}" for level in range(1, MAX_PRIORITY + 1)]

@@ -69,7 +69,8 @@ def make_scene(client: redis.Redis) -> Scene:
     wire = setup.other()
     claimed = wire.claim(4)
     client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
-    client.hset(setup.key("m"), mapping={"w": 1, "lost": 2})
+    setup.set_head(waiting=True)
+    client.hset(setup.key("m"), "lost", 2)
     client.hset(setup.key("q"), b"\1" + ended.jobs[3].id, b"")
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], ticket)
 
@@ -116,7 +117,7 @@ def test_a_repeated_request_has_one_effect_and_the_same_answer(client: redis.Red
         assert snapshot(scene.wire, lane=False) != before
     replayed = scene.wire.again()
     if verb == "claim":  # what is left and which attempts go by the present, the jobs do not
-        assert [replayed[0], replayed[5:]] == [answer[0], answer[5:]]
+        assert [replayed[0][:8], replayed[1:]] == [answer[0][:8], answer[1:]]
     else:
         assert replayed == answer
     assert snapshot(scene.wire) == after

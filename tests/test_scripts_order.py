@@ -65,7 +65,7 @@ def test_a_dry_run_shows_what_the_claim_gives(wire: Wire) -> None:
         wire.enqueue(Job(b"%d" % i * 100, 1 + i % 3, ABSOLUTE, now_ms - 40 + i))
         wire.client.zadd(wire.key("d1"), {wire.enqueue_bodies(b"due%d" % i)[0]: now_ms - 20 - i})
         wire.client.zrem(wire.key("p1"), wire.h)
-    wire.client.hset(wire.key("m"), "d", now_ms - 100)
+    wire.set_head(due_ms=now_ms - 100)
     for limit, budget in ((1, MIB), (7, MIB), (50, 2000), (1000, 5000), (1000, MIB)):
         shown, claimed = wire.dry_run(limit, budget), wire.claim(limit, budget=budget)
         assert shown.bodies == claimed.bodies

@@ -251,7 +251,7 @@ def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, bells: Callabl
     for channel in (b"one", b"two"):
         wire.claim(channel=channel)
     wire.delete_jobs(PENDING, limit=1)
-    wire.client.hset(wire.key("m"), "d", "1")
+    wire.set_head(due_ms=1)
     wire.claim()  # finds out that none is scheduled
     leave(wire, b"one")
     assert two.rings() == 0

@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlater.keys import queue_key, script_keys
+from pinlater.keys import queue_key
 from pinlater.scripts import load_scripts
 from tests.servers import Server, wait_until
 from tests.wire_format import (
@@ -60,6 +60,12 @@ def refused(code: str) -> Iterator[None]:
         yield
 
 
+def apart(reply: Any) -> list[Any]:
+    """A write's reply, which begins with one string, as `[sequence, h, payload, …]`."""
+    first, *rest = reply if isinstance(reply, list) else [reply]
+    return [first[:4], first[4:12], first[12:], *rest]
+
+
 @dataclass
 class Wire:
     """One lane to one queue on one server."""
@@ -81,7 +87,7 @@ class Wire:
     def raw(self, verb: str, *arguments: bytes | int | str) -> list[Any]:
         """One EVALSHA with the script's keys; the reply as it comes."""
         script = load_scripts()[verb]
-        keys = script_keys(self.queue, self.shard, script.keys, self.levels)
+        keys = script.names(self.queue, self.shard, self.levels)
         command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         try:
             return self._send(*command)
@@ -97,7 +103,7 @@ class Wire:
         """A new request of this lane; returns the payload after `[sequence, h]`."""
         self.sequence += 1
         head = () if verb == "create" else (self.version if version is None else version,)
-        sequence, h, *payload = self.raw(verb, self.lane, self.packed_sequence, *head, *arguments)
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments))
         assert sequence == self.packed_sequence
         assert number(h) > number(self.h or b"\0"), f"h does not grow: {verb}"
         self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h)
@@ -107,9 +113,16 @@ class Wire:
         """The last request once more, byte for byte; its payload."""
         assert self.last
         verb, arguments, first_h = self.last
-        sequence, h, *payload = self.raw(verb, self.lane, self.packed_sequence, *arguments)
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments))
         assert (sequence, h) == (self.packed_sequence, first_h)
         return payload
+
+    def set_head(self, *, due_ms: int | None = None, waiting: bool | None = None) -> None:
+        """Changes what the head says: no job is scheduled before due_ms, somebody may wait."""
+        head: Any = self.client.hget(self.key("m"), "h")
+        due = head[8:14] if due_ms is None else due_ms.to_bytes(6, "big")
+        waits = head[14:] if waiting is None else bytes([waiting])
+        self.client.hset(self.key("m"), "h", head[:8] + due + waits)
 
     @property
     def packed_sequence(self) -> bytes:
@@ -120,7 +133,7 @@ class Wire:
         head = () if verb == "config" else (self.version if version is None else version,)
         nonce, h, *payload = self.raw(verb, b"nonc", *head, *arguments)
         assert nonce == b"nonc"
-        assert h == (self.client.hget(self.key("m"), "h") or bytes(8))
+        assert h == (self.client.hget(self.key("m"), "h") or bytes(8))[:8]
         return payload
 
     def other(self) -> Wire:

@@ -156,8 +156,12 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[token, jobs block, left, due in, paused, [records…]…]` apart."""
-    token, block, left, due_in, paused, *lists = reply
+    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block (or job and record)."""
+    head, *lists = reply
+    token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
+    left, block = head[16 : 16 + 4 * levels], head[16 + 4 * levels :]
+    if token and not lists:
+        block, lists = block[:13], [[block[13:]]]
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
     while at < len(block):
@@ -170,7 +174,7 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
         jobs += [Taken(level, id_, lefts.get(i), next(records)) for i, id_ in enumerate(ids)]
     assert next(records, None) is None, "more records than ids"
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1")
+    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == 1)
 
 
 def unpack_info(packed: bytes) -> Info:

@@ -1,6 +1,6 @@
 -- What came with the call: records, and a spec of them: jobs in a row that have the same u8 priority, u8 kind, u48 ms, and u16 how many.
 local RUN_BYTES = 10
 local count = #ARGV - records0
-if floor(flags / 2) % 2 == 1 then return redis.error_reply('ENQUEUE_REFUSED the queue takes no new jobs') end
+if flags % 4 >= 2 then return redis.error_reply('ENQUEUE_REFUSED the queue takes no new jobs') end
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 if count == 0 or #spec % RUN_BYTES ~= 0 then return redis.error_reply('BAD_REQUEST no records, or the spec is cut off') end

@@ -1,6 +1,5 @@
--- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head.
-local id_high, id_low = unp('>I4I4', meta[2] or '\0\0\0\0\0\0\0\0')
-local id_ms, id_sequence = id_high * 8192 + floor(id_low / 524288), id_low % 524288
+-- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head; returns the answer.
+local id_ms, id_sequence = h_high * 8192 + floor(h_low / 524288), h_low % 524288
 local minted = false
 
 -- Takes n ids in a row (n <= 1,000); their halves are high, low + 1 ... low + n.
@@ -16,5 +15,5 @@ local function finish(payload)
   if not minted then mint(1) end
   local h = pack('>I4I4', floor(id_ms / 8192), (id_ms % 8192) * 524288 + id_sequence)
   -- HERE store
-  return { sequence, h, payload }
+  return answer
 end

@@ -1,7 +1,3 @@
--- Stores h, the answer (payload) in the lane, and what changed of the head.
-if earliest ~= known_due or waiting ~= (meta[4] == '1') then
-  local due_ms = string.format('%d', earliest)
-  call('HSET', key_m, 'h', h, lane, sequence .. h .. payload, 'd', due_ms, 'w', waiting and '1' or '0')
-else
-  call('HSET', key_m, 'h', h, lane, sequence .. h .. payload)
-end
+-- Stores the head, and the answer (of payload) in the lane.
+local answer = sequence .. h .. payload
+call('HSET', key_m, 'h', h .. pack('>I6B', earliest, waiting and 1 or 0), lane, answer)

@@ -34,6 +34,8 @@ SAFETY_S: Final = (10.0, 15.0)
 HINT_S: Final = 0.05
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
+# Of a jobs block with one job.
+_ONE_JOB_BYTES: Final = 13
 _START_MS: Final = int(time.time() * 1000)
 _HOST: Final = socket.gethostname().replace(":", "_")
 
@@ -201,9 +203,10 @@ def claim_at(
     waiter = (place.bell or session.channel) if wait else b""
 
     def decode(reply: list[Any]) -> _core.Claim:
-        claim = _core.decode_claim(reply, place.queue, place.shard.name)
-        place.left = claim.left
-        place.left_at_s = time.monotonic()
+        claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
+        if claim.left:
+            place.left = claim.left
+            place.left_at_s = time.monotonic()
         return claim
 
     def arguments(config: QueueConfig) -> list[Argument]:
@@ -216,6 +219,20 @@ def claim_at(
         place.unknown_sent_s = sent_s
         raise completed(error, decode) from None
     return decode(reply)
+
+
+def claim_parts(reply: list[Any]) -> list[Any]:
+    """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and paused apart, records in lists.
+
+    Raises IndexError for what is too short.
+    """
+    sequence, h, head, *records = reply
+    block = 16 + 4 * head[15]
+    if not any(head[:8]):
+        return [sequence, h, b"", head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
+    if not records:  # one job's: its record follows the block
+        head, records = head[: block + _ONE_JOB_BYTES], [[head[block + _ONE_JOB_BYTES :]]]
+    return [sequence, h, head[:8], head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 
 def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:
@@ -238,7 +255,7 @@ def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow
         job
         for place, reply in zip(places, replies, strict=True)
         if not isinstance(reply, PinLaterError)
-        for job in _core.decode_claim(reply, queue, place.shard.name).jobs
+        for job in _core.decode_claim(claim_parts(reply), queue, place.shard.name).jobs
     ]
     return sorted(jobs, key=lambda job: job.priority)[:limit]
 

@@ -364,7 +364,7 @@ def _queue_names(session: Session, patients: dict[Server, _Patient]) -> list[str
 def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState:
     script = load_scripts()["config"]
     sha = patient.redis.script_load(script.source.decode())
-    keys = script_keys(queue, shard.name, script.keys, 0)
+    keys = script.names(queue, shard.name, 0)
     _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")
     stored = StoredConfig.unpack(packed) if packed else None
     if stored is None or stored.deleted:

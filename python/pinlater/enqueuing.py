@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from pinlater import _core
 from pinlater.config import QueueConfig
 from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
-from pinlater.exchange import write
+from pinlater.exchange import CommonKeys, write
 from pinlater.flows import Argument, Flow, complete, together
 from pinlater.jobs import NewJob
 from pinlater.queues import ASK_AGAIN_S, known_places
@@ -130,7 +130,9 @@ def _enqueue_at(
             else pack_jobs(jobs, config)
         )
         spec, statuses, records = sent
-        return [spec, statuses, *records]
+        given = [spec, statuses, *records]
+        # one run of jobs of one level, to be run now
+        return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
 
     def descriptors(reply: list[Any]) -> list[str]:
         runs = list(_RUN.iter_unpack(sent[0]))

@@ -37,8 +37,20 @@ from pinlater.shards import QueueShard
 # Between two tries of one request: from 20 ms, doubled, to half a second.
 FIRST_PAUSE_S: Final = 0.02
 LAST_PAUSE_S: Final = 0.5
+# sequence and h
+_HEAD_BYTES: Final = 12
 
 Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
+
+
+class CommonKeys(list[Argument]):
+    """Arguments of a call that needs only the keys before the bar of its script's KEYS line, of the first `levels`."""
+
+    __slots__ = ("levels",)
+
+    def __init__(self, arguments: Sequence[Argument], levels: int) -> None:
+        super().__init__(arguments)
+        self.levels = levels
 
 
 def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
@@ -97,10 +109,11 @@ def write(
         except BaseException:
             place.lanes.give_back(lane)  # abandoned, as in _Write.__del__
             raise
-        if _answers(answer, lane.sequence):
+        parts = _parts(answer, lane.sequence)
+        if parts:
             place.lanes.give_back(lane)
-            place.h = max(place.h, answer[1])
-            return answer  # type: ignore[no-any-return]
+            place.h = max(place.h, parts[1])
+            return parts
     request = _Write(place, script, arguments, lane, command)
     return (yield from request.run(deadline_s, patient, answer))
 
@@ -160,10 +173,11 @@ class _Write:
         while True:
             if answer is None:
                 answer = yield from self._try(deadline_s)
-            if _answers(answer, self.sequence):
-                self.place.h = max(self.place.h, answer[1])
-                return answer  # type: ignore[no-any-return]
-            if isinstance(answer, list):
+            parts = _parts(answer, self.sequence)
+            if parts:
+                self.place.h = max(self.place.h, parts[1])
+                return parts
+            if isinstance(answer, list | bytes):
                 answer = Failure(
                     True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request")
                 )
@@ -280,15 +294,27 @@ def _write_command(
     place: QueueShard, script: Script, config: StoredConfig, request: tuple[bytes, bytes], arguments: Arguments
 ) -> Command:
     """request: a lane's field and sequence."""
-    keys, given = place.keys(script.verb, config.config.levels), _arguments(arguments, config)
+    given = _arguments(arguments, config)
+    if type(given) is CommonKeys:
+        keys = place.keys(script.verb, given.levels, common=True)
+    else:
+        keys = place.keys(script.verb, config.config.levels)
     if "version" in script.arguments:
         return ("EVALSHA", script.sha, len(keys), *keys, *request, config.version, *given)
     return ("EVALSHA", script.sha, len(keys), *keys, *request, *given)
 
 
-def _answers(answer: Any, sequence: bytes) -> bool:
-    """Whether it is the reply of the request of this sequence."""
-    return type(answer) is list and len(answer) > 1 and answer[0] == sequence
+def _parts(answer: Any, sequence: bytes) -> list[Any]:
+    """`[sequence, h, payload, …]` of the reply of the request of this sequence, whose first three are one string; else
+    nothing.
+    """
+    if type(answer) is bytes:
+        if answer[:4] == sequence and len(answer) >= _HEAD_BYTES:
+            return [sequence, answer[4:_HEAD_BYTES], answer[_HEAD_BYTES:]]
+    elif type(answer) is list and answer:
+        head = _parts(answer[0], sequence)
+        return head and [*head, *answer[1:]]
+    return []
 
 
 def _not_loaded(answer: Any) -> bool:

@@ -15,7 +15,7 @@ from pinlater import _core
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.enqueuing import pack_jobs, when
 from pinlater.errors import InvalidArgument, checked
-from pinlater.exchange import write
+from pinlater.exchange import CommonKeys, write
 from pinlater.flows import Argument, Flow, all_of, complete
 from pinlater.jobs import Checkpoint, Claimed, NewJob
 from pinlater.shards import Session
@@ -31,10 +31,16 @@ def ack(
     succeeded, failed = list(succeeded), list(failed)
     batches = checked(_core.group_acks, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
-    flows = [
-        _held_batch(session, batch, "ack", [batch.flags, source, batch.groups, batch.statuses, *batch.ids], deadline_s)
-        for batch in _with_source(batches, source)
-    ]
+    flows = []
+    for batch in _with_source(batches, source):
+
+        def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
+            given: list[Argument] = [batch.flags, source, batch.groups, batch.statuses, *batch.ids]
+            if failed or tombstone or config.keep_succeeded:
+                return given
+            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.levels)
+
+        flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
 
 

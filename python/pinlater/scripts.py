@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from pinlater.keys import script_keys
+
 LUA_DIRECTORY: Final = Path(__file__).parent / "lua"
 
 # A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
@@ -25,8 +27,8 @@ _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
 class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
-    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. `arguments` are the names of ARGV;
-    the last may end in `…` (any number).
+    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
+    that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number).
     """
 
     verb: str
@@ -34,7 +36,13 @@ class Script:
     source: bytes
     sha: bytes
     keys: tuple[str, ...]
+    common: int
     arguments: tuple[str, ...]
+
+    def names(self, queue: str, shard: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
+        """KEYS of a call. common: of one that needs no more than most do."""
+        first = script_keys(queue, shard, self.keys[: self.common], levels)
+        return first if common else first + script_keys(queue, shard, self.keys[self.common :], levels)
 
     @property
     def writes(self) -> bool:
@@ -59,13 +67,15 @@ def _load(path: Path) -> Script:
             raise ValueError(f"{path.name}: header line {name} is missing")
     if header["KIND"] not in _SHEBANGS:
         raise ValueError(f"{path.name}: KIND: expected one of {', '.join(_SHEBANGS)}, got {header['KIND']!r}")
-    keys, arguments = tuple(header["KEYS"].split()), tuple(header["ARGV"].split())
+    common, _, more = (tuple(part.split()) for part in header["KEYS"].partition("|"))
+    keys, arguments = common + more, tuple(header["ARGV"].split())
     code = "\n".join([*map(_part, header["NEEDS"].split()), _strip(_whole(body))])
-    _check(path.name, keys, arguments, code)
-    lines = [_SHEBANGS[header["KIND"]], *_key_names(keys), *_argument_names(arguments), code]
+    _check(path.name, common, more, arguments, code)
+    names = _common_names(common, more) if more else _key_names(keys)
+    lines = [_SHEBANGS[header["KIND"]], "local KEYS, ARGV = KEYS, ARGV", *names, *_argument_names(arguments), code]
     source = "\n".join(line for line in lines if line).encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
-    return Script(path.stem, header["KIND"], source, sha, keys, arguments)
+    return Script(path.stem, header["KIND"], source, sha, keys, len(common), arguments)
 
 
 def _part(name: str) -> str:
@@ -95,6 +105,22 @@ def _key_names(keys: tuple[str, ...]) -> list[str]:
     return lines
 
 
+def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
+    """As _key_names, where a call may come with the common keys alone. Then what is named here of the others means
+    nothing, and `key_levels` is not the number of levels.
+    """
+    fixed, rest = len(common) - 1, [key for key in more if not key.endswith("*")]
+    lines = [*_key_names(common[:-1]), f"local {common[-1][:-1]}0 = {fixed}"]
+    lines.append(f"local key_levels = (#KEYS - {fixed + len(rest)}) / {1 + len(more) - len(rest)}")
+    if rest:
+        places = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
+        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {places}")
+    lines += [
+        f"local {key[:-1]}0 = {fixed + len(rest)} + {1 + i} * key_levels" for i, key in enumerate(more[len(rest) :])
+    ]
+    return lines
+
+
 def _argument_names(arguments: tuple[str, ...]) -> list[str]:
     lines = []
     plain = [name for name in arguments if not name.endswith("…")]
@@ -105,18 +131,22 @@ def _argument_names(arguments: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _check(name: str, keys: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
+def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
     """A key or argument that the header names and the code never uses is dead; one not named does not exist."""
-    families = [key.endswith("*") for key in keys]
-    if families != sorted(families):
-        raise ValueError(f"{name}: KEYS: expected the key families (x*) last, got {' '.join(keys)}")
+    keys = common + more
+    for part in (common, more):
+        families = [key.endswith("*") for key in part]
+        if families != sorted(families) or (more and part is common and sum(families) != 1):
+            raise ValueError(
+                f"{name}: KEYS: expected the key families (x*) last, before a bar one, got {' '.join(part)}"
+            )
     takes_all = "unpack(KEYS)" in code
     for key in keys:
         used = rf"\b{key[:-1]}0\b" if key.endswith("*") else rf"\bkey_{key}\b"
         if not takes_all and not re.search(used, code):
             raise ValueError(f"{name}: KEYS: {key} is never used")
     for key in set(re.findall(r"\bkey_(\w+)", code)):
-        if key not in keys:
+        if key not in keys and not (more and key == "levels"):
             raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
     for argument in arguments:
         plain = argument.rstrip("…")

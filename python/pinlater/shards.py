@@ -15,7 +15,7 @@ from typing import Final
 
 from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.errors import InvalidArgument, OutcomeUnknown
-from pinlater.keys import script_keys, wake_channel
+from pinlater.keys import wake_channel
 from pinlater.lanes import LanePool
 from pinlater.scripts import load_scripts
 from pinlater.servers import Server, check_url
@@ -82,17 +82,17 @@ class QueueShard:
         #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
         self.h = b""
-        self._keys: dict[tuple[str, int], tuple[bytes, ...]] = {}
+        self._keys: dict[tuple[str, int, bool], tuple[bytes, ...]] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
 
-    def keys(self, verb: str, levels: int) -> tuple[bytes, ...]:
-        """KEYS of a script."""
-        known = self._keys.get((verb, levels))
+    def keys(self, verb: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
+        """KEYS of a script. common: of a call that needs no more than most do."""
+        known = self._keys.get((verb, levels, common))
         if known is None:
-            known = script_keys(self.queue, self.shard.name, load_scripts()[verb].keys, levels)
-            self._keys[verb, levels] = known
+            known = load_scripts()[verb].names(self.queue, self.shard.name, levels, common=common)
+            self._keys[verb, levels, common] = known
         return known
 
 

@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from pinlater.config import StoredConfig
-from pinlater.keys import queue_key, script_keys
+from pinlater.keys import queue_key
 from pinlater.lanes import Lane
 from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts
@@ -22,6 +22,7 @@ from pinlater.scripts import load_scripts
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:m")
 _ANY_TIME: Final = bytes(6) + b"\xff" * 6
 _MORE: Final = struct.Struct(">xxB")
+_HEAD_BYTES: Final = 12  # sequence and h, before the payload
 
 
 def let_expire(store: Store, scripts: Scripts) -> None:
@@ -42,11 +43,11 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     run(store, b"HDEL", [head, b"g"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
-    keys = script_keys(queue, shard, script.keys, config.config.levels)
+    keys = script.names(queue, shard, config.config.levels)
     owner, hold = (monitor[:8], 1000) if monitor else (secrets.token_bytes(8), 1)
     lane, more = Lane(secrets.token_bytes(8), 0), True
     while more:
         lane.advance()
         arguments = [lane.field, lane.sequence, b"", owner, b"%d" % hold, _ANY_TIME, b""]
         reply = scripts.run(digest, [b"%d" % len(keys), *keys, *arguments])
-        (more,) = _MORE.unpack_from(reply[2])
+        (more,) = _MORE.unpack_from(reply, _HEAD_BYTES)

@@ -16,6 +16,8 @@ use super::tls::{self, TlsOptions};
 
 /// Errors of a whole server, not of one queue: another connection may reach a better one.
 const SERVER_ERRORS: [&str; 4] = ["READONLY", "MASTERDOWN", "LOADING", "NOAUTH"];
+/// What a write's reply begins with: sequence and h.
+const HEAD_BYTES: usize = 12;
 
 pub enum Address {
     Tcp(String),
@@ -200,19 +202,17 @@ fn connect_tcp(address: &str, timeout: Duration) -> io::Result<TcpStream> {
 }
 
 fn outcome(reply: &Reply, call: &Call) -> Outcome {
-    let parts = match reply {
-        Reply::Error(error) => return refusal(error),
-        Reply::Array(parts) => parts.as_slice(),
-        _ => &[],
-    };
-    match parts {
-        [Reply::Text(sequence), Reply::Text(_), Reply::Text(refused)]
-            if *sequence == call.sequence.to_be_bytes() && refused.len() % 2 == 0 =>
+    match reply {
+        Reply::Error(error) => refusal(error),
+        Reply::Text(text)
+            if text.starts_with(&call.sequence.to_be_bytes())
+                && text.len() >= HEAD_BYTES
+                && text.len() % 2 == 0 =>
         {
-            let pairs = refused.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+            let pairs = text[HEAD_BYTES..].chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
             Outcome::Renewed(pairs.map(usize::from).collect())
         }
-        _ => Outcome::Broken(format!("expected [sequence {}, h, refused], came {reply:?}", call.sequence)),
+        _ => Outcome::Broken(format!("expected sequence {}, h and refused, came {reply:?}", call.sequence)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, Read};
 
 /// Longest line or bulk string accepted, bytes: HELLO's and a renewal's replies stay below 4 KiB.
 const MAX_BYTES: usize = 1 << 20;
-/// Longest array accepted, elements: HELLO's has 14, a renewal's 3.
+/// Longest array accepted, elements: HELLO's has 14.
 const MAX_ELEMENTS: usize = 1024;
 /// Deepest nesting accepted: HELLO lists modules (array in array in array).
 const MAX_DEPTH: usize = 8;

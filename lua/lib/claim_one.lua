@@ -1,0 +1,22 @@
+-- A claim of one job while nothing is due: most often the first of some level is a bare one with a record. What is not so is left to the
+-- general way; nothing was written then. What is left is not told: whoever may take jobs of all levels asks for the next one anyhow.
+local at, id = 0, nil
+repeat
+  at = at + 1
+  id = call('ZRANGE', KEYS[p0 + at], '0', '0')[1]
+until id or at == levels
+local record = id and #id == 8 and call('HGET', key_j, id)
+if record then
+  call('ZREMRANGEBYRANK', KEYS[p0 + at], '0', '0')
+  call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\4')
+  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, 13)), token)
+  local block = string.char(at) .. '\0\1' .. id
+  call('HSET', key_E, token, '\0\11' .. block .. claim)
+  if waiting and call('EXISTS', unpack(KEYS, p0 + at, p0 + levels)) > 0 then
+    -- HERE ring
+    ring()
+  end
+  local payload = token
+  -- HERE store
+  return answer .. NO_DUE .. '\0\0' .. block .. '\0\0' .. record
+end

@@ -1,0 +1,125 @@
+"""One job a call: the short ways of enqueue, claim and ack do what the general ways do, and give way to them.
+
+Promises: what a short way does is compared with the general way's work, key by key; calls with the common keys alone
+change nothing where they need more.
+Risks: which way a call takes is not seen; that there are cases for each is by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pinlater.scripts import load_scripts
+from tests.servers import Server
+from tests.wire import Wire, connect, is_clean, refused, snapshot
+from tests.wire_format import ABSOLUTE, CLAIM, Job, created_ms, ends, pack_runs, pack_specs, pack_statuses, record
+
+LEVELS = 3
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    with connect(server) as client:
+        made = Wire(client)
+        made.create()
+        yield made
+
+
+def places(wire: Wire) -> dict[str, Any]:
+    """Which keys there are, how large, and the values of r and E without ids and tokens."""
+    found = {name: len(value) for name, value in snapshot(wire, lane=False).items()}
+    running = [wire.client.hvals(wire.key(f"r{level}")) for level in range(1, LEVELS + 1)]
+    leases = wire.client.hvals(wire.key("E"))
+    return found | {
+        "running": [[value[8:] for value in level] for level in running],
+        "leases": [e[13:] for e in leases],
+    }
+
+
+def common(wire: Wire, verb: str, *arguments: bytes, levels: int = LEVELS) -> Any:
+    """A write with the keys before the bar only."""
+    script = load_scripts()[verb]
+    wire.client.script_load(script.source)
+    wire.sequence += 1
+    keys = script.names(wire.queue, wire.shard, levels, common=True)
+    head = (wire.lane, wire.packed_sequence, wire.version)
+    return wire.client.evalsha(script.sha.decode(), len(keys), *keys, *head, *arguments)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, level: int) -> None:
+    quotas = [0, 0, 0]
+    quotas[level - 1] = 1
+    found = []
+    for chosen in ((), quotas):
+        (id_,) = wire.enqueue(Job(b"x", level, allowed=7))
+        claimed = wire.claim(1, quotas=chosen)
+        assert [(job.id, job.level, job.left, job.record) for job in claimed.jobs] == [
+            (id_, level, None, record(Job(b"x", level, allowed=7)))
+        ]
+        assert wire.replayed_claim().bodies == claimed.bodies
+        found.append(places(wire))
+        assert wire.succeed(claimed) == []
+        assert is_clean(snapshot(wire))
+    assert found[0] == found[1]
+
+
+def test_claims_of_one_take_the_most_urgent_job_of_whatever_kind(wire: Wire) -> None:
+    past_ms = created_ms(wire.h) - 1000
+    ids = wire.enqueue(
+        Job(b"late", 3),
+        Job(b"odd", 2, ABSOLUTE, past_ms),
+        Job(b"bare", 2),
+        Job(b"gone", 1),
+        Job(b"told", 2, status=b"s"),
+    )
+    wire.client.hdel(wire.key("j"), ids[3])
+    bodies = []
+    while (claimed := wire.claim(1)).jobs:
+        bodies += claimed.bodies
+        assert wire.succeed(claimed) == []
+    assert bodies == [b"odd", b"bare", b"told", b"late"]
+    assert wire.read("config")[2] == b"1"
+    assert is_clean(snapshot(wire))
+
+
+def test_one_job_is_acked_by_its_holder_only_and_once(wire: Wire) -> None:
+    wire.enqueue_bodies(b"a", b"b")
+    (mine,), (other,) = ends(wire.claim(1)), ends(wire.claim(1))
+    before = snapshot(wire, lane=False)
+    for end in (mine._replace(token=other.token), mine._replace(level=2), mine._replace(level=100)):
+        assert wire.ack(end) == [0]
+    assert snapshot(wire, lane=False) == before
+    assert (wire.ack(mine), wire.again(), wire.ack(mine)) == ([], [b""], [0])
+    assert wire.ack(other) == []
+    assert is_clean(snapshot(wire))
+
+
+def test_calls_with_the_common_keys_do_what_calls_with_all_do(wire: Wire) -> None:
+    for n in (1, 2):
+        job = Job(b"x", 2)
+        common(wire, "enqueue", pack_specs([job] * n), b"", *[record(job)] * n, levels=2)
+        claimed = wire.claim(n)
+        assert claimed.bodies == [b"x"] * n
+        groups = b"\2\0" + n.to_bytes(2, "big") + pack_runs([claimed.token] * n)
+        common(wire, "ack", b"\0", b"", groups, b"", *(job.id for job in claimed.jobs), levels=2)
+        assert is_clean(snapshot(wire))
+
+
+def test_calls_that_need_more_than_the_common_keys_change_nothing(wire: Wire) -> None:
+    wire.enqueue_bodies(b"a", b"b")
+    claimed = wire.claim(2, claim=CLAIM)
+    runs, ids = pack_runs([claimed.token]), [job.id for job in claimed.jobs]
+    succeeds, fails = b"\1\0\0\1" + runs, b"\1\1\0\1" + runs + bytes(6)
+    before = snapshot(wire)
+    for job in (Job(b"x", 1, ABSOLUTE, 1), Job(b"x", status=b"s")):
+        with refused("BAD_REQUEST"):
+            common(wire, "enqueue", pack_specs([job]), pack_statuses([job.status]), record(job))
+    with refused("BAD_REQUEST"):
+        common(wire, "ack", b"\0", b"", succeeds + fails, b"", *ids)
+    with refused("BAD_REQUEST"):
+        common(wire, "ack", b"\1", b"", succeeds, b"", ids[0])
+    assert snapshot(wire) == before
