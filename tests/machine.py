@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pinlater import Client, Job
-from pinlater._core import decode_claim
+from pinlater._core import decode_claim, pack_commands
 from pinlater.flows import Command, Flow, ReplyError, Send, send
 from pinlater.keys import queue_key
 from pinlater.memory.store import Clock
@@ -19,6 +19,7 @@ from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
 from tests.model import HOUR_MS, Model
+from tests.resp import parse_command
 from tests.servers import Server, wait_until
 
 START_S: Final = 1_900_000_000  # any time that is not now, so that a client's clock shows where it is used
@@ -106,12 +107,12 @@ class RememberingTransport(SyncTransport):
         self.followed.clear()
 
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
-        script = VERBS.get(command[1])  # another command's first argument is no script's digest
+        words = parse_command(pack_commands([command]))
+        script = VERBS.get(words[1])  # another command's first argument is no script's digest
         if script is None or not script.writes or not isinstance(answer, list):
             return
-        after_keys = 3 + int(command[2])
-        lane, sequence = (command[3], command[after_keys]), command[after_keys + 1]
-        assert isinstance(sequence, bytes)
+        after_keys = 3 + int(words[2])
+        lane, sequence = (words[3], words[after_keys]), words[after_keys + 1]
         before = self.last.get(lane)
         if before is not None:
             self.followed = [*self.followed[-5:], before]

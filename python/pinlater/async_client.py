@@ -77,7 +77,8 @@ class AsyncClient:
 
     def _check_fork(self) -> None:
         """A forked child begins anew: what waits or is on its way in the parent is the parent's alone."""
-        if self._session.renew_after_fork():
+        if self._session.forked:
+            self._session.renew()
             self._transport.after_fork(self._session.channel)
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 

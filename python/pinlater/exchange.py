@@ -48,7 +48,7 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
     while True:
         config = yield from known_config(place, deadline_s)
         nonce = secrets.token_bytes(4)
-        head = [nonce, config.version] if "version" in script.arguments else [nonce]
+        head = [nonce, config.version] if script.versioned else [nonce]
         command = _command(place, script, config, [*head, *_arguments(arguments, config)])
         answer = yield from _evaluate(place.shard.server, script, command, deadline_s)
         if isinstance(answer, list):
@@ -68,9 +68,15 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
 
 
 def write(
-    place: QueueShard, verb: str, arguments: Arguments, deadline_s: float, *, patient: bool = True
-) -> Flow[list[Any]]:
-    """Carries out a writing script at most once; returns its reply.
+    place: QueueShard,
+    verb: str,
+    arguments: Arguments,
+    deadline_s: float,
+    *,
+    patient: bool = True,
+    finish: Callable[[list[Any]], Any] | None = None,
+) -> Flow[Any]:
+    """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
 
     patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
     another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried
@@ -81,7 +87,7 @@ def write(
     if stored is not None and not stored.deleted:
         # nearly every call ends here; what does not begins anew as a _Write, with the first answer
         try:
-            command = _write_command(place, script, stored, (lane.field, lane.sequence), arguments)
+            command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
             answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
             if _not_loaded(answer):
                 answer = yield from _load(place.shard.server, script, command, deadline_s)
@@ -90,10 +96,11 @@ def write(
             raise
         if _answers(answer, lane.sequence):
             place.lanes.give_back(lane)
-            place.h = max(place.h, answer[1])
-            return answer  # type: ignore[no-any-return]
-    request = _Write(place, script, arguments, lane, command)
-    return (yield from request.run(deadline_s, patient, answer))
+            if answer[1] > place.h:
+                place.h = answer[1]
+            return answer if finish is None else finish(answer)
+    flow = _Write(place, script, arguments, lane, command).run(deadline_s, patient, answer)
+    return (yield from flow if finish is None else complete(flow, finish))
 
 
 class _Write:
@@ -184,7 +191,7 @@ class _Write:
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
         config = yield from known_config(self.place, deadline_s, patient=False)  # who is patient tries again as a whole
-        return _write_command(self.place, self.script, config, (self.field, self.sequence), self.arguments)
+        return _write_command(self.place, self.script, config, self.field, self.sequence, self.arguments)
 
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
@@ -255,18 +262,17 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
 
 
 def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
-    keys = place.keys(script.verb, config.config.levels if config else 0)
-    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+    return place.head(script.verb, config.config.levels if config else 0).command(arguments)
 
 
 def _write_command(
-    place: QueueShard, script: Script, config: StoredConfig, request: tuple[bytes, bytes], arguments: Arguments
+    place: QueueShard, script: Script, stored: StoredConfig, field: bytes, sequence: bytes, arguments: Arguments
 ) -> Command:
-    """request: a lane's field and sequence."""
-    keys, given = place.keys(script.verb, config.config.levels), _arguments(arguments, config)
-    if "version" in script.arguments:
-        return ("EVALSHA", script.sha, len(keys), *keys, *request, config.version, *given)
-    return ("EVALSHA", script.sha, len(keys), *keys, *request, *given)
+    """field, sequence: of a lane."""
+    config = stored.config
+    given = arguments(config) if callable(arguments) else arguments
+    request = (field, sequence, stored.version) if script.versioned else (field, sequence)
+    return place.head(script.verb, config.levels).command([*request, *given])
 
 
 def _answers(answer: Any, sequence: bytes) -> bool:

@@ -26,7 +26,7 @@ class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
     `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. `arguments` are the names of ARGV;
-    the last may end in `…` (any number).
+    the last may end in `…` (any number). versioned: one of them is the configuration's version.
     """
 
     verb: str
@@ -35,6 +35,7 @@ class Script:
     sha: bytes
     keys: tuple[str, ...]
     arguments: tuple[str, ...]
+    versioned: bool
 
     @property
     def writes(self) -> bool:
@@ -65,7 +66,7 @@ def _load(path: Path) -> Script:
     lines = [_SHEBANGS[header["KIND"]], *_key_names(keys), *_argument_names(arguments), code]
     source = "\n".join(line for line in lines if line).encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
-    return Script(path.stem, header["KIND"], source, sha, keys, arguments)
+    return Script(path.stem, header["KIND"], source, sha, keys, arguments, "version" in arguments)
 
 
 def _part(name: str) -> str:

@@ -62,7 +62,8 @@ class SyncTransport:
         try:
             self._check_open()
             while True:
-                result = self._perform(flow.send(result))
+                effect = flow.send(result)
+                result = self._exchange(effect) if type(effect) is list else self._perform(effect)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
@@ -91,8 +92,6 @@ class SyncTransport:
             raise ClientClosed("expected an open client, this one is closed")
 
     def _perform(self, effect: Effect) -> Any:
-        if type(effect) is list:
-            return self._exchange(effect)
         match effect:
             case Sleep(seconds):
                 time.sleep(seconds)
