@@ -6,8 +6,11 @@ Safe for threads and forks: a forked child starts with no connections.
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
+import socket
+import struct
 import threading
 import time
 from typing import Any, Final
@@ -120,10 +123,12 @@ class SyncTransport:
 
     def _send(self, effect: Send) -> _Link | Failure:
         server, packed = effect.server, _core.pack_commands(effect.commands)
-        try:
-            link = self._take(server) or _Link(self.connect(server, effect.wait_s(sum(self._timeouts))))
-        except PinLaterError as error:
-            return Failure(False, error)
+        link = self._take(server)
+        if link is None:
+            try:
+                link = _link_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
+            except PinLaterError as error:
+                return Failure(False, error)
         try:
             link.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
@@ -136,8 +141,7 @@ class SyncTransport:
             return [link] * len(effect.commands)
         answers: list[Any] = []
         try:
-            for _ in effect.commands:
-                answers.append(link.receive())
+            link.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             link.close()
             lost = Failure(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
@@ -220,16 +224,19 @@ class _Link:
             self._socket.settimeout(wait_s)
         self._socket.sendall(packed)
 
-    def receive(self) -> Any:
-        """The next reply; an error reply as ReplyError. Raises OSError, or hiredis.ProtocolError."""
-        answer = self._reader.gets()
-        while answer is False:
+    def receive(self, answers: list[Any], count: int) -> None:
+        """Adds the replies as they come, until there are `count`; an error reply as ReplyError. Raises OSError, or
+        hiredis.ProtocolError.
+        """
+        while True:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
-            answer = self._reader.gets()
-        return answer
+            while (answer := self._reader.gets()) is not False:
+                answers.append(answer)
+                if len(answers) == count:
+                    return
 
     def is_open(self) -> bool:
         """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to
@@ -240,6 +247,40 @@ class _Link:
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
         self._connection.disconnect()
+
+
+class _PlainLink(_Link):
+    """One whose socket waits in the kernel alone: Python would poll before each system call of one with a timeout."""
+
+    def send(self, packed: bytes, wait_s: float) -> None:
+        """See _Link."""
+        if wait_s != self._wait_s:
+            self._wait_s = wait_s
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wait_s))
+        sent = self._socket.send(packed, socket.MSG_DONTWAIT)
+        if sent < len(packed):
+            self._socket.settimeout(wait_s)
+            self._socket.sendall(memoryview(packed)[sent:])
+            self._socket.settimeout(None)
+
+    def receive(self, answers: list[Any], count: int) -> None:
+        """See _Link."""
+        try:
+            super().receive(answers, count)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+
+
+def _link_of(connection: Any) -> _Link:
+    """TLS has its own calls, which know Python's timeouts alone; so has gevent."""
+    plain = type(connection._sock).recv is _socket.socket.recv
+    return _PlainLink(connection) if plain else _Link(connection)
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes it, where nothing is for ever."""
+    return struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 1_000_000))
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:
