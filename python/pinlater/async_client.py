@@ -137,16 +137,17 @@ class AsyncClient:
 
     def _enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
         """As enqueue, of a job made before; it is in the next call that leaves, awaited or not."""
-        self._check_fork()
-        known = self._session.known_config(queue)
+        if self._session.forked:
+            self._check_fork()
+        known, size = self._session.known_config(queue), len(job.body)
         if known is None:
             return self._enqueue_first(queue, job)
-        if job.priority > known.levels or len(job.body) > known.body_limit:
+        if job.priority > known.levels or size > known.body_limit:
             enqueuing.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
-        return coalescer.add(job, len(job.body))
+        return coalescer.add(job, size)
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Before anything is known of the queue."""
