@@ -63,7 +63,8 @@ class SyncTransport:
         """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
         result: Any = None
         try:
-            self._check_open()
+            if self._closed:
+                self._check_open()
             while True:
                 effect = flow.send(result)
                 result = self._exchange(effect) if type(effect) is list else self._perform(effect)

@@ -201,26 +201,23 @@ class Producer(Generic[P, R_co]):
         return headers
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        body, model = self._body(args, kwargs), self._model
-        if model is None:  # its options are checked once
-            model = self._model = checked(NewJob, b"", **self._options)
-        return model.with_body(body)
-
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._raw:
-            return self._raw_body(args, kwargs)
-        if self._given:
-            self._check_given(kwargs)
-        headers = self._headers if current_trace.get() is None and not self._hooks else self._told()
-        try:
-            return self._head + self._packers.pack(
-                envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
-            )
-        except Exception as error:
-            raise self._not_packed(error) from None
+            body = self._raw_body(args, kwargs)
+        else:
+            if self._given:
+                self._check_given(kwargs)
+            headers = self._headers if current_trace.get() is None and not self._hooks else self._told()
+            document = envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
+            try:
+                body = self._head + self._packers.pack(document)
+            except Exception as error:
+                raise self._not_packed(error) from None
+        if self._model is None:  # its options are checked once
+            self._model = checked(NewJob, b"", **self._options)
+        return self._model.with_body(body)
 
     def _bodies(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[bytes]:
-        """As _body of each, in one loop."""
+        """As the body in _job, of each, in one loop."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
         for _, kwargs in calls if self._given else ():
