@@ -89,7 +89,7 @@ def write(
         try:
             command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
             answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
-            if _not_loaded(answer):
+            if type(answer) is not list and _not_loaded(answer):
                 answer = yield from _load(place.shard.server, script, command, deadline_s)
         except BaseException:
             place.lanes.give_back(lane)  # abandoned, as in _Write.__del__

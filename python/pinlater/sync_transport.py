@@ -161,7 +161,7 @@ class SyncTransport:
                 link = free.pop()
             except IndexError:
                 break  # another thread took it
-            if link.is_open():
+            if not link.poll(0):  # what is sent on a closed one is uncertain, and has to stay there
                 return link
             link.close()
         return None
@@ -214,8 +214,10 @@ class _Link:
         self._connection = connection
         self._socket = connection._sock
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        #: Of a free one: whether the server has closed it.
+        self.poll = poll.poll
         self._wait_s = 0.0
 
     def send(self, packed: bytes, wait_s: float) -> None:
@@ -230,7 +232,10 @@ class _Link:
         hiredis.ProtocolError.
         """
         while True:
-            data = self._socket.recv(READ_BYTES)
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                raise TimeoutError("timed out") from None  # as a wait in the kernel ends
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
@@ -238,12 +243,6 @@ class _Link:
                 answers.append(answer)
                 if len(answers) == count:
                     return
-
-    def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to
-        stay there.
-        """
-        return not self._poll.poll(0)
 
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
@@ -264,13 +263,6 @@ class _PlainLink(_Link):
             self._socket.settimeout(wait_s)
             self._socket.sendall(memoryview(packed)[sent:])
             self._socket.settimeout(None)
-
-    def receive(self, answers: list[Any], count: int) -> None:
-        """See _Link."""
-        try:
-            super().receive(answers, count)
-        except BlockingIOError:
-            raise TimeoutError("timed out") from None
 
 
 def _link_of(connection: Any) -> _Link:
