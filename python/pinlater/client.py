@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
@@ -224,7 +225,7 @@ class Client:
 
     def _enqueue_job(self, queue: str, job: NewJob) -> str:
         """As enqueue, of a job made before."""
-        return self._run(lambda end: enqueuing.enqueue(self._session, queue, job, end))
+        return self._run(partial(enqueuing.enqueue, self._session, queue, job))
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000

@@ -138,24 +138,36 @@ def _enqueue_at(
     alone: bool = False,
 ) -> Flow[Any]:
     """The jobs' descriptors; the first one if it is `alone`."""
-    spec = b""
+    part = _Part(place, jobs, packed, alone)
+    return write(place, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
 
-    def arguments(config: QueueConfig) -> list[Argument]:
-        nonlocal spec
+
+class _Part:
+    """What goes to one place in one call, and what comes back of it."""
+
+    __slots__ = ("_alone", "_jobs", "_packed", "_place", "_spec")
+
+    def __init__(self, place: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
+        self._place, self._jobs, self._packed, self._alone = place, jobs, packed, alone
+        self._spec = b""
+
+    def arguments(self, config: QueueConfig) -> list[Argument]:
+        """As the script takes them."""
+        packed = self._packed
         if packed is not None and (packed[0] is config or packed[0] == config):
-            spec, statuses, records = packed[1]
+            self._spec, statuses, records = packed[1]
         else:
-            spec, statuses, records = pack_jobs(jobs, config)
-        return [spec, statuses, *records]
+            self._spec, statuses, records = pack_jobs(self._jobs, config)
+        return [self._spec, statuses, *records]
 
-    def descriptors(reply: list[Any]) -> Any:
+    def descriptors(self, reply: list[Any]) -> Any:
+        """By the first id; the others follow it in a row."""
+        spec, place = self._spec, self._place
         one = len(spec) == _RUN.size
         priorities = spec[0] if one else b"".join(bytes([level]) * n for level, n in _RUN.iter_unpack(spec))
         first = int.from_bytes(reply[2], "big")
-        found = _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(jobs))
-        return found[0] if alone else found
-
-    return write(place, "enqueue", arguments, deadline_s, patient=patient, finish=descriptors)
+        found = _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(self._jobs))
+        return found[0] if self._alone else found
 
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
