@@ -32,9 +32,12 @@ class Coalescer(Generic[Item]):
         self._run = run
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
         #: What leaves with the next flush: batch after batch.
         self._waiting: list[_Batch[Item]] = []
-        #: Keys of the last batch.
+        #: Of the last batch; and the keys of its items.
+        self._items: list[Item] = []
+        self._futures: list[asyncio.Future[Any]] = []
         self._keys: set[Any] = set()
         self._count = self._bytes = 0
 
@@ -43,31 +46,35 @@ class Coalescer(Generic[Item]):
 
         keys: items that have one in common do not leave together, but one after the other.
         """
-        if self._count and (self._count >= MAX_ITEMS or self._bytes + size > MAX_BYTES):
-            self._flush()
-        if not self._count:
-            self._loop.call_soon(self._flush)
-            self._begin_batch()
+        count, self._bytes = self._count, self._bytes + size
+        if not count or count >= MAX_ITEMS or self._bytes > MAX_BYTES:
+            self._begin(size)
         elif keys and not self._keys.isdisjoint(keys):
             self._begin_batch()
-        items, futures = self._waiting[-1]
-        future: asyncio.Future[Any] = self._loop.create_future()
-        items.append(item)
-        futures.append(future)
+        future: asyncio.Future[Any] = self._new_future()
+        self._items.append(item)
+        self._futures.append(future)
         if keys:
             self._keys.update(keys)
         self._count += 1
-        self._bytes += size
         return future
 
+    def _begin(self, size: int) -> None:
+        """What comes now leaves with a flush of its own, and what is there before it."""
+        self._flush()
+        self._bytes = size
+        self._loop.call_soon(self._flush)
+        self._begin_batch()
+
     def _begin_batch(self) -> None:
-        self._waiting.append(([], []))
-        self._keys = set()
+        self._items, self._futures, self._keys = [], [], set()
+        self._waiting.append((self._items, self._futures))
 
     def _flush(self) -> None:
         if not self._count:
             return
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
+        self._items, self._futures = [], []  # nothing is held longer than it is needed
         task = self._loop.create_task(self._carry_out(batches))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
