@@ -2,9 +2,9 @@
 -- KIND   write
 -- NEEDS  base lane head clock ready
 -- KEYS   m w j x e E p* d* r*
--- ARGV   lane sequence version limit quotas claim channel budget
+-- ARGV   lane sequence version limit quotas claim waiter budget
 -- REPLY  token ('' = no jobs), jobs block, left (u32 a level), due in (u48 ms from now; 0: none, or another holds the timer), paused ('0', '1'), [records…]…
--- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. channel: '' (do not wait) or where to ring.
+-- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. waiter: '' (do not wait) or where to ring (lib/reach).
 -- budget: bytes of records; one job is always given.
 
 -- A worker that holds the timer of the next scheduled job and was not heard of for so long is dead: safety claims come every 10 to 15 s.
@@ -61,9 +61,9 @@ local token = h
 
 if paused then
   local payload = '1' .. NO_DUE .. string.rep('\0\0\0\0', levels)
-  if channel ~= '' then
+  if waiter ~= '' then
     -- HERE ring
-    wait_for_ring(channel)
+    wait_for_ring(waiter)
   end
   -- HERE store
   return empty_handed(h, payload)
@@ -187,9 +187,9 @@ end
 local all_left = concat(left)
 if total == 0 then
   local due_in = earliest < NEVER and math.max(earliest - now, 1) or 0
-  if channel ~= '' then
+  if waiter ~= '' then
     -- HERE ring
-    wait_for_ring(channel)
+    wait_for_ring(waiter)
     if ring_on then
       -- jobs it may not take now (quotas), or behind ids without a record: a waiter is rung for them, itself perhaps
       ring()
@@ -197,10 +197,10 @@ if total == 0 then
       -- one of those who wait holds the timer of the next scheduled job: the caller, unless another does
       local timer = call('HGET', key_m, 't')
       local due_ms, since = unp('>I6I6', timer or '\0\0\0\0\0\0\0\0\0\0\0\0')
-      if timer and due_ms == earliest and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= channel then
+      if timer and due_ms == earliest and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= waiter then
         due_in = 0
       else
-        call('HSET', key_m, 't', pack('>I6I6', earliest, now) .. channel)
+        call('HSET', key_m, 't', pack('>I6I6', earliest, now) .. waiter)
       end
     end
   end

@@ -15,5 +15,7 @@ local waiters = call('ZRANGE', key_w, -1000, -1)
 local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config, 18, 34) .. pack('>I4', life_of(config) + 1)
 call('UNLINK', unpack(KEYS))
 call('HSET', key_m, 'c', tombstone, 'h', new_h, lane, sequence .. new_h)
-for _, waiter in ipairs(waiters) do call('PUBLISH', waiter, key_m) end
+for _, waiter in ipairs(waiters) do
+  -- HERE reach
+end
 return { sequence, new_h, '' }

@@ -4,7 +4,7 @@
 -- KEYS   m w
 -- ARGV   lane sequence version leaving
 -- REPLY  nothing
--- leaving: '' or the channel of that client. Somebody is rung for it if it was (it heard the ring and did not claim), or held the timer.
+-- leaving: '' or that client, as a waiter. Somebody is rung for it if it was (it heard the ring and did not claim), or held the timer.
 
 if replay then return { sequence, replay_h, replay } end
 if leaving ~= '' then

@@ -128,7 +128,7 @@ def watched(client: redis.Redis, act: Callable[[], object]) -> Iterator[tuple[bo
 
 def keys_of(words: list[str]) -> set[str]:
     """The keys of a command that a script calls."""
-    if words[0] in ("TIME", "PUBLISH"):
+    if words[0] in ("TIME", "PUBLISH", "PUBSUB"):
         return set()
     return set(words[1:] if words[0] in ("UNLINK", "EXISTS") else words[1:2])
 

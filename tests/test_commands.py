@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.servers import Server
+from tests.servers import Server, wait_until
 
 START = "local c, k = redis.call, KEYS[1] "
 #: After START: what a script returns.
@@ -66,6 +66,12 @@ SCRIPTS: dict[str, tuple[str, Any]] = {
         [1, 1, 1, 1],
     ),
     "an empty key is gone": ("c('HSET', k, 'f', 'v'); return {c('HDEL', k, 'f', 'f', 'g'), c('EXISTS', k)}", [1, 0]),
+    "lists": (
+        "return {c('RPUSH', k, 'a', 'b'), c('PEXPIRE', k, 60000), c('PEXPIRE', 'none', 1), c('TYPE', k).ok, "
+        "c('LLEN', k), c('PTTL', 'none')}",
+        [2, 1, 0, b"list", 2, -2],
+    ),
+    "listeners": ("return c('PUBSUB', 'NUMSUB', k)", [b"key", 0]),
     "counting": ("return {c('HINCRBY', k, 'n', -2), c('HINCRBY', k, 'n', 5), c('HGET', k, 'n')}", [-2, 3, b"3"]),
 }
 
@@ -145,3 +151,23 @@ def test_messages_reach_those_who_listen(client: redis.Redis, server: Server) ->
         heard.unsubscribe("bell")
         heard.get_message(timeout=5)
         assert client.publish("bell", b"x") == 0
+
+
+def test_who_blocks_is_served_in_turn_and_then_goes_on(client: redis.Redis, server: Server) -> None:
+    with server.client(protocol=2) as first, server.client(protocol=2) as second:
+        connections = [each.connection_pool.get_connection() for each in (first, second)]
+        for connection in connections:
+            connection.send_packed_command(
+                connection.pack_commands([("BLPOP", "l", "0"), ("RPUSH", "after", "x"), ("BLPOP", "none", "0")])
+            )
+        assert [connection.can_read(0.05) for connection in connections] == [False, False]
+        assert client.rpush("l", "a") == 1
+        assert [connections[0].read_response() for _ in range(2)] == [[b"l", b"a"], 1]
+        assert client.rpush("l", "b", "c") == 2
+        assert [connections[1].read_response() for _ in range(2)] == [[b"l", b"b"], 2]
+        assert (client.llen("l"), client.exists("none")) == (1, 0)
+        before = len(client.client_list())
+        connections[0].disconnect()
+        wait_until(lambda: len(client.client_list()) < before, "its end")
+        assert client.rpush("none", "d") == 1
+        assert connections[1].read_response() == [b"none", b"d"]

@@ -19,7 +19,8 @@ from tests.servers import Server, free_port, wait_until
 
 #: What a client may do, and nothing else: enough for every script.
 CLIENT_RULES = (
-    "+@read +@write -@dangerous +info +evalsha +script|load +time +publish +subscribe +unsubscribe +client|setname "
+    "+@read +@write -@dangerous +info +evalsha +script|load +time "
+    "+publish +pubsub|numsub +subscribe +unsubscribe +client|setname "
     "~pl:* &pl:wake:*"
 )
 
@@ -111,7 +112,13 @@ def test_a_client_without_config_is_told_unknown(fresh_server: FreshServer, kind
 
 
 @pytest.mark.parametrize(
-    ("denied", "told"), [("-zadd", "ZADD"), ("-publish", "PUBLISH"), ("resetchannels", "PUBLISH, SUBSCRIBE")]
+    ("denied", "told"),
+    [
+        ("-zadd", "ZADD"),
+        ("-pubsub|numsub", "PUBSUB|NUMSUB"),
+        ("-publish", "PUBLISH"),
+        ("resetchannels", "PUBLISH, SUBSCRIBE"),
+    ],
 )
 def test_a_missing_permission_is_named(fresh_server: FreshServer, denied: str, told: str) -> None:
     server = fresh_server()
@@ -245,9 +252,18 @@ def test_every_command_of_the_scripts_is_asked_for(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules.split())
     try:
         finding = look(f"redis://app:secret@127.0.0.1:{server.port}", "mail")["", "permissions"]
-        assert {"HMGET", "HSET", "ZADD", "ZRANGE", "UNLINK", "PUBLISH", "SADD", "SUBSCRIBE"} <= set(
-            finding.found.removeprefix("denied on pl:*: ").split(", ")
-        )
+        assert {
+            "HMGET",
+            "HSET",
+            "ZADD",
+            "ZRANGE",
+            "UNLINK",
+            "PUBLISH",
+            "PUBSUB|NUMSUB",
+            "BLPOP",
+            "SADD",
+            "SUBSCRIBE",
+        } <= set(finding.found.removeprefix("denied on pl:*: ").split(", "))
     finally:
         server.call("ACL", "DELUSER", "app")
 

@@ -53,6 +53,7 @@ LAYERS = [
         "results",
     },
     {
+        "bells",
         "claiming",
         "deaths",
         "doctor",
@@ -63,6 +64,7 @@ LAYERS = [
         "process",
         "removals",
         "renewal",
+        "subscriptions",
         "sharing",
         "stop_signals",
         "supervisor",

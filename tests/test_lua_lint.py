@@ -19,8 +19,21 @@ FILES = sorted(LUA_DIRECTORY.rglob("*.lua"))
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
 WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZPOPMIN", "ZPOPMAX"}
-WRITES |= {"UNLINK", "PUBLISH"}
-READS = {"HGET", "HMGET", "HLEN", "HEXISTS", "HSCAN", "ZRANGE", "ZCARD", "ZCOUNT", "ZSCORE", "ZMSCORE", "EXISTS"}
+WRITES |= {"UNLINK", "PUBLISH", "RPUSH", "PEXPIRE"}
+READS = {
+    "HGET",
+    "HMGET",
+    "HLEN",
+    "HEXISTS",
+    "HSCAN",
+    "ZRANGE",
+    "ZCARD",
+    "ZCOUNT",
+    "ZSCORE",
+    "ZMSCORE",
+    "EXISTS",
+    "PUBSUB",
+}
 COMMANDS = WRITES | READS | {"TIME"}
 LINES = 160
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from pinlater.keys import bell_key, wake_channel
 from tests.memory import EVERY_KIND, AnyKind
 from tests.servers import Server
 from tests.wire import Wire, connect, jump
@@ -70,6 +71,20 @@ def bells(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
         bell.listener.close()
 
 
+@dataclass
+class List(Bell):
+    """A worker's bell: a list that it waits at, while it listens on its channel."""
+
+    list: bytes = b""
+
+    def rings(self) -> int:
+        assert super().rings() == 0, "a message, where a list is waited at"
+        rang = int(self.client.llen(self.list))
+        assert rang == 0 or 0 < self.client.pttl(self.list) <= 60_000
+        self.client.delete(self.list)
+        return rang
+
+
 def waiting(wire: Wire, channel: bytes = b"me") -> None:
     assert wire.claim(1, channel=channel).jobs == []
 
@@ -107,6 +122,22 @@ def test_what_gives_work_rings_one_waiter(wire: Wire, bells: Callable[[bytes], B
     act(wire, held)
     assert one.rings() + two.rings() == 1
     assert wire.client.zcard(wire.key("w")) == 1
+
+
+@pytest.mark.parametrize("what", [*RINGS, "delete_queue"])
+def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> None:
+    prepare, act = RINGS.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
+    held = prepare(wire)
+    alive, dead = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    bell = List(wire.client, alive[-24:], list=alive)
+    waiting(wire, alive)
+    waiting(wire, dead)
+    assert bell.rings() == 0
+    act(wire, held)
+    assert bell.rings() == 1
+    assert wire.client.exists(dead) == 0
+    assert wire.client.zcard(wire.key("w")) == 0
+    bell.listener.close()
 
 
 def test_what_gives_no_work_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:

@@ -110,7 +110,7 @@ async def test_what_waits_for_a_slot_is_kept_in_strict_order(server: Server) -> 
             await client.create_queue(queue)
         await client.enqueue_many("b", [b"x"] * 5)
         worker = Worker(client, ["a", "b"], runs, WorkerConfig(concurrency=1, order=Order(strict=True)))
-        worker._open()  # as in run(), with claims by hand: nothing runs while the gate is shut
+        worker._open(bells=False)  # as in run(), with claims by hand: nothing runs while the gate is shut
         runs.gate.clear()
         await worker._claimer.claim_once("b", 5)
         await client.enqueue_many("a", [b"x"] * 5)

@@ -290,7 +290,7 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
 
             async def claim(seconds: float) -> list[Claim]:
                 end_s = time.monotonic() + seconds
-                return await client._run(lambda _: claim_round(session, session.places("q"), 9, b"", "", end_s))
+                return await client._run(lambda _: claim_round(session, session.places("q"), 9, False, "", end_s))
 
             proxy.arm(Cut.AFTER, match=lambda command: command[1] == load_scripts()["claim"].sha, count=ALWAYS)
             began_s = time.monotonic()

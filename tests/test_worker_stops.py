@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
+from pinlater.keys import wake_channel
 from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
@@ -45,14 +46,17 @@ async def test_start_and_stop(server: Server) -> None:
         assert worker.stats.succeeded == 3
 
 
+CHANNEL_BYTES = len(wake_channel(bytes(8)))
+
+
 def timers(server: Server, shard: str = "1") -> bytes:
     """The channel of who holds the timer of the next scheduled job."""
-    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[12:]
+    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[-CHANNEL_BYTES:]
 
 
 def waiters(server: Server, shard: str = "1") -> list[bytes]:
-    found: list[bytes] = server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)
-    return found
+    """The channels of who waits; a worker's bell ends in its own."""
+    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)]
 
 
 @on_loop

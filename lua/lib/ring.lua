@@ -1,14 +1,16 @@
--- The bell: wakes one waiter, the next one if nobody listens on its channel any more; so many may have died at once.
+-- The bell: wakes one waiter, the next one if nobody listens any more; so many may have died at once.
 local function ring()
   if paused or not waiting then return end
   for _ = 1, 1000 do
     local waiter = call('ZPOPMAX', key_w)[1]
     waiting = waiter ~= nil
-    if not waiter or call('PUBLISH', waiter, key_m) > 0 then return end
+    if not waiter then return end
+    -- HERE reach
+    if heard > 0 then return end
   end
 end
 
-local function wait_for_ring(channel)
-  call('ZADD', key_w, now, channel)
+local function wait_for_ring(waiter)
+  call('ZADD', key_w, now, waiter)
   waiting = true
 end

@@ -19,8 +19,10 @@ import hiredis
 from pinlater import _core
 from pinlater.flows import ReplyError
 
-#: Of a subscription, which may wait for hours: a peer that is gone without a word is noticed after 10 s and 3 probes.
+#: Of what may wait for hours: a peer that is gone without a word is noticed after 10 s and 3 probes.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+
+_FOREVER_S = float("inf")
 
 
 def _take_socket(connection: Any) -> asyncio.StreamWriter:
@@ -30,6 +32,14 @@ def _take_socket(connection: Any) -> asyncio.StreamWriter:
     writer: asyncio.StreamWriter = connection._writer
     connection._reader = connection._writer = None
     return writer
+
+
+def _keep_alive(transport: asyncio.WriteTransport) -> None:
+    end = transport.get_extra_info("socket")
+    if end.family != socket.AF_UNIX:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Link(asyncio.Protocol):
@@ -47,21 +57,25 @@ class Link(asyncio.Protocol):
         self._poll = select.poll()
         self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._transport.set_protocol(self)
+        _keep_alive(self._transport)
 
     async def exchange(self, packed: bytes, count: int, wait_s: float) -> tuple[list[Any], Exception | None]:
         """Sends commands; returns their `count` answers (an error reply as ReplyError), or those that came within
-        `wait_s` and why there are no more.
+        `wait_s` (may be infinite) and why there are no more.
         """
         answers: list[Any] = []
         self._answers, self._wanted = answers, count
         waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(wait_s, self._end, TimeoutError(f"no answer within {wait_s:.3g} s"))
+        timer = None
+        if wait_s != _FOREVER_S:
+            timer = self._loop.call_later(wait_s, self._end, TimeoutError(f"no answer within {wait_s:.3g} s"))
         try:
             # the transport keeps what the socket does not take; the answers are waited for anyhow
             self._transport.write(packed)
             return answers, await waiter
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._waiter, self._answers = None, []
 
     def is_open(self) -> bool:
@@ -121,11 +135,7 @@ class Subscription(asyncio.Protocol):
         #: One a channel, in the order in which the server confirms them; of an add of several the last has the future.
         self._confirming: deque[asyncio.Future[None] | None] = deque()
         self._transport.set_protocol(self)
-        end = self._transport.get_extra_info("socket")
-        if end.family != socket.AF_UNIX:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE.items():
-                end.setsockopt(socket.IPPROTO_TCP, option, value)
+        _keep_alive(self._transport)
 
     def add(self, *channels: bytes) -> asyncio.Future[None]:
         """Also these. The future ends with the server's word: PermissionError is its refusal, ConnectionResetError the

@@ -33,6 +33,7 @@ class AsyncTransport:
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
         self._joined: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._blocking: set[Link] = set()
         self._inherited: tuple[Any, ...] = ()
         self._closed = False
 
@@ -59,6 +60,11 @@ class AsyncTransport:
         self._inherited = self._inherited, self._free, self._pools, self.waker, self._watcher
         self._free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
+
+    def hang_up(self) -> None:
+        """Blocking exchanges get no more answers: what was sent is uncertain."""
+        for link in self._blocking:
+            link.close()
 
     async def close(self) -> None:
         """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
@@ -117,6 +123,8 @@ class AsyncTransport:
                 link = Link(await self.connect(server, effect.wait_s(sum(self._timeouts))))
             except PinLaterError as error:
                 return [Failure(False, error)] * len(effect.commands)
+        if effect.blocking:
+            self._blocking.add(link)
         try:
             answers, why = await link.exchange(
                 _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
@@ -124,6 +132,8 @@ class AsyncTransport:
         except BaseException:
             link.close()
             raise
+        finally:
+            self._blocking.discard(link)
         if why is not None:
             link.close()
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))

@@ -21,11 +21,13 @@ from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.async_client import AsyncClient
+from pinlater.bells import Bells
 from pinlater.config import QueueConfig
 from pinlater.dequeuing import SAFETY_S, claim_round, leave
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
-from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound, ServerRefused
+from pinlater.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.exchange import write
+from pinlater.holding import release
 from pinlater.jobs import Job
 from pinlater.keys import gone_channel
 from pinlater.queues import agreed_places, known_places, make_lost
@@ -33,6 +35,7 @@ from pinlater.removals import find_missed
 from pinlater.servers import Server
 from pinlater.shards import QueueShard
 from pinlater.sharing import Order, Shares
+from pinlater.subscriptions import Subscriptions
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -46,13 +49,14 @@ class _Source:
     empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim, this
     worker or another. safety_s: claim then though nobody rang. timer_s: a scheduled job is due then, and nobody else
     looks. not_before_s: a claim failed, no other one until then. resolve: asks what became of a claim whose answer was
-    lost, sent at sent_s.
+    lost, sent at sent_s. off_list: a bell rang, so this worker is not registered as waiting until its next claim.
     """
 
     queue: str
     empty: bool = False
     hungry: bool = True
     rung: bool = False
+    off_list: bool = False
     safety_s: float = 0.0
     timer_s: float = _NEVER_S
     not_before_s: float = 0.0
@@ -93,7 +97,8 @@ class Claimer:
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._subscribing: set[Server] = set()
+        self._bells = Bells(client, queues, self._on_bell)
+        self._subscriptions = Subscriptions(client, self._background, self._stands)
         #: How queues are made that are not there, and were not deleted; None: they are waited for.
         self.config_of: Callable[[str], QueueConfig] | None = None
         #: Claim calls answered.
@@ -103,13 +108,17 @@ class Claimer:
         #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
         self.heard_since_s = 0.0
 
-    def open(self) -> None:
-        """Rings are heard from now on; what came before is found by a claim."""
+    def open(self, *, bells: bool) -> None:
+        """Rings are heard from now on; what came before is found by a claim. bells: with claims that wait on the
+        servers, too.
+        """
         self._stopping = False
+        self._bells.open(bells)
         for source in self._sources.values():
             source.hungry, source.empty = True, False
         waker = self._client._transport.waker
-        waker.on_ring, waker.on_lost = self._on_ring, self._on_lost
+        waker.on_ring = self._on_ring
+        self._subscriptions.open()
         waker.hear(self._gone_channels, self._removed)
 
     async def close(self) -> None:
@@ -118,7 +127,8 @@ class Claimer:
         for source in self._sources.values():
             self._pass_on_if_rung(source)
         waker = self._client._transport.waker
-        waker.on_ring = waker.on_lost = waker.on_other = None
+        waker.on_ring = waker.on_other = None
+        await self._bells.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
         for task in self._tasks:
@@ -128,6 +138,7 @@ class Claimer:
     def stop(self) -> None:
         """Ends run() once it is known what every claim gave; rings are passed on from now on."""
         self._stopping = True
+        self._subscriptions.close()
         self.wake()
 
     def wake(self) -> None:
@@ -169,13 +180,14 @@ class Claimer:
                 queue, share = self._shares.next([source.queue for source in wanting], room)
                 await self._try_claim(self._sources[queue], share)
         await self._leave()
-        if await self._ask_for_lost():
+        lost, _ = await asyncio.gather(self._ask_for_lost(), self._bells.end())
+        if lost or await self._ask_for_lost():
             await self._leave()
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims what is due now, without waiting for more."""
         source = self._sources[queue]
-        await self._claim(source, limit, await self._places(source), b"")
+        await self._claim(source, limit, await self._places(source), wait=False)
 
     def _wanting(self, room: int) -> list[_Source]:
         now_s = time.monotonic()
@@ -202,9 +214,10 @@ class Claimer:
 
     async def _try_claim(self, source: _Source, limit: int) -> None:
         try:
-            places = self._listening(await self._places(source))
+            places = self._subscriptions.heard(await self._places(source))
             if places:
-                await self._claim(source, limit, places, self._client._session.channel)
+                self._bells.name(places)
+                await self._claim(source, limit, places, wait=True)
             else:
                 # the subscription wakes us
                 source.hungry, source.safety_s = False, time.monotonic() + SAFETY_S[0]
@@ -228,10 +241,10 @@ class Claimer:
             lambda end: known_places(session, source.queue, end)
         )
 
-    async def _claim(self, source: _Source, limit: int, places: list[QueueShard], channel: bytes) -> None:
-        """channel: where to ring when there is something; b"": nowhere."""
+    async def _claim(self, source: _Source, limit: int, places: list[QueueShard], *, wait: bool) -> None:
+        """wait: for a ring, if there is nothing."""
         session, named = self._client._session, self._client._settings.source
-        source.rung = False
+        source.rung = source.off_list = False
         resolve, source.resolve = source.resolve, None
         if resolve is None:
             source.sent_s = time.monotonic()
@@ -239,18 +252,20 @@ class Claimer:
             answer: Any = await (
                 resolve()
                 if resolve
-                else self._client._run(lambda end: claim_round(session, places, limit, channel, named, end))
+                else self._client._run(lambda end: claim_round(session, places, limit, wait, named, end))
             )
         except OutcomeUnknown as error:
             # it may have given us jobs that nobody else will see before their lease ends
             source.resolve = error.resolve
             raise
         claims = answer if isinstance(answer, list) else [answer]
-        self._answered(source, claims)
+        self._answered(source, claims, source.sent_s)
+        if wait and source.empty:
+            self._bells.hang(places)
         if not any(any(claim.left) for claim in claims):
             await asyncio.sleep(0)  # what it gave starts before the next claim, which will find nothing
 
-    def _answered(self, source: _Source, claims: list[Claim]) -> None:
+    def _answered(self, source: _Source, claims: list[Claim], sent_s: float) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
         count = sum([len(claim.jobs) for claim in full])
@@ -258,7 +273,7 @@ class Claimer:
         self._shares.took(source.queue, count)
         source.empty = not full
         if full:
-            self._take(source.queue, full, source.sent_s)
+            self._take(source.queue, full, sent_s)
             source.hungry = True
             return
         now_s = time.monotonic()
@@ -268,8 +283,8 @@ class Claimer:
         for place in lost:
             source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
         source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
-        source.hungry = source.rung or any(any(claim.left) for claim in claims)
-        self._take(source.queue, [], source.sent_s)
+        source.hungry = source.rung or source.off_list or any(any(claim.left) for claim in claims)
+        self._take(source.queue, [], sent_s)
 
     def _put_off(self, source: _Source, error: PinLaterError) -> None:
         """A claim failed: try again later, and say so once."""
@@ -292,6 +307,27 @@ class Claimer:
         self.wake()
         if self._stopping:
             self._pass_on_if_rung(source)
+
+    def _on_bell(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+        """A bell rang, and the claim behind it was answered: it gave a job at most."""
+        source = self._sources[queue]
+        source.off_list = True
+        if isinstance(answer, Claim):
+            idle = self._pausing is not None and self._room() > 0
+            if answer.jobs and not idle and not self._stopping:
+                self._background(self._give_back(answer.jobs))
+            else:
+                self._answered(source, [answer], sent_s)
+        elif isinstance(answer, OutcomeUnknown) and source.resolve is None:
+            source.resolve, source.sent_s = answer.resolve, sent_s
+        source.hungry = True
+        self.wake()
+
+    async def _give_back(self, jobs: Sequence[Job]) -> None:
+        """There is no room, or other jobs are being claimed: it is not its queue's turn."""
+        session = self._client._session
+        with suppress(PinLaterError):  # then they come back when their lease ends
+            await self._client._run(lambda end: release(session, jobs, "", end))
 
     def _pass_on_if_rung(self, source: _Source) -> None:
         """Another worker may have room."""
@@ -345,42 +381,15 @@ class Claimer:
                 log.warning("queue %s: a claim whose answer was lost: %s", source.queue, error)
                 return
             else:
-                self._answered(source, [claim])
+                self._answered(source, [claim], source.sent_s)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     # subscriptions
 
-    def _listening(self, places: list[QueueShard]) -> list[QueueShard]:
-        """The places whose server rings us; the others are subscribed meanwhile."""
-        listening = self._client._transport.waker.listening
-        heard = [place for place in places if listening(place.shard.server)]
-        if len(heard) < len(places):
-            for place in places:
-                self._on_lost(place.shard.server)
-        return heard
-
-    def _on_lost(self, server: Server) -> None:
-        if (
-            server not in self._subscribing
-            and not self._client._transport.waker.listening(server)
-            and not self._stopping
-        ):
-            self._subscribing.add(server)
-            self._background(self._subscribe(server))
-
-    async def _subscribe(self, server: Server) -> None:
-        """Until the subscription stands; then what came meanwhile is claimed."""
-        pause_s = FIRST_RETRY_S
-        try:
-            while (why := await self._listen(server)) and not self._stopping:
-                if pause_s == FIRST_RETRY_S:
-                    log.warning("%s, trying again", why)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
-        finally:
-            self._subscribing.discard(server)
+    def _stands(self, server: Server) -> None:
+        """Its subscription stands again: what came meanwhile is claimed, and what was removed is found."""
         for source in self._sources.values():
             # rung: a claim under way may be answered for a moment before the subscription stood
             source.hungry = source.rung = True
@@ -395,15 +404,6 @@ class Claimer:
         """
         if jobs:
             self._background(find_missed(self._client, jobs, self._removed, there))
-
-    async def _listen(self, server: Server) -> str:
-        """Why the subscription does not stand; '' if it does."""
-        waker = self._client._transport.waker
-        try:
-            await waker.listen([server])
-        except ServerRefused as error:
-            return str(error)
-        return "" if waker.listening(server) else f"server {server} does not answer"
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

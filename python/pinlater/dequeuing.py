@@ -67,9 +67,8 @@ def dequeue(
                 for place in places:
                     place.waiters.add(waiter)
             since = (yield Listen([place.shard.server for place in places])) if waiting else 0
-            channel = session.channel if waiting else b""
             try:
-                claims = yield from claim_round(session, places, limit, channel, source, deadline_s)
+                claims = yield from claim_round(session, places, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
                 raise completed(error, lambda claim: claim.jobs) from None  # as the dequeue would have
             jobs = [job for claim in claims for job in claim.jobs]
@@ -101,7 +100,9 @@ def leave(session: Session, places: Sequence[QueueShard], deadline_s: float) -> 
     """
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
     left = [place for place in places if not place.waiters]  # threads and tasks of a client share its channel
-    yield from together([write(place, "wake", [session.channel], deadline_s, patient=False) for place in left])
+    yield from together(
+        [write(place, "wake", [place.bell or session.channel], deadline_s, patient=False) for place in left]
+    )
 
 
 def _check_wait(wait_s: float | None) -> float:
@@ -119,15 +120,15 @@ def _pause_s(claims: Sequence[_core.Claim], until_s: float) -> float:
 
 
 def claim_round(
-    session: Session, places: list[QueueShard], limit: int, channel: bytes, source: str, deadline_s: float
+    session: Session, places: list[QueueShard], limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
-    """Claims over the places of one queue. A claim without jobs says where the client is registered as waiting."""
+    """Claims over the places of one queue. wait: where a claim gives no jobs, the client is registered as waiting."""
     now_s = time.monotonic()
     answering = [place for place in places if place.silent_until_s <= now_s] or places
     if len(answering) == 1 and limit <= MAX_BATCH:
-        return [(yield from claim_at(session, answering[0], limit, None, channel, source, deadline_s))]
+        return [(yield from claim_at(session, answering[0], limit, None, wait, source, deadline_s))]
     if len(answering) == 1:
-        return (yield from _claim_alone(session, answering[0], limit, channel, source, deadline_s))
+        return (yield from _claim_alone(session, answering[0], limit, wait, source, deadline_s))
     # what one shard gave must not wait long for another that is silent; its answer is asked for again by the next claim
     deadline_s = min(deadline_s, now_s + PATIENCE_S)
     claims: list[_core.Claim] = []
@@ -142,7 +143,7 @@ def claim_round(
             ]
             if not chosen:
                 break
-            flows = [claim_at(session, place, sum(quota), quota, b"", source, deadline_s) for place, quota in chosen]
+            flows = [claim_at(session, place, sum(quota), quota, False, source, deadline_s) for place, quota in chosen]
             claims += yield from _survivors([place for place, _ in chosen], flows)
             if _taken(claims) >= limit:
                 return claims
@@ -150,20 +151,20 @@ def claim_round(
         if not _taken(claims):
             raise
         return claims
-    if not _taken(claims) and channel:
-        flows = [claim_at(session, place, 1, [0], channel, source, deadline_s) for place in answering]
+    if not _taken(claims) and wait:
+        flows = [claim_at(session, place, 1, [0], True, source, deadline_s) for place in answering]
         claims = yield from _survivors(answering, flows)
     return claims
 
 
 def _claim_alone(
-    session: Session, place: QueueShard, limit: int, channel: bytes, source: str, deadline_s: float
+    session: Session, place: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
     """A limit over 1,000 takes several claims; the first one that finds less than it asked for is the last."""
     claims: list[_core.Claim] = []
     while (want := limit - _taken(claims)) > 0:
         try:
-            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, channel, source, deadline_s)
+            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, wait, source, deadline_s)
         except PinLaterError as error:
             if not claims:
                 raise
@@ -172,7 +173,7 @@ def _claim_alone(
         claims.append(claim)
         if not claim.jobs or not any(claim.left):
             break
-        channel = b""
+        wait = False
     return claims
 
 
@@ -181,20 +182,23 @@ def claim_at(
     place: QueueShard,
     limit: int,
     quota: Sequence[int] | None,
-    channel: bytes,
+    wait: bool,
     source: str,
     deadline_s: float,
+    *,
+    blocking: bool = False,
 ) -> Flow[_core.Claim]:
-    """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken, the client is
-    registered as waiting.
+    """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken. wait: if it gives no
+    jobs, the client is registered as waiting. blocking: it is carried out once the place's bell rings.
     """
-    if place.unknown_claim is not None:
+    if place.unknown_claim is not None and not blocking:
         earlier, place.unknown_claim = place.unknown_claim, None
         claim: _core.Claim = yield from earlier.resume(deadline_s)
         if claim.jobs:
             place.late_claims[claim.token] = place.unknown_sent_s
             return claim
     descriptor, sent_s = claim_descriptor(session, source), time.monotonic()
+    waiter = (place.bell or session.channel) if wait else b""
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(reply, place.queue, place.shard.name)
@@ -204,10 +208,10 @@ def claim_at(
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.levels)
-        return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, channel, REPLY_BYTES]
+        return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, waiter, REPLY_BYTES]
 
     try:
-        reply = yield from write(place, "claim", arguments, deadline_s)
+        reply = yield from write(place, "claim", arguments, deadline_s, blocking=blocking)
     except OutcomeUnknown as error:
         place.unknown_sent_s = sent_s
         raise completed(error, decode) from None

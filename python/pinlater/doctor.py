@@ -46,14 +46,17 @@ CLOCK_OFFSET_MS: Final = 1000.0
 FULL_SHARE: Final = 0.9
 
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
-CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS")
+CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
-_CALLS: Final = re.compile(rb"\b(?:call|send)\('([A-Z]+)'")
+_CALLS: Final = re.compile(rb"\b(?:call|send)\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}
 for i = 2, #ARGV do
   local on_channel = ARGV[i] == 'PUBLISH' or ARGV[i] == 'SUBSCRIBE'
-  if not redis.acl_check_cmd(ARGV[i], on_channel and ARGV[1] or KEYS[1]) then denied[#denied + 1] = ARGV[i] end
+  local words = {string.match(ARGV[i], '^(%u+)|?(%u*)$')}
+  if words[2] == '' then table.remove(words) end
+  words[#words + 1] = on_channel and ARGV[1] or KEYS[1]
+  if not redis.acl_check_cmd(unpack(words)) then denied[#denied + 1] = ARGV[i] end
 end
 return denied
 """
@@ -218,7 +221,8 @@ def _role(patient: _Patient) -> Iterator[Finding]:
 
 
 def _permissions(patient: _Patient) -> Iterator[Finding]:
-    commands = sorted({name.decode() for script in load_scripts().values() for name in _CALLS.findall(script.source)})
+    calls = {call for script in load_scripts().values() for call in _CALLS.findall(script.source)}
+    commands = sorted(b"|".join(filter(None, words)).decode() for words in calls)
     probe = patient.redis.script_load(_ACL_PROBE)
     wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
     key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"

@@ -75,12 +75,13 @@ def write(
     *,
     patient: bool = True,
     finish: Callable[[list[Any]], Any] | None = None,
+    blocking: bool = False,
 ) -> Flow[Any]:
     """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
 
     patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
-    another shard). Raises OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried
-    out.
+    another shard). blocking: only once the place's bell rings, however long that takes. Raises OutcomeUnknown at the
+    deadline (monotonic seconds) if an earlier try may have been carried out.
     """
     script, lane, stored = load_scripts()[verb], place.lanes.take(), place.stored
     command = answer = None
@@ -88,7 +89,10 @@ def write(
         # nearly every call ends here; what does not begins anew as a _Write, with the first answer
         try:
             command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
-            answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
+            if blocking:
+                answer = yield from _after_ring(place, command)
+            else:
+                answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
             if type(answer) is not list and _not_loaded(answer):
                 answer = yield from _load(place.shard.server, script, command, deadline_s)
         except BaseException:
@@ -206,6 +210,14 @@ class _Write:
             f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve() asks again"
         )
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
+
+
+def _after_ring(place: QueueShard, command: Command) -> Flow[Any]:
+    """The answer to a command that the server holds back until the bell rings."""
+    rang, answer = (yield [Send(place.shard.server, [("BLPOP", place.bell, "0"), command], blocking=True)])[0]
+    if isinstance(rang, ReplyError):
+        place.bell = b""  # this user may not: it is rung for, by its channel
+    return answer
 
 
 def known_config(place: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig]:

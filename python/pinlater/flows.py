@@ -30,15 +30,19 @@ LEAST_WAIT_S: Final = 1.0
 class Send:
     """Effect: commands for one server, in one pipeline. Result: one answer a command, in order.
 
-    deadline_s: monotonic seconds; a nearer one shortens the wait for the answers.
+    deadline_s: monotonic seconds; a nearer one shortens the wait for the answers. blocking: the commands wait on the
+    server for what may never come; so do the answers.
     """
 
     server: Server
     commands: Sequence[Command]
     deadline_s: float = float("inf")
+    blocking: bool = False
 
     def wait_s(self, read_timeout_s: float) -> float:
         """How long to wait for an answer, if the commands leave now."""
+        if self.blocking:
+            return float("inf")
         left_s = self.deadline_s - time.monotonic()
         return read_timeout_s if left_s >= read_timeout_s else min(read_timeout_s, max(LEAST_WAIT_S, left_s))
 

@@ -38,6 +38,11 @@ def wake_channel(session: bytes) -> bytes:
     return f"{PREFIX}wake:{session.hex()}".encode()
 
 
+def bell_key(queue: str, shard: str, channel: bytes) -> bytes:
+    """The list on which a client blocks for a queue and shard: the scripts find its wake channel at the end."""
+    return queue_key(queue, shard, channel.decode())
+
+
 def gone_channel(queue: str, shard: str) -> bytes:
     """Where workers of a queue and shard hear of running jobs that were removed."""
     return f"{PREFIX}wake:{tag(queue, shard)}".encode()

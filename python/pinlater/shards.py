@@ -49,6 +49,7 @@ class QueueShard:
 
     __slots__ = (
         "_heads",
+        "bell",
         "h",
         "lanes",
         "late_claims",
@@ -78,6 +79,8 @@ class QueueShard:
         #: Token -> when its claim was sent (monotonic s), of claims whose answer came by a later one: their lease runs
         #: since then. Who takes the jobs takes the entry.
         self.late_claims: dict[bytes, float] = {}
+        #: The list on which this client blocks with its next claim behind; b"": it does not.
+        self.bell = b""
         #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
         self.h = b""

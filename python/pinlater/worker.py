@@ -19,6 +19,7 @@ from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
+from pinlater.dequeuing import PATIENCE_S
 from pinlater.ending import GRACE_S, LAST_RETRY_S, Ending, Held, WorkerStats, cut_short
 from pinlater.errors import InvalidArgument, ServerUnavailable
 from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
@@ -105,8 +106,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Stops claiming, lets running jobs end, hands back the rest; unstarted or twice is fine."""
-        task = self._task
-        if task is None:
+        if (task := self._task) is None:
             return
         if not self._stopping.is_set():
             self.request_stop()
@@ -126,7 +126,7 @@ class Worker:
         """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
         burst raises ServerUnavailable if no claim is answered in the client's timeout_s.
         """
-        self._open()
+        self._open(bells=not burst)
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_end(burst))
         try:
@@ -142,7 +142,7 @@ class Worker:
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
-        self._open()
+        self._open(bells=False)
         try:
             before = self._stats.claimed
             for queue in self._queues:
@@ -193,22 +193,20 @@ class Worker:
 
     # holding
 
-    def _open(self) -> None:
+    def _open(self, *, bells: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self.config.concurrency, self._loop)
         self._rate_since_s = time.monotonic()
-        self._claimer.open()
+        self._claimer.open(bells=bells)
         if self._stopping.is_set():
             self._claimer.stop()
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
 
     def _room(self) -> int:
         """How many more jobs may be claimed; while jobs wait for a slot, none until a large claim fits."""
-        held = len(self._running) + len(self._waiting)
-        if held and self._bytes >= self.config.prefetch_bytes:
-            return 0
-        concurrency = self.config.concurrency
-        if self._ending.count > concurrency + self._prefetch:
+        held, concurrency = len(self._running) + len(self._waiting), self.config.concurrency
+        full = held > 0 and self._bytes >= self.config.prefetch_bytes
+        if full or self._ending.count > concurrency + self._prefetch:
             return 0
         free = concurrency + min(self._prefetch, int(self._measure_rate() * PREFETCH_S)) - held
         return 0 if self._waiting and 2 * free < concurrency else free
@@ -408,11 +406,11 @@ class Worker:
         await cut_short(self._loop.create_task(self._release_waiting()))
 
     async def _hand_back(self, claiming: asyncio.Task[None] | None) -> None:
-        """Releases what was not started, then what a claim under way brings."""
-        await self._release_waiting()
-        if claiming is not None:
-            await asyncio.wait([claiming])
+        """Releases what was not started: after the last claim, which would take it again, unless that takes long."""
+        if claiming is not None and not (await asyncio.wait([claiming], timeout=PATIENCE_S))[0]:
             await self._release_waiting()
+            await asyncio.wait([claiming])
+        await self._release_waiting()
 
     async def _release_waiting(self) -> None:
         held, self._waiting = list(self._waiting), deque()

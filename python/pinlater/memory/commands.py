@@ -1,7 +1,7 @@
 """The Redis commands that the scripts, the clients and the tests of queues use, on values in memory.
 
 Promises that each does what Redis documents for the forms it takes, and that an unknown command or form is refused, not
-guessed. Risks: what no caller here needs is missing: expiry of keys, most types, memory limits.
+guessed. Risks: what no caller here needs is missing: most types and forms, memory limits.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _delete(store: Store, keys: Arguments) -> int:
 
 
 def _flush(store: Store, _: Arguments) -> Status:
-    store.values.clear()
+    store.clear()
     return OK
 
 
@@ -97,12 +97,34 @@ def _matches(key: bytes, pattern: bytes) -> bool:
 
 def _type(store: Store, arguments: Arguments) -> Status:
     found = store.values.get(arguments[0])
-    names = {dict: b"hash", SortedSet: b"zset", set: b"set", bytes: b"string"}
+    names = {dict: b"hash", SortedSet: b"zset", set: b"set", list: b"list", bytes: b"string"}
     return Status(b"none" if found is None else names[type(found)])
 
 
 def _publish(store: Store, arguments: Arguments) -> int:
     return store.publish(arguments[0], arguments[1])
+
+
+def _pubsub(store: Store, arguments: Arguments) -> list[bytes | int]:
+    if arguments[0].upper() != b"NUMSUB":
+        raise CommandError(f"ERR PUBSUB {arguments[0].decode(errors='replace')}: not of the memory store")
+    return [part for channel in arguments[1:] for part in (channel, store.listeners(channel))]
+
+
+def _pexpire(store: Store, arguments: Arguments) -> int:
+    if len(arguments) != 2:
+        raise CommandError(SYNTAX)
+    if arguments[0] not in store.values:
+        return 0
+    store.expiries[arguments[0]] = store.clock.now_us() + 1000 * int(arguments[1])
+    return 1
+
+
+def _pttl(store: Store, arguments: Arguments) -> int:
+    end_us = store.expiries.get(arguments[0])
+    if end_us is not None:
+        return (end_us - store.clock.now_us()) // 1000
+    return -1 if arguments[0] in store.values else -2
 
 
 def _set(store: Store, arguments: Arguments) -> Status:
@@ -188,6 +210,19 @@ def _count(options: Arguments) -> int:
     return int(options[1])
 
 
+# lists
+
+
+def _rpush(store: Store, arguments: Arguments) -> int:
+    found = store.make(arguments[0], list)
+    found += arguments[1:]
+    return len(found)
+
+
+def _llen(store: Store, arguments: Arguments) -> int:
+    return len(store.get(arguments[0], list) or ())
+
+
 # sets
 
 
@@ -228,6 +263,11 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"SET": (_set, 2),
     b"GET": (_get, 1),
     b"PUBLISH": (_publish, 2),
+    b"PUBSUB": (_pubsub, 1),
+    b"PEXPIRE": (_pexpire, 2),
+    b"RPUSH": (_rpush, 2),
+    b"LLEN": (_llen, 1),
+    b"PTTL": (_pttl, 1),
     b"HSET": (_hset, 3),
     b"HGET": (_hget, 2),
     b"HMGET": (_hmget, 2),
@@ -248,5 +288,5 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
 #: What a script that only reads may not call.
 WRITING: Final = frozenset(
     {b"DEL", b"UNLINK", b"FLUSHALL", b"FLUSHDB", b"HSET", b"HDEL", b"HINCRBY", b"ZADD", b"ZPOPMIN", b"ZPOPMAX"}
-    | {b"SET", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}
+    | {b"SET", b"RPUSH", b"PEXPIRE", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}
 )

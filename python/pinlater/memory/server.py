@@ -41,10 +41,12 @@ class MemoryServer:
     def __init__(self, *, clock: Clock | None = None) -> None:
         require_lupa()
         self.clock = clock or Clock()
-        self._store = Store(self.clock, self._publish)
+        self._store = Store(self.clock, self._publish, lambda channel: len(self._listeners.get(channel, ())))
         self._scripts = Scripts(self._store)
         self._listeners: dict[bytes, set[_Peer]] = {}
         self._peers: set[_Peer] = set()
+        #: Key of a list -> who waits for an element, the first first.
+        self._blocked: dict[bytes, list[_Peer]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="pinlater-memory-"))
         atexit.register(self._remove_folder)
         self.path = self._folder / "socket"
@@ -77,7 +79,9 @@ class MemoryServer:
 
         def move() -> None:
             self.clock.move(seconds)
+            self._store.expire()
             let_expire(self._store, self._scripts)
+            self._serve_blocked()
 
         self._on_loop(move)
 
@@ -85,7 +89,7 @@ class MemoryServer:
         """Forgets every job, queue and script."""
 
         def forget() -> None:
-            self._store.values.clear()
+            self._store.clear()
             self._scripts.flush()
 
         self._on_loop(forget)
@@ -128,6 +132,15 @@ class MemoryServer:
             peer.answer([b"message", channel, message])
         return len(listeners)
 
+    def _serve_blocked(self) -> None:
+        for key in [key for key in self._blocked if key in self._store.values]:
+            peers, found = self._blocked[key], self._store.get(key, list)
+            while peers and found:
+                peers.pop(0).unblock([key, found.pop(0)])
+            self._store.drop_empty(key)
+            if not self._blocked.get(key, True):  # who is served goes on, and may wait again
+                del self._blocked[key]
+
 
 class _Peer(asyncio.Protocol):
     """One connection."""
@@ -137,6 +150,7 @@ class _Peer(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._channels: set[bytes] = set()
         self._name = b""
+        self._blocked_on: bytes | None = None
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -145,14 +159,31 @@ class _Peer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server._peers.discard(self)
+        if self._blocked_on is not None:
+            self._server._blocked[self._blocked_on].remove(self)
         for channel in list(self._channels):
             self._unsubscribe(channel)
 
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)
-            while (command := self._reader.gets()) is not False:
+        except hiredis.ProtocolError:
+            self.transport.abort()
+        else:
+            self._go_on()
+
+    def unblock(self, reply: list[bytes]) -> None:
+        """What it waited for is there; then what it sent meanwhile is run."""
+        self._blocked_on = None
+        self.answer(reply)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            while self._blocked_on is None and (command := self._reader.gets()) is not False:
+                self._server._store.expire()
                 self._run(command)
+                self._server._serve_blocked()
         except hiredis.ProtocolError:
             self.transport.abort()
 
@@ -177,6 +208,14 @@ class _Peer(asyncio.Protocol):
             self.answer(error if isinstance(error, CommandError) else CommandError(f"ERR syntax error: {error}"))
 
     # commands of a connection, and of scripts
+
+    def _blpop(self, arguments: list[bytes]) -> None:
+        key, timeout = arguments
+        if timeout != b"0":
+            raise CommandError("ERR BLPOP with a timeout: not of the memory store")
+        self._server._store.get(key, list)  # or it is of another type
+        self._server._blocked.setdefault(key, []).append(self)
+        self._blocked_on = key
 
     def _hello(self, arguments: list[bytes]) -> None:
         if arguments[:1] not in ([], [b"2"]):
@@ -247,6 +286,7 @@ _OWN: Final[dict[bytes, Callable[[_Peer, list[bytes]], None]]] = {
     b"HELLO": _Peer._hello,
     b"CLIENT": _Peer._client,
     b"SELECT": _Peer._select,
+    b"BLPOP": _Peer._blpop,
     b"QUIT": _Peer._quit,
     b"SUBSCRIBE": _Peer._subscribe,
     b"UNSUBSCRIBE": _Peer._end_subscriptions,

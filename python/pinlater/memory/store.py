@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from pinlater.memory.values import Hash, SortedSet
 
-V = TypeVar("V", Hash, SortedSet, set[bytes], bytes)
+V = TypeVar("V", Hash, SortedSet, set[bytes], list[bytes], bytes)
 
 
 class CommandError(Exception):
@@ -46,12 +46,16 @@ class Clock:
 
 
 class Store:
-    """Keys and values of one database. publish: hands a message to a channel and returns how many got it."""
+    """Keys and values of one database. publish: hands a message to a channel and returns how many got it; listeners:
+    how many would.
+    """
 
-    def __init__(self, clock: Clock, publish: Callable[[bytes, bytes], int]) -> None:
+    def __init__(self, clock: Clock, publish: Callable[[bytes, bytes], int], listeners: Callable[[bytes], int]) -> None:
         self.clock = clock
-        self.publish = publish
-        self.values: dict[bytes, Hash | SortedSet | set[bytes] | bytes] = {}
+        self.publish, self.listeners = publish, listeners
+        self.values: dict[bytes, Hash | SortedSet | set[bytes] | list[bytes] | bytes] = {}
+        #: Key -> when it goes (μs), if it is there by then.
+        self.expiries: dict[bytes, int] = {}
         self.calls: Counter[str] = Counter()
 
     def get(self, key: bytes, kind: type[V]) -> V | None:
@@ -69,7 +73,20 @@ class Store:
             self.values[key] = found
         return found
 
+    def clear(self) -> None:
+        """Drops everything."""
+        self.values.clear()
+        self.expiries.clear()
+
+    def expire(self) -> None:
+        """Drops the keys whose time is over."""
+        now_us = self.clock.now_us()
+        for key in [key for key, end_us in self.expiries.items() if end_us <= now_us]:
+            del self.expiries[key]
+            self.values.pop(key, None)
+
     def drop_empty(self, key: bytes) -> None:
         """A key without elements is no key."""
         if not self.values.get(key, True):
             del self.values[key]
+            self.expiries.pop(key, None)

@@ -1,0 +1,13 @@
+-- Tells a waiter (heard: whether anybody listens). A waiter is a channel, or a bell: a list whose name ends in a channel. There a worker blocks,
+-- with a claim behind, and listens on the channel too. What a worker that died leaves of its bell goes by itself.
+local CHANNEL_BYTES, LEFT_MS = 24, '60000'
+local channel, heard = sub(waiter, -CHANNEL_BYTES), 0
+if channel == waiter then
+  heard = call('PUBLISH', waiter, key_m)
+else
+  heard = call('PUBSUB', 'NUMSUB', channel)[2]
+  if heard > 0 then
+    call('RPUSH', waiter, '')
+    call('PEXPIRE', waiter, LEFT_MS)
+  end
+end

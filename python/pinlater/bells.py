@@ -1,0 +1,106 @@
+"""Claims of an idle worker that wait on the server: each is sent behind a BLPOP of a list, the bell of a place, and is
+carried out once that rings. So a job is on its way to an idle worker as soon as it was put in line, in one trip.
+
+Promises that no more than MAX_PLACES connections are held for it, that each such claim takes one job at most, and that
+what it gave is told, also at the end. Risks: none of its own; where a bell is not heard, safety claims find the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from pinlater._core import Claim
+from pinlater.async_client import AsyncClient
+from pinlater.dequeuing import claim_at
+from pinlater.errors import PinLaterError
+from pinlater.flows import send
+from pinlater.keys import bell_key
+from pinlater.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: Who works on more queues and shards than this waits for messages on its channel alone, and claims then.
+MAX_PLACES: Final = 8
+#: What is left of a bell that nobody waits at goes after so long; as in lib/reach.lua.
+_LEFT_MS: Final = 60_000
+#: An answer to a bell's claim is on its way for so long at most.
+_ANSWER_S: Final = 1.0
+_NEVER_S: Final = float("inf")
+
+
+class Bells:
+    """rang: gets the queue, what the claim gave or why there is no answer, and when it was sent (monotonic s)."""
+
+    def __init__(
+        self, client: AsyncClient, queues: Sequence[str], rang: Callable[[str, Claim | PinLaterError, float], None]
+    ) -> None:
+        self._client = client
+        self._few = len(queues) * len(client._session.shards) <= MAX_PLACES
+        self._rang = rang
+        self._wanted = False
+        self._named: set[QueueShard] = set()
+        self._waiting: dict[QueueShard, asyncio.Task[None]] = {}
+
+    def open(self, wanted: bool) -> None:
+        """wanted: there are to be bells, if there are few enough places."""
+        self._wanted = wanted and self._few
+        for place in self._named:
+            place.bell = b""
+        self._named.clear()
+
+    def name(self, places: Iterable[QueueShard]) -> None:
+        """Claims that find nothing there register this worker by its bell from now on."""
+        for place in places if self._wanted else ():
+            if place not in self._named:
+                place.bell = bell_key(place.queue, place.shard.name, self._client._session.channel)
+                self._named.add(place)
+
+    def hang(self, places: Iterable[QueueShard]) -> None:
+        """At each of these places where this worker is registered by its bell a claim waits from now on."""
+        for place in places if self._wanted else ():
+            if place.bell and place not in self._waiting:
+                self._waiting[place] = asyncio.get_running_loop().create_task(self._claim(place))
+
+    async def end(self) -> None:
+        """Rings every bell, until what each claim gave is known: where no answer comes, by asking for it."""
+        self._wanted = False
+        while tasks := list(self._waiting.values()):
+            await asyncio.gather(*map(self._ring, self._waiting))
+            await asyncio.wait(tasks, timeout=_ANSWER_S)
+            self._client._transport.hang_up()
+
+    async def close(self) -> None:
+        """Without asking: what a claim gives now comes back when its lease ends. There are no bells any more."""
+        tasks = list(self._waiting.values())
+        self._waiting.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.open(False)
+
+    async def _claim(self, place: QueueShard) -> None:
+        client = self._client
+        session, source, sent_s = client._session, client._settings.source, time.monotonic()
+        answer: Claim | PinLaterError
+        try:
+            # without a deadline: a server that went away is waited for, to be asked what it gave
+            answer = await client._run(
+                lambda _: claim_at(session, place, 1, None, False, source, _NEVER_S, blocking=True)
+            )
+        except PinLaterError as error:
+            log.debug("%s: no answer to a claim behind a bell: %s", place, error)
+            answer = error
+        if not place.bell:
+            self.open(False)  # this user may not
+        self._waiting.pop(place, None)
+        self._rang(place.queue, answer, sent_s)
+
+    async def _ring(self, place: QueueShard) -> None:
+        server, bell = place.shard.server, place.bell
+        if bell:
+            commands = ("RPUSH", bell, b""), ("PEXPIRE", bell, _LEFT_MS)
+            await self._client._run(lambda end: send(server, *commands, deadline_s=end))
