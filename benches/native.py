@@ -192,10 +192,19 @@ def _single_pieces() -> Iterator[Piece]:
         lambda: _core.new_jobs(bodies, attempts=5),
         lambda: [twins.new_job(body, attempts=5) for body in bodies],
     )
+    native_job, twin_job = _core.NewJob(BODY), twins.new_job(BODY)
     record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
     yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
     command: tuple[bytes | str | int, ...] = ("EVALSHA", "x" * 40, 10, *[b"pl:{mail/1}:m"] * 10, *[record] * BATCH)
+    yield Piece("NewJob.with_body", 1, lambda: native_job.with_body(BODY), lambda: twin_job.with_body(BODY))
     yield Piece("pack_commands", BATCH, lambda: _core.pack_commands([command]), lambda: twins.pack_commands([command]))
+    native_head, twin_head = _core.CommandHead(command[:13]), twins.CommandHead(command[:13])
+    yield Piece(
+        "CommandHead.command",
+        BATCH,
+        lambda: native_head.command(command[13:]),
+        lambda: twin_head.command(command[13:]),
+    )
     text = b"timed out"
     info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" + b"\1" + BODY
     yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda: twins.unpack_info(info))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pinlater import Client, Job
-from pinlater._core import decode_claim
+from pinlater._core import decode_claim, pack_commands
 from pinlater.dequeuing import claim_parts
 from pinlater.flows import Command, Flow, ReplyError, Send, send
 from pinlater.keys import queue_key
@@ -20,6 +20,7 @@ from pinlater.scripts import Script, load_scripts
 from pinlater.servers import Server as Address
 from pinlater.sync_transport import SyncTransport
 from tests.model import HOUR_MS, Model
+from tests.resp import parse_command
 from tests.servers import Server, wait_until
 from tests.wire import apart
 
@@ -108,12 +109,12 @@ class RememberingTransport(SyncTransport):
         self.followed.clear()
 
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
-        script = VERBS.get(command[1])  # another command's first argument is no script's digest
+        words = parse_command(pack_commands([command]))
+        script = VERBS.get(words[1])  # another command's first argument is no script's digest
         if script is None or not script.writes or not isinstance(answer, list | bytes):
             return
-        after_keys = 3 + int(command[2])
-        lane, sequence = (command[3], command[after_keys]), command[after_keys + 1]
-        assert isinstance(sequence, bytes)
+        after_keys = 3 + int(words[2])
+        lane, sequence = (words[3], words[after_keys]), words[after_keys + 1]
         before = self.last.get(lane)
         if before is not None:
             self.followed = [*self.followed[-5:], before]

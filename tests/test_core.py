@@ -65,6 +65,12 @@ def test_a_new_job_is_its_twin(body: Any, options: dict[str, Any]) -> None:
     assert isinstance(many, type) if isinstance(native, type) else many == [native, native]
 
 
+@given(new_jobs, st.one_of(st.binary(max_size=5), st.builds(bytearray, st.binary(max_size=5)), odd))
+def test_a_job_with_another_body_is_its_twin(job: _core.NewJob, body: Any) -> None:
+    other = outcome(job.with_body, body)
+    assert fields(other, twins.NewJob) == outcome(fields(job, twins.NewJob).with_body, body)
+
+
 def test_a_body_is_copied_whole_whatever_its_shape() -> None:
     body = bytearray(b"abcdef")
     job = _core.NewJob(body)
@@ -319,16 +325,30 @@ def test_a_record_gives_back_what_was_packed(job: _core.NewJob) -> None:
 # commands
 
 
-@given(st.lists(st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=5), st.integers(-9, 10**12))).map(tuple)))
-def test_commands_are_packed_as_the_twin_does(commands: list[tuple[Any, ...]]) -> None:
+arguments = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=5), st.integers(-9, 10**12)))
+
+
+@given(st.lists(st.one_of(arguments.map(tuple), st.binary(max_size=12))))
+def test_commands_are_packed_as_the_twin_does(commands: list[Any]) -> None:
     assert outcome(_core.pack_commands, commands) == outcome(twins.pack_commands, commands)
+
+
+@given(arguments, arguments)
+def test_a_head_and_the_rest_are_packed_as_the_twin_does(first: list[Any], rest: list[Any]) -> None:
+    def whole(kind: Any) -> Any:
+        return kind(first).command(rest)
+
+    assert outcome(whole, _core.CommandHead) == outcome(whole, twins.CommandHead)
 
 
 @pytest.mark.parametrize("argument", [None, 1.5, True, ["x"]])
 def test_an_argument_of_another_type_is_refused(argument: Any) -> None:
-    assert refusal(_core.pack_commands, [("GET", argument)]) == (
-        f"TypeError: argument: expected bytes, str or int, got {type(argument).__name__}"
-    )
+    for pack in (
+        lambda: _core.pack_commands([("GET", argument)]),
+        lambda: _core.CommandHead(["GET", argument]),
+        lambda: _core.CommandHead(["GET"]).command([argument]),
+    ):
+        assert refusal(pack) == f"TypeError: argument: expected bytes, str or int, got {type(argument).__name__}"
 
 
 def test_the_stub_tells_the_truth() -> None:

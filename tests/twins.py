@@ -38,6 +38,10 @@ class NewJob(NamedTuple):
     status: str
     key: bytes | None
 
+    def with_body(self, body: Any) -> NewJob:
+        """As `NewJob.with_body`."""
+        return self._replace(body=_bytes_like(body))
+
 
 class Job(NamedTuple):
     """A claimed job."""
@@ -174,10 +178,25 @@ def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes,
     return spec, bytes(statuses), records
 
 
-def pack_commands(commands: Iterable[tuple[bytes | str | int, ...]]) -> bytes:
-    """RESP arrays of bulk strings."""
+class CommandHead:
+    """As `CommandHead`."""
+
+    def __init__(self, arguments: Iterable[bytes | str | int]) -> None:
+        self._arguments = tuple(arguments)
+        pack_commands([self._arguments])  # refuses what can not be packed
+
+    def command(self, arguments: Iterable[bytes | str | int]) -> bytes:
+        """As `CommandHead.command`."""
+        return pack_commands([(*self._arguments, *arguments)])
+
+
+def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes:
+    """RESP arrays of bulk strings; what is bytes is packed already."""
     packed = b""
     for command in commands:
+        if isinstance(command, bytes):
+            packed += command
+            continue
         packed += b"*%d\r\n" % len(command)
         for argument in command:
             if isinstance(argument, bool) or not isinstance(argument, bytes | str | int):

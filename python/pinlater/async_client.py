@@ -77,7 +77,8 @@ class AsyncClient:
 
     def _check_fork(self) -> None:
         """A forked child begins anew: what waits or is on its way in the parent is the parent's alone."""
-        if self._session.renew_after_fork():
+        if self._session.forked:
+            self._session.renew()
             self._transport.after_fork(self._session.channel)
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 
@@ -136,16 +137,17 @@ class AsyncClient:
 
     def _enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
         """As enqueue, of a job made before; it is in the next call that leaves, awaited or not."""
-        self._check_fork()
-        known = self._session.known_config(queue)
+        if self._session.forked:
+            self._check_fork()
+        known, size = self._session.known_config(queue), len(job.body)
         if known is None:
             return self._enqueue_first(queue, job)
-        if job.priority > known.levels or len(job.body) > known.body_limit:
+        if job.priority > known.levels or size > known.body_limit:
             enqueuing.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
-        return coalescer.add(job, len(job.body))
+        return coalescer.add(job, size)
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Before anything is known of the queue."""

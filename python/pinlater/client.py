@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
@@ -24,7 +25,7 @@ from pinlater.errors import (
     PinLaterError,
     checked,
 )
-from pinlater.flows import Flow, complete
+from pinlater.flows import Flow
 from pinlater.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.shards import Session, resolve_shards
 from pinlater.sync_transport import SyncTransport
@@ -157,10 +158,11 @@ class Client:
 
     def _run(self, make: Callable[[float], Flow[T]]) -> T:
         """Drives the flow that `make` gives for a deadline."""
-        if self._session.renew_after_fork():
+        if self._session.forked:
+            self._session.renew()
             self._transport.after_fork(self._session.channel)
         try:
-            return self._transport.drive(make(self._settings.deadline_s()))
+            return self._transport.drive(make(time.monotonic() + self._settings.timeout_s))
         except PinLaterError as error:
             give_drive(error, self._run)
             raise
@@ -223,9 +225,7 @@ class Client:
 
     def _enqueue_job(self, queue: str, job: NewJob) -> str:
         """As enqueue, of a job made before."""
-        return self._run(
-            lambda end: complete(enqueuing.enqueue_many(self._session, queue, [job], end), lambda found: found[0])
-        )
+        return self._run(partial(enqueuing.enqueue, self._session, queue, job))
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pinlater.errors import OutcomeUnknown, PinLaterError
 
 Item = TypeVar("Item")
+
+#: Items that leave together, and the future of each.
+_Batch: TypeAlias = tuple[list[Item], list[asyncio.Future[Any]]]
 
 #: At most so many items a flush: what one script call takes.
 MAX_ITEMS: Final = 1000
@@ -28,9 +31,13 @@ class Coalescer(Generic[Item]):
     def __init__(self, run: Callable[[list[Item]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
         self._run = run
         self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
         #: What leaves with the next flush: batch after batch.
-        self._waiting: list[list[tuple[Item, asyncio.Future[Any]]]] = []
-        #: Keys of the last batch.
+        self._waiting: list[_Batch[Item]] = []
+        #: Of the last batch; and the keys of its items.
+        self._items: list[Item] = []
+        self._futures: list[asyncio.Future[Any]] = []
         self._keys: set[Any] = set()
         self._count = self._bytes = 0
 
@@ -39,50 +46,59 @@ class Coalescer(Generic[Item]):
 
         keys: items that have one in common do not leave together, but one after the other.
         """
-        loop = asyncio.get_running_loop()
-        if self._count and (self._count >= MAX_ITEMS or self._bytes + size > MAX_BYTES):
-            self._flush()
-        if not self._count:
-            loop.call_soon(self._flush)
-        if not self._count or (keys and not self._keys.isdisjoint(keys)):
-            self._waiting.append([])
-            self._keys = set()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._waiting[-1].append((item, future))
+        count, self._bytes = self._count, self._bytes + size
+        if not count or count >= MAX_ITEMS or self._bytes > MAX_BYTES:
+            self._begin(size)
+        elif keys and not self._keys.isdisjoint(keys):
+            self._begin_batch()
+        future: asyncio.Future[Any] = self._new_future()
+        self._items.append(item)
+        self._futures.append(future)
         if keys:
             self._keys.update(keys)
         self._count += 1
-        self._bytes += size
         return future
+
+    def _begin(self, size: int) -> None:
+        """What comes now leaves with a flush of its own, and what is there before it."""
+        self._flush()
+        self._bytes = size
+        self._loop.call_soon(self._flush)
+        self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        self._items, self._futures, self._keys = [], [], set()
+        self._waiting.append((self._items, self._futures))
 
     def _flush(self) -> None:
         if not self._count:
             return
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
-        task = asyncio.get_running_loop().create_task(self._carry_out(batches))
+        self._items, self._futures = [], []  # nothing is held longer than it is needed
+        task = self._loop.create_task(self._carry_out(batches))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(self, batches: list[list[tuple[Item, asyncio.Future[Any]]]]) -> None:
+    async def _carry_out(self, batches: list[_Batch[Item]]) -> None:
         try:
             for batch in batches:
-                await self._carry_out_batch(batch)
+                await self._carry_out_batch(*batch)
         except BaseException as error:
             why = error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
-            for _, future in chain.from_iterable(batches):
+            for future in chain.from_iterable(futures for _, futures in batches):
                 if not future.done():
                     future.set_exception(why)
             raise
 
-    async def _carry_out_batch(self, batch: list[tuple[Item, asyncio.Future[Any]]]) -> None:
+    async def _carry_out_batch(self, items: list[Item], futures: list[asyncio.Future[Any]]) -> None:
         results: list[Any]
         try:
-            results = await self._run([item for item, _ in batch])
+            results = await self._run(items)
         except OutcomeUnknown as error:
-            results = [error.part(index) for index in range(len(batch))]
+            results = [error.part(index) for index in range(len(items))]
         except PinLaterError as error:
-            results = [error] * len(batch)
-        for (_, future), result in zip(batch, results, strict=True):
+            results = [error] * len(items)
+        for future, result in zip(futures, results, strict=True):
             if future.done():
                 continue
             if isinstance(result, PinLaterError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 from pinlater import _core
@@ -19,7 +19,7 @@ from pinlater.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, Serve
 from pinlater.exchange import CommonKeys, write
 from pinlater.flows import Argument, Flow, complete, together
 from pinlater.jobs import NewJob
-from pinlater.queues import ASK_AGAIN_S, known_places
+from pinlater.queues import ASK_AGAIN_S, agreed_places, known_places
 from pinlater.shards import QueueShard, Session, shard_for_key
 
 MAX_BATCH: Final = _core.MAX_BATCH
@@ -34,15 +34,23 @@ _RUN: Final = struct.Struct(">B7xH")
 _Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
 
 
-def enqueue_many(session: Session, queue: str, jobs: Iterable[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
+def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flow[str]:
+    """Puts one job in line; returns its descriptor."""
+    places = agreed_places(session, queue)
+    if len(places) == 1:
+        return _enqueue_at(places[0], [job], deadline_s, True, None, alone=True)
+    return complete(enqueue_many(session, queue, [job], deadline_s), lambda descriptors: descriptors[0])
+
+
+def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
     """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
-    jobs = list(jobs)
-    places = yield from known_places(session, queue, deadline_s)
+    places = agreed_places(session, queue) or (yield from known_places(session, queue, deadline_s))
     if not jobs:
         return []
     sizes, packed = _validate(jobs, places)
     if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
-        return (yield from _enqueue_at(places[0], jobs, deadline_s, True, packed))
+        found: list[str] = yield from _enqueue_at(places[0], jobs, deadline_s, True, packed)
+        return found
     parts = [
         (candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)
     ]
@@ -112,35 +120,57 @@ def _enqueue_part(
     """Enqueues on the first candidate that takes the jobs; another is tried only if it certainly did not."""
     for place in candidates[:-1]:
         try:
-            return (yield from _enqueue_at(place, jobs, deadline_s, False, packed))
+            found: list[str] = yield from _enqueue_at(place, jobs, deadline_s, False, packed)
+            return found
         except (ServerUnavailable, ServerFull):
             place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-    return (yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed))
+    found = yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed)
+    return found
 
 
 def _enqueue_at(
-    place: QueueShard, jobs: list[Any], deadline_s: float, patient: bool, packed: _Packed | None
-) -> Flow[list[str]]:
-    sent: list[Any] = []
+    place: QueueShard,
+    jobs: list[Any],
+    deadline_s: float,
+    patient: bool,
+    packed: _Packed | None,
+    *,
+    alone: bool = False,
+) -> Flow[Any]:
+    """The jobs' descriptors; the first one if it is `alone`."""
+    part = _Part(place, jobs, packed, alone)
+    return write(place, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
 
-    def arguments(config: QueueConfig) -> list[Argument]:
-        sent[:] = (
-            packed[1]
-            if packed is not None and (packed[0] is config or packed[0] == config)
-            else pack_jobs(jobs, config)
-        )
-        spec, statuses, records = sent
-        given = [spec, statuses, *records]
+
+class _Part:
+    """What goes to one place in one call, and what comes back of it."""
+
+    __slots__ = ("_alone", "_jobs", "_packed", "_place", "_spec")
+
+    def __init__(self, place: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
+        self._place, self._jobs, self._packed, self._alone = place, jobs, packed, alone
+        self._spec = b""
+
+    def arguments(self, config: QueueConfig) -> list[Argument]:
+        """As the script takes them."""
+        packed = self._packed
+        if packed is not None and (packed[0] is config or packed[0] == config):
+            self._spec, statuses, records = packed[1]
+        else:
+            self._spec, statuses, records = pack_jobs(self._jobs, config)
+        spec = self._spec
+        given: list[Argument] = [spec, statuses, *records]
         # one run of jobs of one level, to be run now
         return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
 
-    def descriptors(reply: list[Any]) -> list[str]:
-        runs = list(_RUN.iter_unpack(sent[0]))
-        priorities = runs[0][0] if len(runs) == 1 else b"".join(bytes([priority]) * n for priority, n in runs)
+    def descriptors(self, reply: list[Any]) -> Any:
+        """By the first id; the others follow it in a row."""
+        spec, place = self._spec, self._place
+        one = len(spec) == _RUN.size
+        priorities = spec[0] if one else b"".join(bytes([level]) * n for level, n in _RUN.iter_unpack(spec))
         first = int.from_bytes(reply[2], "big")
-        return _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(jobs))
-
-    return (yield from complete(write(place, "enqueue", arguments, deadline_s, patient=patient), descriptors))
+        found = _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(self._jobs))
+        return found[0] if self._alone else found
 
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:

@@ -60,7 +60,7 @@ def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) 
     while True:
         config = yield from known_config(place, deadline_s)
         nonce = secrets.token_bytes(4)
-        head = [nonce, config.version] if "version" in script.arguments else [nonce]
+        head = [nonce, config.version] if script.versioned else [nonce]
         command = _command(place, script, config, [*head, *_arguments(arguments, config)])
         answer = yield from _evaluate(place.shard.server, script, command, deadline_s)
         if isinstance(answer, list):
@@ -86,9 +86,10 @@ def write(
     deadline_s: float,
     *,
     patient: bool = True,
+    finish: Callable[[list[Any]], Any] | None = None,
     blocking: bool = False,
-) -> Flow[list[Any]]:
-    """Carries out a writing script at most once; returns its reply.
+) -> Flow[Any]:
+    """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
 
     patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
     another shard). blocking: only once the place's bell rings, however long that takes. Raises OutcomeUnknown at the
@@ -99,12 +100,12 @@ def write(
     if stored is not None and not stored.deleted:
         # nearly every call ends here; what does not begins anew as a _Write, with the first answer
         try:
-            command = _write_command(place, script, stored, (lane.field, lane.sequence), arguments)
+            command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
             if blocking:
                 answer = yield from _after_ring(place, command)
             else:
                 answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
-            if _not_loaded(answer):
+            if type(answer) is not list and _not_loaded(answer):
                 answer = yield from _load(place.shard.server, script, command, deadline_s)
         except BaseException:
             place.lanes.give_back(lane)  # abandoned, as in _Write.__del__
@@ -112,10 +113,11 @@ def write(
         parts = _parts(answer, lane.sequence)
         if parts:
             place.lanes.give_back(lane)
-            place.h = max(place.h, parts[1])
-            return parts
-    request = _Write(place, script, arguments, lane, command)
-    return (yield from request.run(deadline_s, patient, answer))
+            if parts[1] > place.h:
+                place.h = parts[1]
+            return parts if finish is None else finish(parts)
+    flow = _Write(place, script, arguments, lane, command).run(deadline_s, patient, answer)
+    return (yield from flow if finish is None else complete(flow, finish))
 
 
 class _Write:
@@ -207,7 +209,7 @@ class _Write:
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
         config = yield from known_config(self.place, deadline_s, patient=False)  # who is patient tries again as a whole
-        return _write_command(self.place, self.script, config, (self.field, self.sequence), self.arguments)
+        return _write_command(self.place, self.script, config, self.field, self.sequence, self.arguments)
 
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
@@ -286,22 +288,21 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
 
 
 def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
-    keys = place.keys(script.verb, config.config.levels if config else 0)
-    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+    return place.head(script.verb, config.config.levels if config else 0).command(arguments)
 
 
 def _write_command(
-    place: QueueShard, script: Script, config: StoredConfig, request: tuple[bytes, bytes], arguments: Arguments
+    place: QueueShard, script: Script, stored: StoredConfig, field: bytes, sequence: bytes, arguments: Arguments
 ) -> Command:
-    """request: a lane's field and sequence."""
-    given = _arguments(arguments, config)
+    """field, sequence: of a lane."""
+    config = stored.config
+    given = arguments(config) if callable(arguments) else arguments
+    request = (field, sequence, stored.version) if script.versioned else (field, sequence)
     if type(given) is CommonKeys:
-        keys = place.keys(script.verb, given.levels, common=True)
+        head = place.head(script.verb, given.levels, common=True)
     else:
-        keys = place.keys(script.verb, config.config.levels)
-    if "version" in script.arguments:
-        return ("EVALSHA", script.sha, len(keys), *keys, *request, config.version, *given)
-    return ("EVALSHA", script.sha, len(keys), *keys, *request, *given)
+        head = place.head(script.verb, config.levels)
+    return head.command([*request, *given])
 
 
 def _parts(answer: Any, sequence: bytes) -> list[Any]:

@@ -17,7 +17,8 @@ from pinlater.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.servers import Server
 
 Argument: TypeAlias = bytes | str | int
-Command: TypeAlias = tuple[Argument, ...]
+#: Its arguments, or packed as it is sent.
+Command: TypeAlias = tuple[Argument, ...] | bytes
 
 
 #: What was sent is given so long to be answered, though the deadline be nearer: to stop listening at once would make
@@ -42,7 +43,8 @@ class Send:
         """How long to wait for an answer, if the commands leave now."""
         if self.blocking:
             return float("inf")
-        return min(read_timeout_s, max(LEAST_WAIT_S, self.deadline_s - time.monotonic()))
+        left_s = self.deadline_s - time.monotonic()
+        return read_timeout_s if left_s >= read_timeout_s else min(read_timeout_s, max(LEAST_WAIT_S, left_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,14 @@ _pack_sequence: Final = struct.Struct(">I").pack
 
 
 class Lane:
-    """One slot: `field` names it in Redis, `sequence` is its present request (4 bytes)."""
+    """One slot: `field` names it in Redis, `sequence` is its present request (4 bytes), the `number`-th."""
 
-    __slots__ = ("_number", "field", "sequence")
+    __slots__ = ("field", "number", "sequence")
 
     def __init__(self, session: bytes, slot: int) -> None:
         self.field = session + struct.pack(">H", slot)
-        self._number = 0
+        self.number = 0
         self.sequence = b""
-
-    def advance(self) -> bool:
-        """Numbers the next request; False when the numbers are used up."""
-        self._number += 1
-        self.sequence = _pack_sequence(self._number & _MAX_SEQUENCE)
-        return self._number <= _MAX_SEQUENCE
 
 
 class LanePool:
@@ -41,6 +35,8 @@ class LanePool:
         self._session = session
         self._free: list[Lane] = []
         self._made = 0
+        #: The request's outcome is known: the lane may carry another.
+        self.give_back = self._free.append
 
     def take(self) -> Lane:
         """A lane with a fresh sequence, for one request."""
@@ -49,12 +45,10 @@ class LanePool:
                 lane = self._free.pop()
             except IndexError:
                 lane = self._make()
-            if lane.advance():
+            if lane.number < _MAX_SEQUENCE:  # else its numbers are used up
+                lane.number += 1
+                lane.sequence = _pack_sequence(lane.number)
                 return lane
-
-    def give_back(self, lane: Lane) -> None:
-        """The request's outcome is known: the lane may carry another."""
-        self._free.append(lane)
 
     def _make(self) -> Lane:
         slot = self._made

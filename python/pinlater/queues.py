@@ -171,9 +171,9 @@ def agreed_places(session: Session, queue: str) -> list[QueueShard]:
     stored = places[0].stored
     if stored is None or stored.deleted:
         return []
-    return (
-        places if len(places) == 1 or all(place.stored is stored or _agrees(place, stored) for place in places) else []
-    )
+    if len(places) == 1 or all(place.stored is stored or _agrees(place, stored) for place in places):
+        return places
+    return []
 
 
 def known_places(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:

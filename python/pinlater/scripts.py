@@ -28,7 +28,8 @@ class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
     `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
-    that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number).
+    that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
+    them is the configuration's version.
     """
 
     verb: str
@@ -38,6 +39,7 @@ class Script:
     keys: tuple[str, ...]
     common: int
     arguments: tuple[str, ...]
+    versioned: bool
 
     def names(self, queue: str, shard: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a call. common: of one that needs no more than most do."""
@@ -75,7 +77,7 @@ def _load(path: Path) -> Script:
     lines = [_SHEBANGS[header["KIND"]], "local KEYS, ARGV = KEYS, ARGV", *names, *_argument_names(arguments), code]
     source = "\n".join(line for line in lines if line).encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
-    return Script(path.stem, header["KIND"], source, sha, keys, len(common), arguments)
+    return Script(path.stem, header["KIND"], source, sha, keys, len(common), arguments, "version" in arguments)
 
 
 def _part(name: str) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import weakref
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
+from pinlater._core import CommandHead
 from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.errors import InvalidArgument, OutcomeUnknown
 from pinlater.keys import wake_channel
@@ -46,7 +48,7 @@ class QueueShard:
     """
 
     __slots__ = (
-        "_keys",
+        "_heads",
         "bell",
         "h",
         "lanes",
@@ -82,34 +84,30 @@ class QueueShard:
         #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
         self.h = b""
-        self._keys: dict[tuple[str, int, bool], tuple[bytes, ...]] = {}
+        self._heads: dict[tuple[str, int, bool], CommandHead] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
 
     def keys(self, verb: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: of a call that needs no more than most do."""
-        known = self._keys.get((verb, levels, common))
+        return load_scripts()[verb].names(self.queue, self.shard.name, levels, common=common)
+
+    def head(self, verb: str, levels: int, *, common: bool = False) -> CommandHead:
+        """EVALSHA of a script, up to its keys: the same in every call."""
+        known = self._heads.get((verb, levels, common))
         if known is None:
-            known = load_scripts()[verb].names(self.queue, self.shard.name, levels, common=common)
-            self._keys[verb, levels, common] = known
+            keys = self.keys(verb, levels, common=common)
+            known = CommandHead(("EVALSHA", load_scripts()[verb].sha, len(keys), *keys))
+            self._heads[verb, levels, common] = known
         return known
 
 
-#: How often this process is a fork of one that had loaded this module.
-_forks = 0
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 class Session:
-    """One client object in one process: its random name, its shards, and what it knows of queues."""
+    """One client object in one process: its random name, its shards, and what it knows of queues.
+
+    forked: this process is a fork of the one that it belongs to; renew() makes it this one's.
+    """
 
     def __init__(self, shards: Mapping[str, str]) -> None:
         if not shards:
@@ -121,22 +119,18 @@ class Session:
                 servers[url] = Server(url)
         self.shards = {name: Shard(name, servers[url]) for name, url in shards.items()}
         self.servers = list(servers.values())
-        self._begin()
+        self.renew()
+        _sessions.add(self)
 
-    def _begin(self) -> None:
+    def renew(self) -> None:
+        """Becomes a new session, so that two processes never share a lane."""
         self.id = secrets.token_bytes(8)
         self.channel = wake_channel(self.id)
-        self._forks = _forks
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
+        self._places: dict[str, list[QueueShard]] = {}
         self._told: dict[str, QueueShard] = {}
-
-    def renew_after_fork(self) -> bool:
-        """In a forked child: becomes a new session, so that two processes never share a lane. True if it did."""
-        if self._forks == _forks:
-            return False
-        self._begin()
-        return True
+        self.forked = False
 
     def place(self, queue: str, shard: str) -> QueueShard:
         """What is known of a queue on a shard."""
@@ -148,8 +142,11 @@ class Session:
         return known
 
     def places(self, queue: str) -> list[QueueShard]:
-        """What is known of a queue, on every shard, in the shards' order."""
-        return [self.place(queue, shard) for shard in self.shards]
+        """What is known of a queue, on every shard, in the shards' order. One list for all who ask."""
+        known = self._places.get(queue) if isinstance(queue, str) else None
+        if known is None:
+            known = self._places[queue] = [self.place(queue, shard) for shard in self.shards]
+        return known
 
     def known_config(self, queue: str) -> QueueConfig | None:
         """A queue's configuration, if one of its shards told it."""
@@ -168,6 +165,17 @@ class Session:
         except KeyError:
             known = ", ".join(self.shards)
             raise InvalidArgument(f"shard: expected one of {known}, got {name!r}") from None
+
+
+_sessions: Final = weakref.WeakSet[Session]()
+
+
+def _forked() -> None:
+    for session in _sessions:
+        session.forked = True
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def shard_for_key(key: bytes, shards: list[str]) -> str:

@@ -6,8 +6,11 @@ Safe for threads and forks: a forked child starts with no connections.
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
+import socket
+import struct
 import threading
 import time
 from typing import Any, Final
@@ -60,9 +63,11 @@ class SyncTransport:
         """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
         result: Any = None
         try:
-            self._check_open()
+            if self._closed:
+                self._check_open()
             while True:
-                result = self._perform(flow.send(result))
+                effect = flow.send(result)
+                result = self._exchange(effect) if type(effect) is list else self._perform(effect)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
@@ -91,8 +96,6 @@ class SyncTransport:
             raise ClientClosed("expected an open client, this one is closed")
 
     def _perform(self, effect: Effect) -> Any:
-        if type(effect) is list:
-            return self._exchange(effect)
         match effect:
             case Sleep(seconds):
                 time.sleep(seconds)
@@ -121,10 +124,12 @@ class SyncTransport:
 
     def _send(self, effect: Send) -> _Link | Failure:
         server, packed = effect.server, _core.pack_commands(effect.commands)
-        try:
-            link = self._take(server) or _Link(self.connect(server, effect.wait_s(sum(self._timeouts))))
-        except PinLaterError as error:
-            return Failure(False, error)
+        link = self._take(server)
+        if link is None:
+            try:
+                link = _link_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
+            except PinLaterError as error:
+                return Failure(False, error)
         try:
             link.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
@@ -137,8 +142,7 @@ class SyncTransport:
             return [link] * len(effect.commands)
         answers: list[Any] = []
         try:
-            for _ in effect.commands:
-                answers.append(link.receive())
+            link.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             link.close()
             lost = Failure(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
@@ -157,7 +161,7 @@ class SyncTransport:
                 link = free.pop()
             except IndexError:
                 break  # another thread took it
-            if link.is_open():
+            if not link.poll(0):  # what is sent on a closed one is uncertain, and has to stay there
                 return link
             link.close()
         return None
@@ -210,8 +214,10 @@ class _Link:
         self._connection = connection
         self._socket = connection._sock
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        #: Of a free one: whether the server has closed it.
+        self.poll = poll.poll
         self._wait_s = 0.0
 
     def send(self, packed: bytes, wait_s: float) -> None:
@@ -221,26 +227,53 @@ class _Link:
             self._socket.settimeout(wait_s)
         self._socket.sendall(packed)
 
-    def receive(self) -> Any:
-        """The next reply; an error reply as ReplyError. Raises OSError, or hiredis.ProtocolError."""
-        answer = self._reader.gets()
-        while answer is False:
-            data = self._socket.recv(READ_BYTES)
+    def receive(self, answers: list[Any], count: int) -> None:
+        """Adds the replies as they come, until there are `count`; an error reply as ReplyError. Raises OSError, or
+        hiredis.ProtocolError.
+        """
+        while True:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                raise TimeoutError("timed out") from None  # as a wait in the kernel ends
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
-            answer = self._reader.gets()
-        return answer
-
-    def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free: what is sent on a closed one is uncertain, and has to
-        stay there.
-        """
-        return not self._poll.poll(0)
+            while (answer := self._reader.gets()) is not False:
+                answers.append(answer)
+                if len(answers) == count:
+                    return
 
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
         self._connection.disconnect()
+
+
+class _PlainLink(_Link):
+    """One whose socket waits in the kernel alone: Python would poll before each system call of one with a timeout."""
+
+    def send(self, packed: bytes, wait_s: float) -> None:
+        """See _Link."""
+        if wait_s != self._wait_s:
+            self._wait_s = wait_s
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wait_s))
+        sent = self._socket.send(packed, socket.MSG_DONTWAIT)
+        if sent < len(packed):
+            self._socket.settimeout(wait_s)
+            self._socket.sendall(memoryview(packed)[sent:])
+            self._socket.settimeout(None)
+
+
+def _link_of(connection: Any) -> _Link:
+    """TLS has its own calls, which know Python's timeouts alone; so has gevent."""
+    plain = type(connection._sock).recv is _socket.socket.recv
+    return _PlainLink(connection) if plain else _Link(connection)
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes it, where nothing is for ever."""
+    return struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 1_000_000))
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:

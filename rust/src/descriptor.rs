@@ -1,12 +1,11 @@
 //! A job's descriptor, `queue:s<shard>:p<priority>:<id>`: written, read strictly.
-use std::fmt::Write;
-
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::arguments::{grouped, integer, quoted, text};
 use crate::bad_argument::BadArgument;
 use crate::limits::{MAX_ID, MAX_POSITIONS, MAX_PRIORITY, MAX_QUEUE_BYTES, MAX_SHARD_BYTES};
+use crate::packed::Decimal;
 
 /// What a descriptor says; ids order jobs by their time.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,8 +84,9 @@ pub fn format_descriptors<'py>(
     let mut descriptors = Vec::new();
     for (position, id) in (first_id..first_id + count).enumerate() {
         line.truncate(stem);
-        // Writing to a String can not fail.
-        let _ = write!(line, "{}:{id}", priority_at(position));
+        line.push_str(Decimal::of(priority_at(position).into()).as_str());
+        line.push(':');
+        line.push_str(Decimal::of(id).as_str());
         descriptors.push(PyString::new(py, &line));
     }
     Ok(descriptors)

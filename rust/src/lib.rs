@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::claim::{Claim, decode_claim};
     #[pymodule_export]
-    use crate::command::pack_commands;
+    use crate::command::{CommandHead, pack_commands};
     #[pymodule_export]
     use crate::descriptor::{format_descriptor, format_descriptors, parse_descriptor};
     #[pymodule_export]

@@ -77,6 +77,12 @@ impl NewJob {
         self.key.as_ref().map(|key| PyBytes::new(py, key))
     }
 
+    /// The same with another body.
+    fn with_body(&self, body: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let body = bytes_like("body", body)?.unbind();
+        Ok(Self { body, status: self.status.clone(), key: self.key.clone(), ..*self })
+    }
+
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, Self>) -> bool {
         self.parts(py) == other.get().parts(py)
     }
@@ -111,7 +117,7 @@ pub fn new_jobs<'py>(
     let first = py.get_type::<NewJob>().call((PyBytes::new(py, b""),), options)?.downcast_into::<NewJob>()?;
     let mut jobs = Vec::new();
     for body in bodies.try_iter()? {
-        jobs.push(Bound::new(py, first.get().with_body(bytes_like("body", &body?)?))?);
+        jobs.push(Bound::new(py, first.get().with_body(&body?)?)?);
     }
     Ok(jobs)
 }
@@ -126,10 +132,6 @@ impl NewJob {
             (_, Some(delay_ms)) if delay_ms > 0 => (2, delay_ms),
             _ => (0, 0),
         }
-    }
-
-    fn with_body(&self, body: Bound<'_, PyBytes>) -> Self {
-        Self { body: body.unbind(), status: self.status.clone(), key: self.key.clone(), ..*self }
     }
 
     fn parts<'a>(&'a self, py: Python<'a>) -> Parts<'a> {

@@ -122,7 +122,8 @@ class AppClients:
             raise InvalidArgument(
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
-        return self.sync()
+        client = self._sync
+        return self.sync() if client is None else client
 
     def sync(self) -> Client:
         """The blocking client."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgpack
 
@@ -58,13 +59,26 @@ def head(name: str, codec: Codec) -> bytes:
     return bytes([MARK, VERSION, CODEC_BYTES.get(codec, 0), len(told)]) + told
 
 
-def packer(codec: Codec) -> Callable[[Any], bytes]:
-    """The function that packs a document in this thread; raises what its codec raises."""
-    if codec == "msgpack":
-        return _packers.pack
+class Packers(Protocol):
+    """pack: packs a document in this thread; raises what its codec raises."""
+
+    @property
+    def pack(self) -> Callable[[Any], bytes]:
+        """Of the thread that asks."""
+
+
+def packers(codec: Codec) -> Packers:
+    """What packs documents; of a raw task, which has none, any."""
+    if codec != "json":
+        return _packers
     import orjson  # not every app has a use for it
 
-    return orjson.dumps
+    return SimpleNamespace(pack=orjson.dumps)
+
+
+def packer(codec: Codec) -> Callable[[Any], bytes]:
+    """The function that packs a document in this thread; raises what its codec raises."""
+    return packers(codec).pack
 
 
 def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -87,6 +87,8 @@ class Producer(Generic[P, R_co]):
         self._raw = sending.codec == "raw"
         self._head = envelope.head(sending.name, sending.codec)
         self._codec = sending.codec
+        self._packers = envelope.packers(sending.codec)
+        self._model: NewJob | None = None
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Puts one call in line."""
@@ -199,27 +201,28 @@ class Producer(Generic[P, R_co]):
         return headers
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        job: NewJob = checked(NewJob, self._body(args, kwargs), **self._options)
-        return job
-
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._raw:
-            return self._raw_body(args, kwargs)
-        if self._given:
-            self._check_given(kwargs)
-        headers = self._told()
-        try:
-            return self._head + envelope.packer(self._codec)(envelope.document(args, kwargs, headers))
-        except Exception as error:
-            raise self._not_packed(error) from None
+            body = self._raw_body(args, kwargs)
+        else:
+            if self._given:
+                self._check_given(kwargs)
+            headers = self._headers if current_trace.get() is None and not self._hooks else self._told()
+            document = envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
+            try:
+                body = self._head + self._packers.pack(document)
+            except Exception as error:
+                raise self._not_packed(error) from None
+        if self._model is None:  # its options are checked once
+            self._model = checked(NewJob, b"", **self._options)
+        return self._model.with_body(body)
 
     def _bodies(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[bytes]:
-        """As _body of each, in one loop."""
+        """As the body in _job, of each, in one loop."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
         for _, kwargs in calls if self._given else ():
             self._check_given(kwargs)
-        pack, head, headers, document = envelope.packer(self._codec), self._head, self._told(), envelope.document
+        pack, head, headers, document = self._packers.pack, self._head, self._told(), envelope.document
         try:
             return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
         except Exception as error:
@@ -278,7 +281,10 @@ class Task(Producer[P, R_co]):
         self.needs = Needs(what, function)
         sending = dataclasses.replace(sending, given=frozenset(self.needs.parameters))
         super().__init__(clients, sending)
-        functools.update_wrapper(self, function)
+        # not its __dict__ in one go: reads of an object whose __dict__ was asked for are slow (Python 3.11)
+        functools.update_wrapper(self, function, updated=())
+        for name, value in getattr(function, "__dict__", {}).items():
+            setattr(self, name, value)
         self.name, self.queue = sending.name, sending.queue
         self.codec, self.priority = sending.codec, sending.options["priority"]
         self.function, self.running = function, running

@@ -13,7 +13,7 @@ from typing import Final
 
 from pinlater.config import StoredConfig
 from pinlater.keys import queue_key
-from pinlater.lanes import Lane
+from pinlater.lanes import LanePool
 from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts
 from pinlater.memory.store import Store
@@ -45,9 +45,10 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     digest = scripts.load(script.source)
     keys = script.names(queue, shard, config.config.levels)
     owner, hold = (monitor[:8], 1000) if monitor else (secrets.token_bytes(8), 1)
-    lane, more = Lane(secrets.token_bytes(8), 0), True
+    lanes, more = LanePool(secrets.token_bytes(8)), True
     while more:
-        lane.advance()
+        lane = lanes.take()
         arguments = [lane.field, lane.sequence, b"", owner, b"%d" % hold, _ANY_TIME, b""]
         reply = scripts.run(digest, [b"%d" % len(keys), *keys, *arguments])
+        lanes.give_back(lane)
         (more,) = _MORE.unpack_from(reply, _HEAD_BYTES)
