@@ -20,6 +20,7 @@ from pinlater import Client, CountsByState, PinLater, State
 from pinlater.cli.commands import DONE, NO, SERVER, USAGE
 from tests.app_runs import AppRuns, runs
 from tests.cli_runs import Run, run
+from tests.conftest import FreshServer
 from tests.servers import Server, wait_until
 
 __all__ = ["run", "runs"]  # fixtures
@@ -146,9 +147,43 @@ def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, s
 def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
     app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
     assert app.start("--burst", "--processes", "2").wait(60) == SERVER
-    assert app.log.count("error: no claim was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
+    assert app.log.count("error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
     assert "start it, or name another one" in app.log
     assert "starting another" not in app.log
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_burst_goes_on_while_a_job_runs_and_then_ends_where_its_server_is_gone(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer, comes_back: bool
+) -> None:
+    server = fresh_server(aof_always=True)
+    app = runs(
+        server.url,
+        """
+app = PinLater(timeout_s=0.5)
+
+@app.task
+def work():
+    note("began", "work")
+    wait_for("killed")
+    time.sleep(1.0)
+    note("outlived", "it")
+    wait_for("told")
+""",
+    )
+    with PinLater(server.url) as producer:
+        producer.by_name("tasks.work").enqueue()
+    burst = app.start("--burst", "--stop-timeout", "1")
+    app.wait("began")
+    server.kill()
+    (app.folder / "killed").touch()
+    app.wait("outlived")
+    if comes_back:
+        server.start()
+    (app.folder / "told").touch()
+    assert burst.wait(60) == (DONE if comes_back else SERVER)
+    assert ("1 claimed, 1 succeeded" in app.log) is comes_back
+    assert ("error: no claim or ack was answered in 0.5 s" in app.log) is not comes_back
 
 
 def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
