@@ -254,16 +254,19 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [("run", name) for name in MODULES] + [("worker", name) for name in ("broken", "lacking", "written", "asking")],
+)
+def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path, role: str, name: str) -> None:
     text, said, line = MODULES[name]
     (tmp_path / f"app_that_is_{name}.py").write_text(f"import pinlater\n{text}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        ran = run("run", f"app_that_is_{name}:app", "--burst")
+        ran = run(role, f"app_that_is_{name}:app", *(["--burst"] if role == "run" else ["--queue", "q"]))
     assert ran.code == NO
     *above, last = ran.err.splitlines()
-    assert last.startswith(f"error: app 'app_that_is_{name}:app': {said}")
+    assert last.startswith(f"error: {'app' if role == 'run' else 'handler'} 'app_that_is_{name}:app': {said}")
     (begin,) = [number for number, told in enumerate(above) if told.startswith(("Traceback", '  File "'))][:1]
     shown = "\n".join(above[begin:])
     assert line in shown
