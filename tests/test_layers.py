@@ -38,6 +38,7 @@ LAYERS = [
         "sync_transport",
         "sync_waker",
         "sync_watcher",
+        "toml_file",
     },
     {
         "async_client",
@@ -92,7 +93,6 @@ FRAMEWORK = [
         "pipes",
         "probes",
         "reports",
-        "toml_file",
         "watching",
     },
     {"app", "clients", "handles", "tasks"},
