@@ -86,6 +86,7 @@ FRAMEWORK = [
         "ends",
         "envelope",
         "functions",
+        "hooks",
         "lasting",
         "logs",
         "meters",
