@@ -135,6 +135,7 @@ async def right() -> None:
     assert_type(await bare.aenqueue_many([(2,)]), list[Handle[float]])
     await with_context(1)
     assert_type(given.enqueue(1), Handle[str])
+    given.enqueue(1, two="a")  # refused when it is called: docs/handlers.md says why no type can
     assert_type(await given(1, db=Db()), str)
     assert_type(await in_batches.aenqueue("a"), Handle[None])
     in_batches.enqueue_many([in_batches.args("a")])

@@ -28,6 +28,7 @@ from pinlater import (
     SyncContext,
 )
 from pinlater.framework import envelope
+from pinlater.framework.hooks import limit_s
 from pinlater.framework.running import worker_of
 from pinlater.worker import WorkerConfig
 from tests.handlers_for_tests import on_loop, until
@@ -449,6 +450,7 @@ async def test_middleware_sees_a_timeout_and_its_own_time_does_not_count(server:
         await late.aenqueue()
         await run(app)
     assert log == ["slow after None", "slow after TimedOut('it ran longer than its timeout, 0.1 s')"]
+    assert [limit_s(timeout_s) for timeout_s in (None, 0.1, 600.0)] == [60.0, 60.0, 600.0]
 
 
 @on_loop

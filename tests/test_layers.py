@@ -38,6 +38,7 @@ LAYERS = [
         "sync_transport",
         "sync_waker",
         "sync_watcher",
+        "toml_file",
     },
     {
         "async_client",
@@ -87,6 +88,7 @@ FRAMEWORK = [
         "ends",
         "envelope",
         "functions",
+        "hooks",
         "lasting",
         "logs",
         "meters",
@@ -94,7 +96,6 @@ FRAMEWORK = [
         "pipes",
         "probes",
         "reports",
-        "toml_file",
         "watching",
     },
     {"app", "clients", "handles", "tasks"},

@@ -20,6 +20,7 @@ from pinlater import Client, CountsByState, PinLater, State
 from pinlater.cli.commands import DONE, NO, SERVER, USAGE
 from tests.app_runs import AppRuns, runs
 from tests.cli_runs import Run, run
+from tests.conftest import FreshServer
 from tests.servers import Server, wait_until
 
 __all__ = ["run", "runs"]  # fixtures
@@ -146,9 +147,43 @@ def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, s
 def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
     app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
     assert app.start("--burst", "--processes", "2").wait(60) == SERVER
-    assert app.log.count("error: no claim was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
+    assert app.log.count("error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
     assert "start it, or name another one" in app.log
     assert "starting another" not in app.log
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_burst_goes_on_while_a_job_runs_and_then_ends_where_its_server_is_gone(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer, comes_back: bool
+) -> None:
+    server = fresh_server(aof_always=True)
+    app = runs(
+        server.url,
+        """
+app = PinLater(timeout_s=0.5)
+
+@app.task
+def work():
+    note("began", "work")
+    wait_for("killed")
+    time.sleep(1.0)
+    note("outlived", "it")
+    wait_for("told")
+""",
+    )
+    with PinLater(server.url) as producer:
+        producer.by_name("tasks.work").enqueue()
+    burst = app.start("--burst", "--stop-timeout", "1")
+    app.wait("began")
+    server.kill()
+    (app.folder / "killed").touch()
+    app.wait("outlived")
+    if comes_back:
+        server.start()
+    (app.folder / "told").touch()
+    assert burst.wait(60) == (DONE if comes_back else SERVER)
+    assert ("1 claimed, 1 succeeded" in app.log) is comes_back
+    assert ("error: no claim or ack was answered in 0.5 s" in app.log) is not comes_back
 
 
 def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
@@ -219,16 +254,19 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [("run", name) for name in MODULES] + [("worker", name) for name in ("broken", "lacking", "written", "asking")],
+)
+def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path, role: str, name: str) -> None:
     text, said, line = MODULES[name]
     (tmp_path / f"app_that_is_{name}.py").write_text(f"import pinlater\n{text}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        ran = run("run", f"app_that_is_{name}:app", "--burst")
+        ran = run(role, f"app_that_is_{name}:app", *(["--burst"] if role == "run" else ["--queue", "q"]))
     assert ran.code == NO
     *above, last = ran.err.splitlines()
-    assert last.startswith(f"error: app 'app_that_is_{name}:app': {said}")
+    assert last.startswith(f"error: {'app' if role == 'run' else 'handler'} 'app_that_is_{name}:app': {said}")
     (begin,) = [number for number, told in enumerate(above) if told.startswith(("Traceback", '  File "'))][:1]
     shown = "\n".join(above[begin:])
     assert line in shown

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from pinlater import InvalidArgument, PinLater
-from pinlater.cli.commands import USAGE
+from pinlater import Client, InvalidArgument, PinLater
+from pinlater.cli.commands import DONE, USAGE
 from pinlater.framework.options import QueueOptions, RunOptions, options_of, parse_queues
 from pinlater.framework.overseeing import STALE_S, Overseer
 from pinlater.framework.probes import parse_address
 from pinlater.process import ProcessSet, rearrange
 from pinlater.sharing import Order
 from tests.cli_runs import Run, run
+from tests.servers import Server
 
 __all__ = ["run"]  # a fixture
 
@@ -146,6 +147,79 @@ def test_a_producer_finds_the_servers_of_toml(folder: Path, monkeypatch: pytest.
         (folder / "pinlater.toml").write_text(text)
         with pytest.raises(InvalidArgument, match=said):
             PinLater().send("task")
+
+
+def test_every_command_finds_the_servers_of_toml(
+    folder: Path, run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PINLATER_URL")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    (folder / "pinlater.toml").write_text(f'url = "{server.url}"\nconcurrency = 3')
+    assert run("queue", "create", "mail").code == DONE
+    assert run("job", "enqueue", "mail", "x").code == DONE
+    with Client(server.url) as client:
+        assert client.count("mail").pending == 1
+    assert list(run("version", "--json").document["servers"]) == [server.url]
+    assert {finding["subject"] for finding in run("doctor", "--json").document["findings"]} >= {server.url}
+    assert not (folder / "state").exists()
+
+    roles: list[Any] = []
+    for name in ("run_workers", "run_monitor"):
+        monkeypatch.setattr(f"pinlater.supervisor.{name}", lambda *_, shards, **__: roles.append(shards))
+    for arguments in (["worker", "tests.handlers_for_tests:nothing", "--queue", "mail"], ["monitor"]):
+        monkeypatch.delenv("PINLATER_URL", raising=False)  # a worker tells its processes by it
+        assert run(*arguments).code == DONE
+    assert roles == [{"1": server.url}] * 2
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_toml(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def servers(*options: str) -> list[str]:
+        return list(run("version", "--json", "--timeout", "0.1", *options).document["servers"])
+
+    one, two, three = (f"redis://127.0.0.1:{port}" for port in (1, 2, 3))
+    (folder / "pinlater.toml").write_text(f'[shards]\na = "{one}"')
+    monkeypatch.setenv("PINLATER_URL", two)
+    assert servers("--url", three) == servers("--shard", f"1={three}") == [three]
+    assert servers() == [two]
+    monkeypatch.delenv("PINLATER_URL")
+    assert servers() == [one]
+    (folder / "pinlater.toml").write_text("url = 5")
+    ran = run("queue", "ls")
+    assert (ran.code, ran.err) == (USAGE, "error: pinlater.toml: url: expected a URL, got 5\n")
+
+
+def test_a_run_with_a_file_of_its_own_takes_no_servers_of_another(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+
+    def run_app(*_: object, **__: object) -> int:
+        found.append(places(PinLater()))
+        return DONE
+
+    monkeypatch.setattr("pinlater.framework.running.run_app", run_app)
+    (folder / "pinlater.toml").write_text('url = "redis://one:1"')
+    (folder / "none.toml").write_text("concurrency = 3")
+    (folder / "own.toml").write_text('[shards]\na = "redis://two:2"')
+    for options in (
+        [],
+        ["--config", "none.toml"],
+        ["--config", "own.toml"],
+        ["--config", "none.toml", "--url", "redis://x"],
+    ):
+        monkeypatch.delenv("PINLATER_URL", raising=False)
+        assert run("run", "examples.mail:app", *options).code == DONE
+    assert found == [
+        ["shard 1 (redis://one:1)"],
+        ["shard 1 (embedded://)"],
+        ["shard a (redis://two:2)"],
+        ["shard 1 (redis://x)"],
+    ]
+    monkeypatch.setenv("PINLATER_URL", "redis://three:3")
+    assert run("run", "examples.mail:app", "--config", "own.toml").code == DONE
+    assert found[-1] == ["shard 1 (redis://three:3)"]
 
 
 def test_queues_with_processes_of_their_own_are_apart() -> None:

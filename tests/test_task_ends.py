@@ -12,7 +12,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +325,99 @@ async def _process_timeout(app: PinLater) -> None:
         "TimedOut: its process ran longer than its timeout, 0.5 s\n  attempt 1 of 5 by python:"
     )
     assert about_an_hour(due_ms)
+
+
+@contextlib.contextmanager
+def _short_hooks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pinlater.framework.hooks.HOOKS_S", 0.1)
+        patch.setattr("pinlater.framework.hooks.LOOK_S", 0.02)
+        yield
+
+
+async def _hang(gate: asyncio.Event, how: str) -> None:
+    while not gate.is_set():
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            if how != "goes on":
+                raise
+
+
+@line("its middleware takes longer than hooks may, before the call or after it")
+async def _middleware_hangs(app: PinLater) -> None:
+    gate, told = asyncio.Event(), list[object]()
+
+    class Hangs(Middleware):
+        async def before(self, execution: Execution) -> None:
+            if execution.args[0] == "before":
+                await _hang(gate, execution.args[1])
+
+        async def after(self, execution: Execution, error: BaseException | None) -> None:
+            told.append(error)
+            if execution.args[0] == "after":
+                await _hang(gate, execution.args[1])
+
+    app.add_middleware(Hangs())
+
+    @app.task(backoff=3600)
+    async def task(when: str, how: str) -> None:
+        told.append(when)
+        await asyncio.sleep(0.3)  # which does not count
+
+    for when in ("before", "after", "never"):
+        for how in ("ends", "goes on"):
+            told.clear()
+            handle = await task.aenqueue(when, how)
+            with _short_hooks():
+                worker = await run(app, concurrency=1)
+            info = await handle.ainfo()
+            gate.set()
+            await asyncio.sleep(0)
+            gate.clear()
+            assert told[:2] == [when, None] if when != "before" else when not in told
+            if when == "never":
+                assert info is None
+                continue
+            assert is_pending(info, 1)
+            assert info is not None
+            assert info.status.startswith("TimedOut: its middleware ran longer than its timeout, 0.1 s\n")
+            assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+
+
+@line("its `on_failure` takes longer than hooks may")
+async def _hook_hangs(app: PinLater) -> None:
+    gate, threads, began = asyncio.Event(), threading.Event(), list[str]()
+
+    def hook_for(how: str) -> Callable[[Failure], Any]:
+        async def on_the_loop(failure: Failure) -> None:
+            began.append(how)
+            await _hang(gate, how)
+
+        def in_a_thread(failure: Failure) -> None:
+            began.append(how)
+            threads.wait(30)
+
+        return in_a_thread if how == "thread" else on_the_loop
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def fails_async() -> None:
+        raise ValueError("no")
+
+    try:
+        for how in ("ends", "goes on", "thread"):
+            for function in (fails, fails_async):
+                name = f"{function.__name__} {how}"
+                task: Any = app.task(name=name, attempts=1, result_ttl=60, on_failure=hook_for(how))(function)
+                with _short_hooks():
+                    info, _ = await one(app, task)
+                assert is_failed(info, "ValueError: no")
+    finally:
+        gate.set()
+        threads.set()
+    assert began == ["ends"] * 2 + ["goes on"] * 2 + ["thread"] * 2
 
 
 @line("the process of a task dies (a crash, `os._exit`, no memory left)")

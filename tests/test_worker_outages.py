@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Job, QueueConfig
+from pinlater import AsyncClient, Job, QueueConfig, ServerUnavailable
 from pinlater.async_transport import AsyncTransport
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.scripts import load_scripts
@@ -173,6 +173,30 @@ async def test_stop_while_the_server_is_away_ends_within_its_deadline(fresh_serv
         server.kill()
         await asyncio.wait_for(worker.stop(), DEADLINE_S)
         assert worker.stats.released == 0
+
+
+@on_loop
+async def test_a_burst_that_holds_nothing_ends_when_its_server_is_gone(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    ran = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job)
+
+    async with AsyncClient(server.url) as client, AsyncClient(server.url, timeout_s=0.5) as own:
+        await client.create_queue("q")
+        await client.enqueue("q", b"")
+        worker = Worker(own, "q", handler, WorkerConfig(tick_s=0.5))
+        look_again = worker._claimer.look_again
+
+        def after_its_death() -> None:
+            server.kill()
+            look_again()
+
+        worker._claimer.look_again = after_its_death  # type: ignore[method-assign]
+        with pytest.raises(ServerUnavailable, match=r"no claim or ack was answered in 0\.5 s: "):
+            await asyncio.wait_for(worker.run(burst=True), DEADLINE_S)
+        assert (len(ran), worker.stats.succeeded) == (1, 1)
 
 
 @on_loop

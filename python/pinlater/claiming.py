@@ -221,6 +221,7 @@ class Claimer:
             else:
                 # the subscription wakes us
                 source.hungry, source.safety_s = False, time.monotonic() + SAFETY_S[0]
+                return
         except PinLaterError as error:
             self._put_off(source, error)
             if isinstance(error, QueueNotFound) and self.config_of is not None:
@@ -228,7 +229,7 @@ class Claimer:
         else:
             if source.not_before_s:
                 log.info("queue %s: claims work again", source.queue)
-                source.not_before_s, source.retry_s = 0.0, FIRST_RETRY_S
+                source.not_before_s, source.retry_s, self.told = 0.0, FIRST_RETRY_S, ""
 
     async def _make(self, queue: str, config: QueueConfig) -> None:
         session = self._client._session

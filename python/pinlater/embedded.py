@@ -41,6 +41,7 @@ from pinlater.errors import EmbeddedServerError, InvalidArgument
 
 __all__ = ["EmbeddedServer", "attach"]
 
+SCHEME = "embedded://"
 STARTS = 2  # a keeper can fail for no fault of its own: it adopted a server that was just ending
 SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108 with the closing zero
 LOG_TAIL_LINES = 15  # of the server's log in an error: its last words, not its banner
@@ -85,8 +86,9 @@ class EmbeddedServer:
 def attach(url: str) -> EmbeddedServer:
     """Hold the server of an `embedded://` URL, starting it if it does not run; return when it answers.
 
-    `embedded://` is the user's state directory, `embedded:///path` that directory (both keep their data),
-    `embedded://?private` a temporary directory, removed at the end, shared by this process and its forks.
+    `embedded://` is the user's state directory, `embedded:///path` that directory, `embedded://./path` one below the
+    working directory (all keep their data), `embedded://?private` a temporary directory, removed at the end, shared by
+    this process and its forks.
     `?fsync=always` (default everysec) holds for all users of the directory until the last one leaves.
     Raises EmbeddedServerError.
     """
@@ -182,11 +184,13 @@ os.register_at_fork(after_in_child=_renew_registry_lock)  # another thread of th
 
 def check_url(url: str) -> tuple[Path | None, bool]:
     """The directory (None: a private one) and whether each write is to be synced. Raises InvalidArgument."""
-    parts = urlsplit(url)
-    if parts.scheme != "embedded" or parts.fragment:
-        raise InvalidArgument(f"server URL: expected embedded://[/directory][?private][?fsync=always], got {url!r}")
+    parts = urlsplit(absolute(url))
+    if not url.startswith(SCHEME) or parts.fragment or "\0" in unquote(parts.path):
+        raise InvalidArgument(f"server URL: expected embedded://[directory][?private][?fsync=always], got {url!r}")
     if parts.netloc:
-        raise InvalidArgument(f"server URL: expected an absolute directory, got {url!r}; did you mean three slashes?")
+        path = url.removeprefix(SCHEME)
+        meant = f"did you mean {SCHEME}./{path} (of the working directory) or {SCHEME}/{path}?"
+        raise InvalidArgument(f"server URL: expected a directory that begins with /, ./ or ../, got {url!r}; {meant}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
@@ -195,6 +199,21 @@ def check_url(url: str) -> tuple[Path | None, bool]:
         raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {url!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
     return (directory.resolve() if private is None else None), fsync == "always"
+
+
+def absolute(url: str) -> str:
+    """The URL itself; of one that names a directory as `./…` or `../…` that of the working directory is put in.
+
+    Raises InvalidArgument if there is none any more.
+    """
+    path, mark, options = url.removeprefix(SCHEME).partition("?")
+    relative = url.startswith(SCHEME) and path.partition("/")[0] in (".", "..")
+    if not relative or "#" in url or "\0" in unquote(path):  # what is malformed check_url tells
+        return url
+    try:
+        return f"{SCHEME}{quote(str((Path.cwd() / unquote(path)).resolve()))}{mark}{options}"
+    except FileNotFoundError:
+        raise InvalidArgument(f"server URL: {url!r}: the working directory is gone") from None
 
 
 def _state_directory() -> Path:

@@ -20,7 +20,7 @@ PinLaterError
 ├── BodyUnreadable                      a job's body is not what its task's codec wrote
 ├── ClaimLost                           a running job belongs to somebody else by now
 ├── TaskFailed                          the job whose result was asked for stays failed
-├── AppFailed                           what an app does before its first job raised
+├── AppFailed                           the user's code raised before the first job
 ├── ResultGone                          there is neither the job nor a result of it
 └── ResultTimeout (also TimeoutError)   no result in time; the job may still end
 """
@@ -202,7 +202,10 @@ class TaskFailed(PinLaterError):
 
 
 class AppFailed(PinLaterError):
-    """The user's code that comes before the first job raised: the app's module, or its lifespan. `__cause__`: what."""
+    """The user's code that comes before the first job raised: the module of the app or handler, or the lifespan.
+
+    `__cause__`: what.
+    """
 
 
 class ResultGone(PinLaterError):

@@ -21,8 +21,9 @@ from typing import Any, Final, TypeAlias
 
 from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
 from pinlater.config import check_integer
-from pinlater.errors import InvalidArgument
+from pinlater.errors import AppFailed, InvalidArgument
 from pinlater.jobs import Job
+from pinlater.tracebacks import in_users_code
 
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
@@ -80,18 +81,32 @@ class TimedOut(TimeoutError):
 End: TypeAlias = Failed | Postponed | Succeeded | None
 
 
+#: Of what a user's module raised.
+TOLD_BYTES: Final = 1_000
 #: What stands after the colon.
 _NAMED: Final = {"handler": "function", "app": "app"}
 _USUAL: Final = {"handler": "handle", "app": "app"}
 
 
 def load_handler(name: str) -> Handler:
-    """The function that `module:function` names, the current directory on the path. Or InvalidArgument."""
+    """The function that `module:function` names, the current directory on the path. InvalidArgument, AppFailed."""
     return check_handler(load_object(name, "handler"))
 
 
 def load_object(name: str, what: str) -> Any:
-    """What `module:name` names. what: handler or app, for the errors."""
+    """What `module:name` names. what: handler or app, for the errors: InvalidArgument, or AppFailed where the user's
+    code raised.
+    """
+    try:
+        return _object(name, what)
+    except Exception as error:
+        if isinstance(error, InvalidArgument) and not in_users_code(error):
+            raise
+        told = describe(error, TOLD_BYTES)
+        raise AppFailed(f"{what} {name!r}: its module can not be imported: {told}") from error
+
+
+def _object(name: str, what: str) -> Any:
     module_name, colon, attributes = name.partition(":")
     if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
         raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}{_meant(name, what)}")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
+from pinlater import embedded
 from pinlater._core import CommandHead
 from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.errors import InvalidArgument, OutcomeUnknown
@@ -193,19 +194,24 @@ def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[st
     """Shard names and URLs from what the caller gave: a URL, a mapping, or nothing (PINLATER_URL, else the embedded
     server).
 
-    A URL may also read `1=redis://a:6379,2=redis://b:6379`.
+    A URL may also read `1=redis://a:6379,2=redis://b:6379`. `embedded://./data` is below the working directory of now.
     """
     if url is not None and shards is not None:
         raise InvalidArgument("expected a URL or shards, got both")
     if shards is not None:
         if not isinstance(shards, Mapping):
             raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
-        return dict(shards)
+        return {name: _absolute(url) for name, url in shards.items()}
     text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(text, str):
         raise InvalidArgument(f"server URL: expected a str, got {text!r}")
     names = list(_NAMED.finditer(text))
     if not names:
-        return {"1": text}
+        return {"1": _absolute(text)}
     ends = [match.start() for match in names[1:]] + [len(text)]
-    return {match[1]: text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)}
+    urls = [text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)]
+    return {match[1]: _absolute(url) for match, url in zip(names, urls, strict=True)}
+
+
+def _absolute(url: str) -> str:
+    return embedded.absolute(url) if isinstance(url, str) else url  # what is no text is refused by its server

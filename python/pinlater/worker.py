@@ -124,7 +124,7 @@ class Worker:
 
     async def run(self, *, burst: bool = False) -> None:
         """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
-        burst raises ServerUnavailable if no claim is answered in the client's timeout_s.
+        burst raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
         self._open(bells=not burst)
         claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
@@ -174,17 +174,17 @@ class Worker:
 
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
-        looked_after, timeout_s = 0, self._client._settings.timeout_s
-        answer_by_s = time.monotonic() + timeout_s
+        looked_after, timeout_s, heard, by_s = 0, self._client._settings.timeout_s, (-1, -1), 0.0
         while not self._stopping.is_set() and self._claimer.left > 0:
             ended = self._stats.claimed - self._held
-            if not self._claimer.claims:
-                if (left_s := answer_by_s - time.monotonic()) <= 0:
-                    self._at_once = True  # nothing is held, and nobody is there to be told
-                    raise ServerUnavailable(f"no claim was answered in {timeout_s:g} s{self._claimer.told}")
-                await self._wait_progress(left_s)
-            elif ended < self._stats.claimed or not self._claimer.empty:
-                await self._wait_progress(None)
+            answers = ended, 0 if self._ending.count else self._claimer.claims
+            if self._running or answers != heard:  # while nothing runs, all that is waited for is an answer
+                heard, by_s = (-1, -1) if self._running else answers, time.monotonic() + timeout_s
+            if (left_s := by_s - time.monotonic()) <= 0:
+                self._at_once = not self._held  # nobody is there to be told
+                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self._claimer.told}")
+            if ended < self._stats.claimed or not self._claimer.empty:
+                await self._wait_progress(None if self._running else left_s)
             elif looked_after < ended:
                 looked_after = ended
                 self._claimer.look_again()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _shards(settings: Settings) -> dict[str, str]:
-    return resolve_shards(settings.url, settings.shards or None)
+    return resolve_shards(*settings.servers())
 
 
 def _log_at_least_info(settings: Settings) -> None:
@@ -73,7 +73,7 @@ def worker(
     config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
     shards = _shards(settings)
     _log_at_least_info(settings)
-    os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in shards.items())
+    _hand_on(shards)
     command = [sys.executable, "-m", "pinlater", *_one_process(handler, queues, config)]
     code = run_workers(handler, queues, shards=shards, config=config, processes=processes, command=command)
     return _ended(settings, "worker", code)
@@ -129,7 +129,7 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
 
     Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP reads code and
     TOML again: several processes are replaced as fresh ones are ready, a lone one ends its tasks first. SIGUSR1 logs
-    what runs. The servers are the app's own; where it names none, those of --url. All of it: docs/running.md.
+    what runs. The servers are the app's own; where it names none, as for all commands. All of it: docs/running.md.
     """
     from pinlater.stop_signals import ignore_others
 
@@ -148,17 +148,15 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
     """For the app, and for the processes. named: the app names its servers itself."""
-    told = bool(settings.url or settings.shards)
-    if named and told:
+    if named and settings.named:
         raise click.UsageError(f"{options.app} names its servers itself: --url and --shard are for apps that do not")
-    if named:
-        return
-    if told:
-        shards = _shards(settings)
-    elif (options.url or options.shards) and not os.environ.get(URL_VARIABLE):
-        shards = resolve_shards(options.url, options.shards or None)
-    else:
-        return
+    if settings.named:
+        _hand_on(_shards(settings))
+    elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
+        _hand_on(resolve_shards(options.url, options.shards or None))
+
+
+def _hand_on(shards: dict[str, str]) -> None:
     os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in shards.items())
 
 

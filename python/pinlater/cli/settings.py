@@ -7,12 +7,13 @@ talks to a server.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import click
 
+from pinlater import toml_file
 from pinlater.client import MAX_TIMEOUT_S, Client, ClientSettings
 from pinlater.shards import URL_VARIABLE
 
@@ -31,13 +32,24 @@ class Settings:
     verbosity: int = 0
     as_json: bool = False
 
+    @property
+    def named(self) -> bool:
+        """Whether the command line names servers."""
+        return self.url is not None or bool(self.shards)
+
+    def servers(self) -> tuple[str | None, Mapping[str, str] | None]:
+        """The URL, or the shards: of the command line, else those of PINLATER_URL (then neither), else of TOML."""
+        return toml_file.servers(self.url, self.shards or None)
+
     def client(self) -> Client:
         """A client for one command."""
-        return Client(self.url, shards=self.shards or None, timeout_s=self.timeout_s)
+        url, shards = self.servers()
+        return Client(url, shards=shards, timeout_s=self.timeout_s)
 
     def client_settings(self) -> ClientSettings:
         """The same, for roles that make their own clients."""
-        return ClientSettings(self.url, shards=self.shards or None, timeout_s=self.timeout_s)
+        url, shards = self.servers()
+        return ClientSettings(url, shards=shards, timeout_s=self.timeout_s)
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -57,7 +69,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             expose_value=False,
             callback=_set_url,
             help=f"The server: redis://, rediss://, unix:// or embedded://; 1=URL,2=URL for shards. "
-            f"[{URL_VARIABLE}; default: embedded://]",
+            f"[{URL_VARIABLE}, else url of pinlater.toml; default: embedded://]",
         ),
         click.option(
             "--shard",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from pinlater.errors import InvalidArgument
 from pinlater.framework.batches import Batcher
-from pinlater.framework.context import BaseContext, Keep, SyncContext
+from pinlater.framework.context import BaseContext, Keep, SyncContext, wait_for
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Snooze
 from pinlater.framework.middleware import Runner
@@ -122,15 +122,7 @@ def call_plain_task(
     """Calls a plain function in this thread, which is not the loop's, with what it needs."""
     if not task.needs:
         return task.function(*called, **kwargs)
-
-    def wait(work: Awaitable[Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(_awaited(work), loop).result()
-
-    return task.needs.call_plain(task.function, called, kwargs, made, wait)
-
-
-async def _awaited(work: Awaitable[Any]) -> Any:
-    return await work
+    return task.needs.call_plain(task.function, called, kwargs, made, partial(wait_for, loop=loop))
 
 
 async def _keep_nowhere(job: Job, headers: Mapping[str, Any]) -> None:

@@ -7,19 +7,18 @@ client was closed leaves the connections to the garbage collector.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
+from pinlater import toml_file
 from pinlater.async_client import AsyncClient
 from pinlater.client import Client
 from pinlater.config import QueueConfig
 from pinlater.errors import InvalidArgument
 from pinlater.framework.middleware import EnqueueHook
-from pinlater.shards import URL_VARIABLE
 
 
 class Source(Protocol):
@@ -147,22 +146,14 @@ class AppClients:
         """One more client, its caller's own to close."""
         if self.source is not None:
             return self.source.new()
-        url, shards = self._servers()
+        url, shards = toml_file.servers(self._url, self._shards)
         return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
         if self.source is not None:
             return self.source.sync()
-        url, shards = self._servers()
+        url, shards = toml_file.servers(self._url, self._shards)
         return Client(url, shards=shards, timeout_s=self._timeout_s)
-
-    def _servers(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """The app's own; else, where PINLATER_URL names none, those of the TOML file."""
-        if self.named or os.environ.get(URL_VARIABLE):
-            return self._url, self._shards
-        from pinlater.framework import toml_file  # not every app has one
-
-        return toml_file.servers()
 
     @contextmanager
     def redirected(self, source: Source) -> Iterator[None]:

@@ -13,12 +13,14 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pinlater.errors import ClaimLost, InvalidArgument, PinLaterError
 from pinlater.jobs import Job
 
 log: Final = logging.getLogger("pinlater.task")
+
+T = TypeVar("T")
 
 #: The trace context of the task that runs: what it puts in line is told it too.
 current_trace: Final[ContextVar[str | None]] = ContextVar("pinlater_trace", default=None)
@@ -154,8 +156,13 @@ class SyncContext(BaseContext):
     def _keep_now(self, state: Any) -> None:
         headers = self.headers(state)
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(_awaited(self._keep(self.job, headers)), self._loop).result()
+            wait_for(self._keep(self.job, headers), self._loop)
 
 
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
+def wait_for(work: Awaitable[T], loop: asyncio.AbstractEventLoop) -> T:
+    """What it gives, in a thread that is not the loop's, which does it."""
+
+    async def awaited() -> T:
+        return await work
+
+    return asyncio.run_coroutine_threadsafe(awaited(), loop).result()

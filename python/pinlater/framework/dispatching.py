@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
-from pinlater.framework import envelope
+from pinlater.framework import envelope, hooks
 from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import Exponential, milliseconds
 from pinlater.framework.batches import Batcher
@@ -101,6 +101,7 @@ class Dispatcher:
             self._batchers,
             self._contexts,
         )
+        self._hooks = hooks.HookTimes(self._give_up)
         known = {name: self._known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
@@ -115,6 +116,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
+        self._hooks.close()
         self._threads.close()
         await self._processes.close()
 
@@ -199,7 +201,7 @@ class Dispatcher:
             self._meter(task, "snoozed", began_s)
             return postponed
         except asyncio.CancelledError as error:
-            if _given_up() or (self.worker is not None and self.worker._stopping.is_set()):
+            if hooks.cut_off() or (self.worker is not None and self.worker._stopping.is_set()):
                 raise  # handed back; it may have been cancelled behind a middleware
             return await self._failed(task, job, args, kwargs, error, began_s)
         except GeneratorExit:
@@ -306,16 +308,21 @@ class Dispatcher:
             clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
             exc_info=None if deliberate else raised(error),
         )
-        if task.running.on_failure is not None and (end.final or job.attempts_remaining <= 1):
-            await self._tell(task, Failure(job, task.name, args, kwargs, error, end.status))
-        return end if task.running.result_ttl_ms is None else replace(end, awaited=True)
+        if task.running.result_ttl_ms is not None:
+            end = replace(end, awaited=True)
+        if (hook := task.running.on_failure) is not None and last:
+            failure = Failure(job, task.name, args, kwargs, error, end.status)
+            most_s = hooks.limit_s(task.running.timeout_s)
+            await self._hooks.tell(hook, task.hook_is_async, most_s, failure, end, self._threads)
+        return end
 
     def _known(self, app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
         bare = calling.runner(task)
         timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
         if timeout_s is not None and task.kind != "process":  # a process is killed in time
             bare = partial(self._limited, task, bare, timeout_s + waits_s)
-        run = wrapped(task.name, bare, app.middleware)
+        around = partial(wrapped, task.name, all_of_them=app.middleware)
+        run = self._hooks.limited(bare, around, hooks.limit_s(timeout_s), partial(self._failed, task))
         asks = (task.context, task.running.timeout_s, task.running.batch)
         plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
         return Known(task, task.function if plain else None, run)
@@ -348,21 +355,9 @@ class Dispatcher:
         error = TimedOut("it was cancelled in vain, and", task.running.timeout_s)
         return await self._failed(task, job, args, kwargs, error, began_s)
 
-    async def _tell(self, task: Task[..., Any], failure: Failure) -> None:
-        """Calls the hook; what it raises is logged, and changes nothing."""
-        hook = task.running.on_failure
-        assert hook is not None
-        try:
-            if task.hook_is_async:
-                await hook(failure)
-            else:
-                await self._threads.run(lambda _: hook(failure), failure.job)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _given_up():
-                raise
-            log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, task.name)
+    def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:
+        if self.worker is not None and running in self.worker._running:
+            self.worker._give_up_on(running, judge)
 
 
 def _lasted_s(began_s: float) -> float:
@@ -392,12 +387,6 @@ def _wrong_time(headers: dict[str, Any]) -> str:
         if type(value := headers.get(name, 0)) not in (int, float):
             return f"envelope: expected the header {name} in milliseconds, got {value!r:.60}"
     return ""
-
-
-def _given_up() -> bool:
-    """Whether the worker cancelled the task that runs, at a stop or as its job was removed."""
-    current = asyncio.current_task()
-    return current is None or current.cancelling() > 0
 
 
 def _run_end(error: BaseException, last: bool) -> RunEnd:

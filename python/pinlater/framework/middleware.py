@@ -36,7 +36,7 @@ class Execution:
 class Middleware:
     """Base of middleware: override what is wanted. All but `on_enqueue` run on the worker's loop.
 
-    A task's timeout does not count what they do; they see its error.
+    A task's timeout does not count what they do; they see its error. They may take as long as it, at least 60 s.
     """
 
     def on_enqueue(self, task: str, headers: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from pinlater import toml_file
 from pinlater.config import check_integer, check_queue_name
 from pinlater.errors import InvalidArgument
-from pinlater.framework import toml_file
 from pinlater.framework.logs import LogFormat
 from pinlater.framework.probes import parse_address
 from pinlater.process import REPORT_VARIABLE

@@ -42,11 +42,10 @@ from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
 from pinlater.framework.watching import folder_of, watch
-from pinlater.handlers import Handler, describe, load_object
+from pinlater.handlers import TOLD_BYTES, Handler, describe, load_object
 from pinlater.process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
 from pinlater.stop_signals import StopSignals
 from pinlater.supervisor import Supervisor, kill_after_s
-from pinlater.tracebacks import in_users_code
 from pinlater.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -54,20 +53,13 @@ log: Final = logging.getLogger("pinlater.worker")
 #: How often a process reports to its supervisor, and looks at its memory; until it is ready it reports more often.
 REPORT_S: Final = 1.0
 FIRST_REPORTS_S: Final = 0.1
-#: Of what an app's module or lifespan raised.
-ERROR_BYTES: Final = 1_000
 #: Options that a supervisor lives by: a reload leaves them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def load_app(name: str) -> PinLater:
     """The app that `module:app` names, the current directory on the path. Or InvalidArgument, or AppFailed."""
-    try:
-        found = load_object(name, "app")
-    except Exception as error:
-        if isinstance(error, InvalidArgument) and not in_users_code(error):
-            raise
-        raise AppFailed(f"app {name!r}: its module can not be imported: {describe(error, ERROR_BYTES)}") from error
+    found = load_object(name, "app")
     if not isinstance(found, PinLater):
         raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
     found.imported_as(name)
@@ -245,7 +237,7 @@ class _Run:
             except Exception as error:
                 if not self._app.raised_by_lifespan(error):
                     raise
-                told = describe(error, ERROR_BYTES)
+                told = describe(error, TOLD_BYTES)
                 raise AppFailed(f"app {self._options.app!r}: its lifespan raised {told}") from error
         return self._code
 

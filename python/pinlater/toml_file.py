@@ -1,16 +1,17 @@
 """The TOML file of a program: pinlater.toml, else tool.pinlater in pyproject.toml, of the current directory.
 
-Promises that producers and `pinlater run` look at the same one. Risks: it is read when asked for, not watched.
+Promises that producers and all commands look at the same one. Risks: it is read when asked for, not watched.
 """
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pinlater.errors import InvalidArgument
+from pinlater.shards import URL_VARIABLE
 
 #: Looked for in the current directory; of pyproject.toml the table tool.pinlater.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
@@ -26,6 +27,8 @@ def found() -> tuple[str, dict[str, Any]]:
 
 def table_of(path: Path) -> dict[str, Any]:
     """What stands in a file, of pyproject.toml its table for PinLater. Or InvalidArgument."""
+    import tomllib  # not every program has such a file
+
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -40,8 +43,12 @@ def table_of(path: Path) -> dict[str, Any]:
     return document
 
 
-def servers() -> tuple[str | None, dict[str, str] | None]:
-    """The URL, or the shards, that the file names."""
+def servers(
+    url: str | None = None, shards: Mapping[str, str] | None = None
+) -> tuple[str | None, Mapping[str, str] | None]:
+    """The URL, or the shards: those given, else none where PINLATER_URL names some, else those of the file."""
+    if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
+        return url, shards
     name, table = found()
     url, shards = table.get("url"), table.get("shards")
     check_servers(url, {} if shards is None else shards, f"{name}: ")
