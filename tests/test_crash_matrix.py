@@ -142,15 +142,15 @@ def make_queue(client: Client, lease_ms: int = LEASE_MS) -> None:
     client.create_queue("default", QueueConfig(lease_ms=lease_ms, crash_limit=20))
 
 
+def left_of(client: Client) -> int:
+    counts = client.count("default")
+    return counts.pending + counts.scheduled + counts.in_progress
+
+
 def wait_done(client: Client, app_runs: AppRuns) -> None:
     """Nothing is left of the queue."""
-
-    def done() -> bool:
-        counts = client.count("default")
-        return not (counts.pending or counts.scheduled or counts.in_progress)
-
     try:
-        wait_until(done, "an empty queue", DEADLINE_S)
+        wait_until(lambda: left_of(client) == 0, "an empty queue", DEADLINE_S)
     except TimeoutError as error:
         error.add_note(app_runs.log[-4000:])
         raise
@@ -349,6 +349,7 @@ def test_a_network_that_is_cut_for_30_s(valkey: Server, runs: Callable[..., AppR
         app.by_name("long").enqueue_many([(f"held{number}", 3.0) for number in range(2)])
         app.by_name("quick").enqueue_many([(f"behind{number}",) for number in range(50)])
         held = [note for number in range(2) for note in app_runs.wait("began", name=f"held{number}")]
+        wait_until(lambda: left_of(client) == 52, "the acks of what ended", DEADLINE_S)
         proxy.refuse()
         with counting_connects(proxy.port) as connects:
             proxy.cut_all()

@@ -229,8 +229,8 @@ class _Write:
 def _after_ring(place: QueueShard, command: Command) -> Flow[Any]:
     """The answer to a command that the server holds back until the bell rings."""
     rang, answer = (yield [Send(place.shard.server, [("BLPOP", place.bell, "0"), command], blocking=True)])[0]
-    if isinstance(rang, ReplyError):
-        place.bell = b""  # this user may not: it is rung for, by its channel
+    if isinstance(rang, ReplyError) and not isinstance(answer, ReplyError | Failure):
+        place.bell = b""  # this user may not block, or it would do so again and again: it is rung on its channel
     return answer
 
 
