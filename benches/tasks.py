@@ -28,18 +28,18 @@ from pinlater.framework.running import worker_of
 ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
 QUEUE = "default"
 
-Side = Callable[[], Awaitable[float]]
+Side = Callable[[], float]
 
 
 def _cpu_us() -> float:
     return time.process_time() * 1e6
 
 
-async def _by_turns(name: str, bare: Side, ours: Side) -> None:
+def _by_turns(name: str, bare: Side, ours: Side) -> None:
     found: dict[Side, list[float]] = {bare: [], ours: []}
     for number in range(ROUNDS + 1):
         for side in (bare, ours) if number % 2 else (ours, bare):
-            used_us = await side()
+            used_us = side()
             if number:  # the first round is cold
                 found[side].append(used_us)
     below, above = statistics.median(found[bare]), statistics.median(found[ours])
@@ -47,7 +47,7 @@ async def _by_turns(name: str, bare: Side, ours: Side) -> None:
 
 
 def _calling(count: int, call: Callable[[], object]) -> Side:
-    async def side() -> float:
+    def side() -> float:
         began_us = _cpu_us()
         for _ in range(count):
             call()
@@ -56,8 +56,8 @@ def _calling(count: int, call: Callable[[], object]) -> Side:
     return side
 
 
-def _gathering(count: int, call: Callable[[], Awaitable[object]]) -> Side:
-    """TOGETHER loops that await one call after the other."""
+def _gathering(runner: asyncio.Runner, count: int, call: Callable[[], Awaitable[object]]) -> Side:
+    """TOGETHER tasks that await one call after the other."""
 
     async def loop() -> None:
         for _ in range(count // TOGETHER):
@@ -68,10 +68,12 @@ def _gathering(count: int, call: Callable[[], Awaitable[object]]) -> Side:
         await asyncio.gather(*(loop() for _ in range(TOGETHER)))
         return (_cpu_us() - began_us) / count
 
-    return side
+    return lambda: runner.run(side())
 
 
-def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool, *, metered: bool = False) -> Side:
+def _draining(
+    runner: asyncio.Runner, url: str, app: PinLater, bodies: list[bytes], of_app: bool, *, metered: bool = False
+) -> Side:
     async def nothing(job: Job) -> None:
         pass
 
@@ -94,13 +96,22 @@ def _draining(url: str, app: PinLater, bodies: list[bytes], of_app: bool, *, met
                 worker._handler.meters = {name: Meter() for name in app.tasks}
             return await drained(worker)
 
-    return side
+    return lambda: runner.run(side())
 
 
-async def main() -> None:
+def main() -> None:
     """Prints a line a figure."""
-    with serving("valkey") as server, PinLater(server.url) as app:
-        client, own = app.clients.sync(), app.clients.of_loop()  # both sides on the same connections
+    with (
+        serving("valkey") as server,
+        PinLater(server.url) as app,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        client = app.clients.sync()  # both sides on the same connections
+
+        async def of_loop() -> AsyncClient:
+            return app.clients.of_loop()
+
+        own = runner.run(of_loop())
 
         @app.task(name="bench.nothing")
         async def nothing(x: int, y: str) -> None:
@@ -108,35 +119,35 @@ async def main() -> None:
 
         body = client.lookup([nothing.enqueue(1, "a").descriptor], with_body=True).popitem()[1].body or b""
         many, hundred = [body] * 100, [(1, "a")] * 100
-        await _by_turns(
+        _by_turns(
             "enqueue, one by one",
             _calling(CALLS, lambda: client.enqueue(QUEUE, body)),
             _calling(CALLS, lambda: nothing.enqueue(1, "a")),
         )
-        await _by_turns(
+        _by_turns(
             "enqueue_many of 100, a call",
             _calling(CALLS // 10, lambda: client.enqueue_many(QUEUE, many)),
             _calling(CALLS // 10, lambda: nothing.enqueue_many(hundred)),
         )
-        await _by_turns(
+        _by_turns(
             f"aenqueue, {TOGETHER} in a closed loop",
-            _gathering(5 * CALLS, lambda: own.enqueue(QUEUE, body)),
-            _gathering(5 * CALLS, lambda: nothing.aenqueue(1, "a")),
+            _gathering(runner, 5 * CALLS, lambda: own.enqueue(QUEUE, body)),
+            _gathering(runner, 5 * CALLS, lambda: nothing.aenqueue(1, "a")),
         )
-        await app.aclose()
+        runner.run(app.aclose())
         client.purge(QUEUE)
         bodies = [body] * DRAINED
-        await _by_turns(
+        _by_turns(
             "a no-op async task",
-            _draining(server.url, app, bodies, False),
-            _draining(server.url, app, bodies, True),
+            _draining(runner, server.url, app, bodies, False),
+            _draining(runner, server.url, app, bodies, True),
         )
-        await _by_turns(
+        _by_turns(
             "the same, bare: a task, task: metrics",
-            _draining(server.url, app, bodies, True),
-            _draining(server.url, app, bodies, True, metered=True),
+            _draining(runner, server.url, app, bodies, True),
+            _draining(runner, server.url, app, bodies, True, metered=True),
         )
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    main()
