@@ -16,6 +16,7 @@ local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config,
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
 call('HSET', key_m, 'c', tombstone, 'h', new_h .. pack('>I6B', NEVER, 0), lane, answer)
+local since = now
 for _, waiter in ipairs(waiters) do
   -- HERE reach
 end

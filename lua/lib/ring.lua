@@ -2,7 +2,8 @@
 local function ring()
   if paused or not waiting then return end
   for _ = 1, 1000 do
-    local waiter = call('ZPOPMAX', key_w)[1]
+    local last = call('ZPOPMAX', key_w)
+    local waiter, since = last[1], tonumber(last[2])
     waiting = waiter ~= nil
     if not waiter then return end
     -- HERE reach

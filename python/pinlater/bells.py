@@ -2,7 +2,8 @@
 carried out once that rings. So a job is on its way to an idle worker as soon as it was put in line, in one trip.
 
 Promises that no more than MAX_PLACES connections are held for it, that each such claim takes one job at most, and that
-what it gave is told, also at the end. Risks: none of its own; where a bell is not heard, safety claims find the job.
+what it gave is told, also at the end. Risks: a worker that stands still is given one job a place, if that comes within
+16 s of its last claim; it comes back when its lease ends, as one that a worker died with.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from pinlater._core import Claim
 from pinlater.async_client import AsyncClient
-from pinlater.dequeuing import claim_at
+from pinlater.dequeuing import PATIENCE_S, claim_at
 from pinlater.errors import PinLaterError
-from pinlater.flows import send
+from pinlater.exchange import write
+from pinlater.flows import Failure, Flow, Send
 from pinlater.keys import bell_key
 from pinlater.shards import QueueShard
 
@@ -63,14 +66,20 @@ class Bells:
         """At each of these places where this worker is registered by its bell a claim waits from now on."""
         for place in places if self._wanted else ():
             if place.bell and place not in self._waiting:
-                self._waiting[place] = asyncio.get_running_loop().create_task(self._claim(place))
+                self._waiting[place] = asyncio.get_running_loop().create_task(self._claim(place, place.bell))
 
     async def end(self) -> None:
-        """Rings every bell, until what each claim gave is known: where no answer comes, by asking for it."""
+        """Rings every bell, until what each claim gave is known: where no answer comes, by asking for it. Not where the
+        server does not answer: what was claimed there comes back when its lease ends.
+        """
         self._wanted = False
-        while tasks := list(self._waiting.values()):
-            await asyncio.gather(*map(self._ring, self._waiting))
-            await asyncio.wait(tasks, timeout=_ANSWER_S)
+        while places := list(self._waiting):
+            reached = await asyncio.gather(*map(self._ring, places))
+            for place, there in zip(places, reached, strict=True):
+                if not there and place in self._waiting:
+                    self._waiting.pop(place).cancel()
+            if tasks := list(self._waiting.values()):
+                await asyncio.wait(tasks, timeout=_ANSWER_S)
             self._client._transport.hang_up()
 
     async def close(self) -> None:
@@ -82,25 +91,37 @@ class Bells:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.open(False)
 
-    async def _claim(self, place: QueueShard) -> None:
+    async def _claim(self, place: QueueShard, bell: bytes) -> None:
         client = self._client
         session, source, sent_s = client._session, client._settings.source, time.monotonic()
         answer: Claim | PinLaterError
         try:
             # without a deadline: a server that went away is waited for, to be asked what it gave
-            answer = await client._run(
-                lambda _: claim_at(session, place, 1, None, False, source, _NEVER_S, blocking=True)
-            )
+            answer = await client._run(lambda _: claim_at(session, place, 1, None, False, source, _NEVER_S, bell=bell))
         except PinLaterError as error:
             log.debug("%s: no answer to a claim behind a bell: %s", place, error)
             answer = error
+        finally:
+            self._waiting.pop(place, None)
         if not place.bell:
-            self.open(False)  # this user may not
-        self._waiting.pop(place, None)
+            await self._do_without(place, bell)
         self._rang(place.queue, answer, sent_s)
 
-    async def _ring(self, place: QueueShard) -> None:
-        server, bell = place.shard.server, place.bell
-        if bell:
-            commands = ("RPUSH", bell, b""), ("PEXPIRE", bell, _LEFT_MS)
-            await self._client._run(lambda end: send(server, *commands, deadline_s=end))
+    async def _do_without(self, place: QueueShard, bell: bytes) -> None:
+        """Blocking is refused: this worker is rung by messages from now on."""
+        if self._wanted:
+            log.info("%s: BLPOP is refused, jobs are waited for by messages (docs/acl.md)", place.shard)
+        self.open(False)
+        with suppress(PinLaterError):
+            await self._client._run(lambda end: write(place, "wake", [bell], end, patient=False))
+
+    async def _ring(self, place: QueueShard) -> bool:
+        """Whether the server answered."""
+        bell = bell_key(place.queue, place.shard.name, self._client._session.channel)
+        commands = ("RPUSH", bell, b""), ("PEXPIRE", bell, _LEFT_MS)
+
+        def ring(end_s: float) -> Flow[bool]:
+            answers = (yield [Send(place.shard.server, commands, min(end_s, time.monotonic() + PATIENCE_S))])[0]
+            return not any(isinstance(answer, Failure) for answer in answers)
+
+        return await self._client._run(ring)

@@ -317,8 +317,6 @@ class Claimer:
             self._given.append((source, answer, sent_s))
             if self._pausing is not None or self._stopping:
                 self._take_given()
-        elif isinstance(answer, OutcomeUnknown) and source.resolve is None:
-            source.resolve, source.sent_s = answer.resolve, sent_s
         source.hungry = True
         self.wake()
 

@@ -188,12 +188,12 @@ def claim_at(
     source: str,
     deadline_s: float,
     *,
-    blocking: bool = False,
+    bell: bytes = b"",
 ) -> Flow[_core.Claim]:
     """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken. wait: if it gives no
-    jobs, the client is registered as waiting. blocking: it is carried out once the place's bell rings.
+    jobs, the client is registered as waiting. bell: it is carried out once that rings.
     """
-    if place.unknown_claim is not None and not blocking:
+    if place.unknown_claim is not None and not bell:
         earlier, place.unknown_claim = place.unknown_claim, None
         claim: _core.Claim = yield from earlier.resume(deadline_s)
         if claim.jobs:
@@ -214,7 +214,7 @@ def claim_at(
         return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, waiter, REPLY_BYTES]
 
     try:
-        reply = yield from write(place, "claim", arguments, deadline_s, blocking=blocking)
+        reply = yield from write(place, "claim", arguments, deadline_s, bell=bell)
     except OutcomeUnknown as error:
         place.unknown_sent_s = sent_s
         raise completed(error, decode) from None

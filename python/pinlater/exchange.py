@@ -40,6 +40,9 @@ LAST_PAUSE_S: Final = 0.5
 # sequence and h
 _HEAD_BYTES: Final = 12
 
+#: What a BLPOP is answered where this user, or this server, lets no client block; other errors pass.
+_NEVER_BLOCKS: Final = ("NOPERM", "ERR", "WRONGTYPE")
+
 Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
 
 
@@ -87,13 +90,13 @@ def write(
     *,
     patient: bool = True,
     finish: Callable[[list[Any]], Any] | None = None,
-    blocking: bool = False,
+    bell: bytes = b"",
 ) -> Flow[Any]:
     """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
 
     patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
-    another shard). blocking: only once the place's bell rings, however long that takes. Raises OutcomeUnknown at the
-    deadline (monotonic seconds) if an earlier try may have been carried out.
+    another shard). bell: a list; carried out only once something is in it, however long that takes. Raises
+    OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried out.
     """
     script, lane, stored = load_scripts()[verb], place.lanes.take(), place.stored
     command = answer = None
@@ -101,8 +104,8 @@ def write(
         # nearly every call ends here; what does not begins anew as a _Write, with the first answer
         try:
             command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
-            if blocking:
-                answer = yield from _after_ring(place, command)
+            if bell:
+                answer = yield from _after_ring(place, bell, command)
             else:
                 answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
             if type(answer) is not list and _not_loaded(answer):
@@ -226,11 +229,11 @@ class _Write:
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
-def _after_ring(place: QueueShard, command: Command) -> Flow[Any]:
+def _after_ring(place: QueueShard, bell: bytes, command: Command) -> Flow[Any]:
     """The answer to a command that the server holds back until the bell rings."""
-    rang, answer = (yield [Send(place.shard.server, [("BLPOP", place.bell, "0"), command], blocking=True)])[0]
-    if isinstance(rang, ReplyError) and not isinstance(answer, ReplyError | Failure):
-        place.bell = b""  # this user may not block, or it would do so again and again: it is rung on its channel
+    rang, answer = (yield [Send(place.shard.server, [("BLPOP", bell, "0"), command], blocking=True)])[0]
+    if isinstance(rang, ReplyError) and rang.text.startswith(_NEVER_BLOCKS):
+        place.bell = b""  # it would be refused again and again
     return answer
 
 

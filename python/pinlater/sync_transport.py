@@ -1,7 +1,8 @@
 """Carries out effects with blocking sockets: redis-py connections, one checked out a call.
 
 Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another request.
-Safe for threads and forks: a forked child starts with no connections.
+Safe for threads and forks: a forked child starts with no connections. Risks: a signal whose handler runs while an
+answer is waited for begins its timeout anew; a timer that fires again and again keeps a silent server from timing out.
 """
 
 from __future__ import annotations
