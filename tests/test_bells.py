@@ -6,7 +6,7 @@ Promises: real servers and workers; what the server saw is read from its own cou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,9 @@ from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import nothing, on_loop, until
 from tests.resp import Command
 from tests.servers import Server
+
+#: Less than a safety claim takes.
+RING_S = 8.0
 
 
 def blocked(server: Server) -> int:
@@ -162,3 +165,45 @@ async def test_a_burst_hangs_no_bells(server: Server) -> None:
         assert (worker.stats.succeeded, calls(server, "blpop")) == (1, before)
         async with worker:  # the same worker, to stay
             await until(lambda: blocked(server) == 1, "a claim behind a bell")
+
+
+@on_loop
+async def test_a_stop_does_not_wait_for_a_server_that_is_gone(fresh_server: Callable[[], Server]) -> None:
+    server = fresh_server()
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await client.create_queue("q")
+        worker = Worker(own, "q", nothing, WorkerConfig(monitor=False, stop_timeout_s=3600))
+        await worker.start()
+        await until(lambda: blocked(server) == 1, "a claim behind a bell")
+        server.kill()
+        await asyncio.wait_for(worker.stop(), 30)
+
+
+@on_loop
+async def test_a_worker_waits_again_after_its_server_lost_everything(fresh_server: Callable[[], Server]) -> None:
+    server = fresh_server()
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await client.create_queue("q")
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            await until(lambda: blocked(server) == 1, "a claim behind a bell")
+            server.kill()
+            server.start()
+            assert server.call("EXISTS", "pl:{q/1}:m") == 0
+            async with AsyncClient(server.url) as again:
+                await again.create_queue("q")
+                await until(lambda: blocked(server) == 1, "the next claim")
+                await until(lambda: server.call("ZCARD", "pl:{q/1}:w") == 1, "a registration", RING_S)
+                await again.enqueue("q", b"")
+            await until(lambda: worker.stats.succeeded == 1, "its end", RING_S)
+
+
+@on_loop
+async def test_an_error_that_passes_ends_no_bell(server: Server) -> None:
+    async with hung(server) as (client, worker):
+        before = calls(server, "blpop")
+        with server.client() as direct:
+            waiting = [one["id"] for one in direct.client_list() if one["cmd"] == "blpop"]
+            assert direct.client_unblock(int(waiting[0]), error=True)
+        await until(lambda: calls(server, "blpop") > before and blocked(server) == 1, "the next claim")
+        await client.enqueue("q", b"")
+        await until(lambda: worker.stats.succeeded == 1, "its end")

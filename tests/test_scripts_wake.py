@@ -140,6 +140,21 @@ def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> No
     bell.listener.close()
 
 
+def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> None:
+    quiet, other = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    bells = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
+    waiting(wire, other)
+    waiting(wire, quiet)
+    scores: Any = dict(wire.client.zscan_iter(wire.key("w")))
+    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000, other: scores[other] - 15_000})
+    wire.enqueue_bodies(b"x")
+    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000})
+    wire.enqueue_bodies(b"x")
+    assert [bell.rings() for bell in bells] == [0, 1]
+    for bell in bells:
+        bell.listener.close()
+
+
 def test_what_gives_no_work_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
     wire.enqueue(Job(b"a", 1, DELAY, 60_000), Job(b"held"))
     held = wire.claim()
