@@ -491,3 +491,20 @@ async def test_closing_ends_waits(app: PinLater, server: Server) -> None:
     for wait in waits:
         with pytest.raises(ClientClosed):
             await asyncio.wait_for(wait, 30)
+
+
+@on_loop
+async def test_closing_ends_a_wait_at_every_turn_of_its_loop(app: PinLater, server: Server) -> None:
+    """Its questions are flushed, its subscription is opened by tasks that a close can find at any point of theirs."""
+
+    @app.task(result_ttl=60)
+    async def task() -> None: ...
+
+    handle = await task.aenqueue()
+    for turns in range(80):
+        wait = asyncio.ensure_future(handle.aresult())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await app.aclose()
+        with pytest.raises(ClientClosed):
+            await asyncio.wait_for(wait, 30)

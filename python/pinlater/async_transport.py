@@ -6,7 +6,7 @@ Promises that an exchange once begun is read to its end or its connection is dro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Coroutine, Hashable
 from typing import Any
 
 import redis.asyncio
@@ -89,17 +89,13 @@ class AsyncTransport:
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
             case Listen(servers):
-                self._check_open()
-                return await self.waker.listen(servers)
+                return await self._while_open(self.waker.listen(servers))
             case AwaitRing(seconds, since):
-                await self.waker.wait(seconds, since)
-                self._check_open()
+                await self._while_open(self.waker.wait(seconds, since))
             case Watch(server, channel):
-                self._check_open()
-                return await self._watcher.watch(server, channel)
+                return await self._while_open(self._watcher.watch(server, channel))
             case AwaitMessage(watch, seconds):
-                await watch.wait(seconds)
-                self._check_open()
+                await self._while_open(watch.wait(seconds))
             case Joined():
                 try:
                     return await self._join(effect)
@@ -107,6 +103,16 @@ class AsyncTransport:
                     self._check_open()
                     raise
         return None
+
+    async def _while_open(self, wait: Coroutine[Any, Any, T]) -> T:
+        """A wait, which close() ends, and which does not begin after it."""
+        try:
+            self._check_open()
+            result = await wait
+        finally:
+            wait.close()
+        self._check_open()
+        return result
 
     def _join(self, effect: Joined) -> asyncio.Future[Any]:
         joined = self._joined.get(effect.key)

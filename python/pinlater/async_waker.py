@@ -32,7 +32,7 @@ class AsyncWaker:
         self.also: Callable[[Server], Sequence[bytes]] = _nothing
         self.on_other: Callable[[bytes, bytes], None] | None = None
         self._rings = 0
-        self._missing = False
+        self._missing = self._closed = False
 
     def hear(self, also: Callable[[Server], Sequence[bytes]], on_other: Callable[[bytes, bytes], None]) -> None:
         """Other channels from now on, of subscriptions that stand too. on_other: gets a channel and its message."""
@@ -69,6 +69,7 @@ class AsyncWaker:
 
     async def close(self) -> None:
         """Ends every subscription; those who wait return."""
+        self._closed = True
         subscriptions, self._subscriptions = self._subscriptions, {}
         for subscription in subscriptions.values():
             subscription.close()
@@ -92,7 +93,7 @@ class AsyncWaker:
         except BaseException:
             subscription.close()
             raise
-        if server in self._subscriptions or subscription.ended:
+        if self._closed or server in self._subscriptions or subscription.ended:
             subscription.close()
             return
         self._subscriptions[server] = subscription

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pinlater.async_link import Subscription
-from pinlater.errors import PinLaterError
+from pinlater.errors import ClientClosed, PinLaterError
 from pinlater.servers import Server
 from pinlater.sync_waker import CONFIRM_S, refused
 
@@ -47,7 +47,10 @@ class AsyncWatcher:
         opening = self._posts.get(server)
         if opening is None or (opening.done() and _ended(opening)):
             opening = self._posts[server] = asyncio.ensure_future(self._open(server))
-        return await asyncio.shield(opening)
+        await asyncio.wait([opening])  # its end by close() is not the caller's own
+        if opening.cancelled():
+            raise ClientClosed("the client was closed meanwhile")
+        return opening.result()
 
     async def _open(self, server: Server) -> _Post:
         return _Post(await self._connect(server))

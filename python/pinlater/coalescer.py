@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -77,18 +78,22 @@ class Coalescer(Generic[Item]):
         self._items, self._futures = [], []  # nothing is held longer than it is needed
         task = self._loop.create_task(self._carry_out(batches))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, batches))
+
+    def _ended(self, batches: list[_Batch[Item]], task: asyncio.Task[None]) -> None:
+        """Tells those whose items were not carried out; here, for a task that is cancelled early never begins."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        why = error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
+        for future in chain.from_iterable(futures for _, futures in batches):
+            if not future.done():
+                future.set_exception(why)
 
     async def _carry_out(self, batches: list[_Batch[Item]]) -> None:
-        try:
-            for batch in batches:
-                await self._carry_out_batch(*batch)
-        except BaseException as error:
-            why = error if isinstance(error, Exception) else PinLaterError(f"not carried out: {error!r}")
-            for future in chain.from_iterable(futures for _, futures in batches):
-                if not future.done():
-                    future.set_exception(why)
-            raise
+        for batch in batches:
+            await self._carry_out_batch(*batch)
 
     async def _carry_out_batch(self, items: list[Item], futures: list[asyncio.Future[Any]]) -> None:
         results: list[Any]
