@@ -25,7 +25,7 @@ local function read_group(group)
         m, taken[id] = m + 1, true
         ids[m], running[m], positions[m] = id, value, base + k
         if byte(value, 11) % 2 == 1 then flagged[#flagged + 1] = id end
-        leaves(value)
+        leaves(value, group.level, id)
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
       end

@@ -2,14 +2,15 @@
 -- KIND   read
 -- NEEDS  base read ready created lease
 -- KEYS   m j x e E v V p* d* r* f* s*
--- ARGV   nonce version level ids tokens
+-- ARGV   nonce version level ids leases
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
 --        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere, 2048 it stands
 --        in p as a bare id and is an odd one, 4096 a result, 8192 its expiry), a u8 a
---        token (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
+--        lease (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
+-- leases: u8 level, id (8), token (8) each; level 0 and no id: a lease with an entry in E
 
 local at = tonumber(level)
-if #ids > 8000 or #tokens > 8 * 100 then return redis.error_reply('TOO_MANY ids or tokens: expected at most 1000 and 100') end
+if #ids > 8000 or #leases > SOLE_BYTES * 100 then return redis.error_reply('TOO_MANY ids or leases: expected at most 1000 and 100') end
 if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
 
 -- An entry as a table: id -> its level; read once for all jobs of a lease.
@@ -28,7 +29,7 @@ local function named_by(lease)
 end
 
 local function lease_bits(lease, id)
-  local bits, named = 0, named_by(lease)
+  local bits, named = 0, #lease < SOLE_BYTES and named_by(lease)
   if not call('ZSCORE', key_e, lease) then bits = bits + 128 end
   if named and named[id] ~= at then bits = bits + 1024 end
   return bits
@@ -45,7 +46,7 @@ for i = 1, #ids / 8 do
   if bare or odd then bits = bits + 1 end
   if bare and (odd or tonumber(bare) ~= created_ms(id) or call('HEXISTS', key_x, id) == 1) then bits = bits + 2048 end
   if scheduled then bits = bits + 2 end
-  if running then bits = bits + 4 + lease_bits(lease_of(running), id) end
+  if running then bits = bits + 4 + lease_bits(lease_of(running, at, id), id) end
   if call('ZSCORE', KEYS[f0 + at], id) then bits = bits + 8 end
   if call('ZSCORE', KEYS[s0 + at], id) then bits = bits + 16 end
   if record then bits = bits + 32 end
@@ -57,8 +58,16 @@ for i = 1, #ids / 8 do
   places[i] = pack('>I2', bits)
 end
 
-for i = 1, #tokens / 8 do
-  local lease, bits = sub(tokens, 8 * i - 7, 8 * i), 0
+-- Of a lease of one job without an entry, the running job is what tells of it.
+local function sole_bits(lease)
+  local level, id, token = unp('>Bc8c8', lease)
+  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  local stands = running and sub(running, 1, 8) == token and byte(running, 11) >= 8
+  return (call('ZSCORE', key_e, lease) and 1 or 0) + (stands and 6 or 0)
+end
+
+local function entry_bits(lease)
+  local bits = 0
   local named, left, expiry = named_by(lease), call('HGET', key_E, lease .. 'n'), call('ZSCORE', key_e, lease)
   if expiry then bits = bits + 1 end
   if named then
@@ -66,12 +75,17 @@ for i = 1, #tokens / 8 do
     local running = 0
     for id, block in pairs(named) do
       local value = call('HGET', KEYS[r0 + block], id)
-      if value and lease_of(value) == lease then running = running + 1 end
+      if value and lease_of(value, block, id) == lease then running = running + 1 end
     end
     if running > 0 and running == (left and tonumber(left) or 1) then bits = bits + 4 end
   elseif left and not expiry then
     bits = bits + 8
   end
-  seen[i] = string.char(bits)
+  return bits
+end
+
+for i = 1, #leases / SOLE_BYTES do
+  local lease = sub(leases, SOLE_BYTES * (i - 1) + 1, SOLE_BYTES * i)
+  seen[i] = string.char(byte(lease) > 0 and sole_bits(lease) or entry_bits(sub(lease, -8)))
 end
 return { nonce, h, concat(places), concat(seen) }

@@ -50,7 +50,7 @@ end
 
 local wake, expires = false, now + unp('>I4', config, 13)
 for _, job in ipairs(jobs) do
-  local lease, running = lease_of(job.running), job.running
+  local lease, running = lease_of(job.running, job.level, job.id), job.running
   local left = job.attempts or unp('>I2', running, 9)
   local old = byte(running, 11) % 2 == 1 and call('HGET', key_x, job.id)
   local status = old and sub(old, 11) or ''
@@ -59,7 +59,7 @@ for _, job in ipairs(jobs) do
   call('HSET', key_x, job.id, extra(left, now, old and unp('>I2', old, 9) or 0, status))
   if job.move then
     call('HDEL', KEYS[r0 + job.level], job.id)
-    leaves(running)
+    leaves(running, job.level, job.id)
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
     wake = admit(job.level, at <= now and { at, job.id .. ODD } or {}, at > now and { at, job.id } or {}) or wake
   else

@@ -30,7 +30,7 @@ end
 local function pick_running(ids)
   for i, value in ipairs(ids[1] and call('HMGET', KEYS[r0 + at], unpack(ids)) or {}) do
     if value then
-      leaves(value)
+      leaves(value, at, ids[i])
       gone[#gone + 1] = ids[i]
     end
   end

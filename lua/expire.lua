@@ -61,11 +61,11 @@ local more = #expired > counts.leases and 1 or 0
 -- Jobs whose lease is gone (evicted, or removed by hand) would run for ever. One page of one level is looked at a call.
 local PAGE = 100
 
-local function leases_of_page(page)
+local function leases_of_page(level, page)
   local found = {}
   for i = 1, #page, 2 do
     local id, value = page[i], page[i + 1]
-    local lease = #value >= 11 and lease_of(value)
+    local lease = #value >= 11 and lease_of(value, level, id)
     if lease then
       found[lease] = found[lease] or {}
       if #found[lease] < 1000 then found[lease][#found[lease] + 1] = id end
@@ -79,9 +79,9 @@ if sweep ~= '' then
   level = tonumber(level)
   if level > levels then level, from = 1, '0' end
   local page = call('HSCAN', KEYS[r0 + level], from, 'COUNT', PAGE)
-  for lease, ids in pairs(leases_of_page(page[2])) do
+  for lease, ids in pairs(leases_of_page(level, page[2])) do
     if call('ZSCORE', key_e, lease) == false then
-      if call('HEXISTS', key_E, lease) == 1 then
+      if #lease == SOLE_BYTES or call('HEXISTS', key_E, lease) == 1 then
         call('ZADD', key_e, now + lease_ms, lease) -- who lives renews it
       else
         wake = give_back(level, ids, lease, '', '') or wake

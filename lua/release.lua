@@ -25,10 +25,11 @@ while at <= #groups do
       local id, value = ARGV[ids0 + base + k], values[k]
       if not taken[id] and holds(value, token) then
         taken[id] = true
-        leaves(value)
+        leaves(value, level, id)
         part.ids[#part.ids + 1] = id
-        local place = sub(value, floor(byte(value, 11) / 2) % 2 == 1 and 20 or 12)
-        local bare = place == '' and byte(value, 11) % 2 == 0
+        local marks = byte(value, 11)
+        local place = marks >= 8 and '' or sub(value, floor(marks / 2) % 2 == 1 and 20 or 12)
+        local bare = place == '' and marks % 2 == 0
         part.ready[#part.ready + 1] = place == '' and string.format('%d', created_ms(id)) or place
         part.ready[#part.ready + 1] = bare and id or id .. ODD
       else

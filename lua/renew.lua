@@ -2,57 +2,66 @@
 -- KIND   write
 -- NEEDS  base send lane head clock mint lease leave
 -- KEYS   m e E r*
--- ARGV   lane sequence version tokens own lease
--- REPLY  refused: u16 positions (from 0; the own list counts on after the tokens) that are not held any more
--- tokens: 8 bytes each, whole leases. own: u8 level, id (8), token (8) each: jobs to be taken out of their claim's lease.
+-- ARGV   lane sequence version jobs own lease
+-- REPLY  refused: u16 positions (from 0; the own list counts on after the jobs) whose lease is not held any more
+-- jobs, own: u8 level, id (8), token (8) each: whose claim's lease is renewed whole (any one of its jobs names it, one that has ended too),
+-- and who are taken out of it.
 -- lease: ms the caller counts on: renewed by thirds of a longer lease, a shortened one would run out in between. '0': the queue's.
 
 if replay then return stored end
-if own ~= '' and #KEYS - r0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
-local token_count, own_count = #tokens / 8, #own / 17
-if token_count + own_count > 1000 then
-  return redis.error_reply('TOO_MANY leases: expected at most 1000, got ' .. token_count + own_count)
-end
-if token_count % 1 ~= 0 or own_count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST tokens or jobs are cut off') end
-for i = 1, own_count do
-  local level = byte(own, 17 * i - 16)
+local ITEM = 17
+local all, job_count = jobs .. own, #jobs / ITEM
+local count = #all / ITEM
+if count > 1000 then return redis.error_reply('TOO_MANY leases: expected at most 1000, got ' .. count) end
+if count % 1 ~= 0 or job_count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the jobs are cut off') end
+for i = 1, count do
+  local level = byte(all, ITEM * i - 16)
   if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  if level > #KEYS - r0 then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 end
 
 local expires = now + math.max(unp('>I4', config, 13), tonumber(lease or '0'))
 local refused, renewed = {}, {}
 
-local function renew(token, position)
-  if call('HEXISTS', key_E, token) == 1 then
-    renewed[#renewed + 1] = expires
-    renewed[#renewed + 1] = token
-  else
-    refused[#refused + 1] = pack('>I2', position)
-  end
+-- A job's value in r, if it is of that claim.
+local function running_of(level, id, token)
+  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  return running and sub(running, 1, 8) == token and running or nil
+end
+
+-- The lease of a claim, if it stands.
+local function lease_of_claim(level, id, token)
+  if call('HEXISTS', key_E, token) == 1 then return token end
+  local running = running_of(level, id, token)
+  return running and byte(running, 11) >= 8 and lease_of(running, level, id)
 end
 
 -- A lease of one job, with the claim descriptor of the lease it leaves.
 local function own_lease(level, id, running)
   local high, low = mint(1)
-  local fresh, old = pack('>I4I4', high, low + 1), sub(running, 1, 8)
-  local entry = call('HGET', key_E, old)
-  leaves(running)
-  call('HSET', key_E, fresh, pack('>I2BI2', 11, level, 1) .. id .. (entry and sub(entry, 3 + unp('>I2', entry)) or ''))
-  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(byte(running, 11) % 2 + 6) .. fresh .. sub(running, 12))
-  renewed[#renewed + 1] = expires
-  renewed[#renewed + 1] = fresh
+  local fresh, claim, marks = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)
+  leaves(running, level, id)
+  call('HSET', key_E, fresh, pack('>I2BI2', 11, level, 1) .. id .. claim)
+  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(marks % 2 + 6) .. fresh .. (marks >= 8 and '' or sub(running, 12)))
+  return fresh
 end
 
-for i = 1, token_count do renew(sub(tokens, 8 * i - 7, 8 * i), i - 1) end
-for i = 1, own_count do
-  local level, id, token = unp('>Bc8c8', own, 17 * i - 16)
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
-  if not running or sub(running, 1, 8) ~= token then
-    refused[#refused + 1] = pack('>I2', token_count + i - 1)
-  elseif floor(byte(running, 11) / 2) % 2 == 1 then
-    renew(lease_of(running), token_count + i - 1)
+-- The lease of a job that is to have one of its own.
+local function lease_of_own(level, id, token)
+  local running = running_of(level, id, token)
+  if not running then return nil end
+  if floor(byte(running, 11) / 2) % 2 == 0 then return own_lease(level, id, running) end
+  local lease = lease_of(running)
+  return call('HEXISTS', key_E, lease) == 1 and lease
+end
+
+for i = 1, count do
+  local level, id, token = unp('>Bc8c8', all, ITEM * i - 16)
+  local lease = (i > job_count and lease_of_own or lease_of_claim)(level, id, token)
+  if lease then
+    renewed[#renewed + 1], renewed[#renewed + 2] = expires, lease
   else
-    own_lease(level, id, running)
+    refused[#refused + 1] = pack('>I2', i - 1)
   end
 end
 if renewed[1] then send('ZADD', key_e, renewed) end

@@ -24,7 +24,7 @@ LONG_LEASE_MS = 600_000  # its first renewal lies beyond every test
 SESSION = b"session1"
 LEASES, DONE, REFUSE = b"{q/s}:e", b"{q/s}:done", b"{q/s}:refuse"
 
-# The wire of lua/renew.lua: EVALSHA sha n KEYS... lane sequence version tokens own lease -> {sequence, h, refused}.
+# The wire of lua/renew.lua: EVALSHA sha n KEYS... lane sequence version jobs own lease -> {sequence, h, refused}.
 # For tests to wait on and look at: DONE gets the number of tokens of each call, DONE:left what was left of
 # each lease in ms, DONE:lanes lane and sequence. REFUSE holds an error to answer instead.
 RENEW = b"""#!lua
@@ -37,8 +37,8 @@ if no then return redis.error_reply(no) end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local refused = {}
-for i = 1, #ARGV[4] / 8 do
-  local token = string.sub(ARGV[4], 8 * i - 7, 8 * i)
+for i = 1, #ARGV[4] / 17 do
+  local token = string.sub(ARGV[4], 17 * i - 7, 17 * i)
   local expiry = redis.call('ZSCORE', e, token)
   if expiry then
     redis.call('RPUSH', done .. ':left', expiry - now)
@@ -47,7 +47,7 @@ for i = 1, #ARGV[4] / 8 do
     refused[#refused + 1] = struct.pack('>I2', i - 1)
   end
 end
-redis.call('RPUSH', done, #ARGV[4] / 8)
+redis.call('RPUSH', done, #ARGV[4] / 17)
 redis.call('RPUSH', done .. ':lanes', ARGV[1] .. ARGV[2])
 return ARGV[2] .. string.rep('h', 8) .. table.concat(refused)
 """

@@ -125,6 +125,24 @@ def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
     }
 
 
+def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
+    scene.client.create_queue("one")
+    scene.client.enqueue("one", b"x")
+    (job,) = scene.client.dequeue("one")
+    lease = bytes([job.priority]) + id_of(job) + job.token
+
+    def problems() -> dict[str, str]:
+        return {finding.subject: finding.problem for finding in audit_queue(scene.client, "one").findings}
+
+    assert problems() == {}
+    assert scene.raw.zrem("pl:{one/1}:e", lease) == 1
+    assert problems() == {job.descriptor: "running without a lease"}
+    assert scene.client.renew([job]) == []
+    assert problems() == {}
+    scene.raw.delete("pl:{one/1}:r1", "pl:{one/1}:j")
+    assert problems() == {f"lease {job.token.hex()}": "has an expiry, but no jobs"}
+
+
 def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
     running = scene.call("HGET", "r1", id_of(scene.pair[0]))
     scene.call("HSET", "r1", id_of(scene.sole), running)

@@ -55,7 +55,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 def test_renews_again_and_again(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server)
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(4, DEADLINE_S)
     stats = renewer.stats()
     assert stats.renewals >= 4
@@ -68,7 +68,7 @@ def test_renews_again_and_again(server: Server, client: redis.Redis, make: Make)
 def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server, script=RENEW.replace(b"now + 150", b"now + 3000"))
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), 3_000)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), 3_000)
     assert [renewed(client), renewed(client)] == [1, 1]
     # 2 s, but for what a loaded machine takes; the first lease was not given by the script.
     assert int(client.lindex(DONE + b":left", 1) or 0) > 1_000
@@ -84,8 +84,8 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     names += [f"r{level}" for level in range(1, MAX_PRIORITY + 1)]
     renewer = make(server, script=script.source)
     queue = renewer.add_queue([(tag + name).encode() for name in names])
-    renewer.hold(queue, token(1), LEASE_MS)
-    renewer.hold(queue, token(2), LEASE_MS)
+    renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
+    renewer.hold(queue, 1, token(2), token(2), LEASE_MS)
     assert renewer.wait_renewed(3, DEADLINE_S), renewer.stats().last_error
     assert renewer.take_lost() == [(queue, token(2))]
     assert client.zrange(tag + "e", 0, -1) == [token(1)]
@@ -106,7 +106,7 @@ def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make
         first, second, third = (job.id for job in claimed.jobs)
         renewer = make(server, script=load_scripts()["renew"].source)
         queue = renewer.add_queue(script_keys(wire.queue, wire.shard, load_scripts()["renew"].keys, wire.levels))
-        renewer.hold(queue, claimed.token, 300)
+        renewer.hold(queue, 1, first, claimed.token, 300)
         for id_, after_s in ((first, 0.05), (second, 0.05), (third, 3600.0)):
             renewer.limit(queue, 1, id_, claimed.token, after_s)
         renewer.drop_limit(queue, second)
@@ -137,7 +137,7 @@ def test_a_lane_a_queue_and_sequences_in_a_row(server: Server, client: redis.Red
     renewer = make(server)
     for number, name in enumerate((b"a", b"b")):
         take(client, number, key=keys(name)[0])
-        renewer.hold(renewer.add_queue(keys(name)), token(number), LEASE_MS)
+        renewer.hold(renewer.add_queue(keys(name)), 1, token(number), token(number), LEASE_MS)
     for slot, name in enumerate((b"a", b"b")):
         for sequence in (1, 2, 3):
             popped: Any = client.blpop([keys(name)[1] + b":lanes"], timeout=DEADLINE_S)
@@ -150,7 +150,7 @@ def test_the_gil_held_for_many_leases_ends_none(server: Server, client: redis.Re
     count += f"sys.exit(any(c.blpop([sys.argv[2]], timeout={DEADLINE_S}) is None for _ in range(12)))"
     take(client, 1)
     renewer = make(server)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     arguments = [sys.executable, "-c", count, str(server.port), DONE.decode()]
     child = os.posix_spawn(sys.executable, arguments, os.environ)
     status = ctypes.c_int(-1)
@@ -166,7 +166,7 @@ from pinlater.keys import script_keys
 from pinlater.scripts import load_scripts
 address, script, lease_ms, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session2")
-renewer.hold(renewer.add_queue([key.encode() for key in keys]), (1).to_bytes(8), int(lease_ms))
+renewer.hold(renewer.add_queue([key.encode() for key in keys]), 1, (1).to_bytes(8), (1).to_bytes(8), int(lease_ms))
 sys.stdin.read()
 """
 
@@ -191,7 +191,7 @@ def test_lost_tokens_are_told_once_and_let_go(server: Server, client: redis.Redi
     take(client, 1, 3)
     queue = renewer.add_queue(keys())
     for number in (1, 2, 3, 4):
-        renewer.hold(queue, token(number), LEASE_MS)
+        renewer.hold(queue, 1, token(number), token(number), LEASE_MS)
     assert renewer.wait_renewed(1, DEADLINE_S)
     assert sorted(renewer.take_lost()) == [(queue, token(2)), (queue, token(4))]
     assert renewer.take_lost() == []
@@ -207,9 +207,9 @@ def test_a_queue_that_is_gone_loses_all_its_tokens_and_no_other(
     gone, kept = renewer.add_queue(keys(b"gone")), renewer.add_queue(keys(b"kept"))
     client.set(keys(b"gone")[2], "QUEUE_NOT_FOUND no queue gone")
     take(client, 9, key=keys(b"kept")[0])
-    renewer.hold(gone, token(1), LEASE_MS)
-    renewer.hold(gone, token(2), LONG_LEASE_MS)
-    renewer.hold(kept, token(9), LEASE_MS)
+    renewer.hold(gone, 1, token(1), token(1), LEASE_MS)
+    renewer.hold(gone, 1, token(2), token(2), LONG_LEASE_MS)
+    renewer.hold(kept, 1, token(9), token(9), LEASE_MS)
     wait_until(lambda: renewer.stats().held == 1, "the gone queue's tokens let go")
     assert sorted(renewer.take_lost()) == [(gone, token(1)), (gone, token(2))]
     assert renewer.wait_renewed(renewer.stats().renewals + 2, DEADLINE_S)
@@ -219,11 +219,11 @@ def test_a_queue_that_is_gone_loses_all_its_tokens_and_no_other(
 def test_a_dropped_token_is_not_renewed(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server)
     queue = renewer.add_queue(keys())
-    renewer.hold(queue, token(1), LEASE_MS)
+    renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
     renewer.drop(queue, token(1))
     renewer.drop(queue, token(1))
     take(client, 2)
-    renewer.hold(queue, token(2), LEASE_MS)
+    renewer.hold(queue, 1, token(2), token(2), LEASE_MS)
     assert [renewed(client), renewed(client)] == [1, 1]
     assert (renewer.stats().held, renewer.take_lost()) == (1, [])
 
@@ -233,7 +233,7 @@ def test_a_call_carries_at_most_a_thousand_tokens(server: Server, client: redis.
     queue = renewer.add_queue(keys())
     take(client, *range(2500))
     for number in range(2500):
-        renewer.hold(queue, token(number), 9_000)  # 3 s until the first is due: all are held by then
+        renewer.hold(queue, 1, token(number), token(number), 9_000)  # 3 s until the first is due: all are held by then
     assert sorted(renewed(client) for _ in range(3)) == [500, 1000, 1000]
     assert renewer.take_lost() == []
 
@@ -243,7 +243,7 @@ def test_what_is_nearly_due_joins_a_call(server: Server, client: redis.Redis, ma
     queue = renewer.add_queue(keys())
     take(client, 1, 2, 3)
     for number, lease_ms in ((1, 3_000), (2, 3_200), (3, LONG_LEASE_MS)):
-        renewer.hold(queue, token(number), lease_ms)
+        renewer.hold(queue, 1, token(number), token(number), lease_ms)
     assert renewed(client) == 2
 
 
@@ -251,7 +251,7 @@ def test_with_nothing_held_nothing_is_sent(server: Server, client: redis.Redis, 
     renewer = make(server)
     queue = renewer.add_queue(keys())
     take(client, 1)
-    renewer.hold(queue, token(1), LEASE_MS)
+    renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(2, DEADLINE_S)
     renewer.drop(queue, token(1))
     assert not renewer.wait_renewed(renewer.stats().renewals + 2, 2 * LEASE_MS / 1000)
@@ -273,7 +273,7 @@ def test_close_ends_a_read_and_a_wait_under_way(fresh_server: Callable[..., Serv
     with server.client() as client:
         take(client, 1)
     queue = renewer.add_queue(keys())
-    renewer.hold(queue, token(1), LEASE_MS)
+    renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(1, DEADLINE_S)
     server.pause()
     assert not renewer.wait_renewed(renewer.stats().renewals + 2, 2 * LEASE_MS / 1000)
@@ -284,7 +284,7 @@ def test_close_ends_a_read_and_a_wait_under_way(fresh_server: Callable[..., Serv
     waiting.join()
     server.resume()
     with pytest.raises(RuntimeError, match=r"expected an open LeaseRenewer, came use after close\(\)"):
-        renewer.hold(queue, token(2), LEASE_MS)
+        renewer.hold(queue, 1, token(2), token(2), LEASE_MS)
     with pytest.raises(RuntimeError, match="after close"):
         renewer.add_queue(keys())
     renewer.drop(queue, token(1))
@@ -307,11 +307,11 @@ from pinlater.scripts import load_scripts
 address, script, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session3")
 queue = renewer.add_queue([key.encode() for key in keys])
-renewer.hold(queue, (1).to_bytes(8), 150)
+renewer.hold(queue, 1, (1).to_bytes(8), (1).to_bytes(8), 150)
 assert renewer.wait_renewed(1, 30)
 child = os.fork()
 if child == 0:
-    calls = [lambda: renewer.hold(queue, bytes(8), 1), lambda: renewer.drop(queue, bytes(8))]
+    calls = [lambda: renewer.hold(queue, 1, bytes(8), bytes(8), 1), lambda: renewer.drop(queue, bytes(8))]
     calls += [lambda: renewer.wait_renewed(1, 1), lambda: renewer.add_queue([])]
     calls += [renewer.take_lost, renewer.stats]
     for call in calls:
@@ -324,7 +324,7 @@ if child == 0:
     renewer.close()
     del calls, call, renewer
     again = LeaseRenewer(address, [], script.encode(), b"session4")
-    again.hold(again.add_queue([key.encode() for key in keys]), (1).to_bytes(8), 150)
+    again.hold(again.add_queue([key.encode() for key in keys]), 1, (1).to_bytes(8), (1).to_bytes(8), 150)
     os._exit(0 if again.wait_renewed(1, 30) else 2)
 assert os.waitpid(child, 0)[1] == 0
 before = renewer.stats()
@@ -367,11 +367,13 @@ def test_wrong_holds_are_refused(make: Make) -> None:
     renewer = make("127.0.0.1:1")
     queue = renewer.add_queue(keys())
     with pytest.raises(ValueError, match="expected a token of 8 bytes, came 3 bytes"):
-        renewer.hold(queue, b"abc", LEASE_MS)
+        renewer.hold(queue, 1, token(1), b"abc", LEASE_MS)
+    with pytest.raises(ValueError, match="expected a id of 8 bytes, came 2 bytes"):
+        renewer.hold(queue, 1, b"ab", token(1), LEASE_MS)
     with pytest.raises(ValueError, match="expected a queue handle below 1, came 1"):
-        renewer.hold(queue + 1, token(1), LEASE_MS)
+        renewer.hold(queue + 1, 1, token(1), token(1), LEASE_MS)
     with pytest.raises(ValueError, match="expected a lease of at least 1 ms, came 0"):
-        renewer.hold(queue, token(1), 0)
+        renewer.hold(queue, 1, token(1), token(1), 0)
     assert renewer.stats().held == 0
 
 

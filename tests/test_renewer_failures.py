@@ -43,7 +43,7 @@ def test_a_server_killed_and_started_anew(kind: str, fresh_server: Callable[...,
     renewer = make(server)
     with server.client() as client:
         take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(1, DEADLINE_S)
     server.kill()
     failed(renewer, 2)
@@ -57,7 +57,7 @@ def test_a_server_killed_and_started_anew(kind: str, fresh_server: Callable[...,
 def test_a_script_flush_is_made_good_on_the_same_connection(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server, [command("CLIENT", "SETNAME", "flushed")])
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(1, DEADLINE_S)
     client.script_flush()
     renewals = renewer.stats().renewals
@@ -71,8 +71,8 @@ def test_a_refused_queue_backs_off_alone(server: Server, client: redis.Redis, ma
     client.set(keys(b"bad")[2], "BAD_REQUEST says the test")
     take(client, 1, key=keys(b"bad")[0])
     take(client, 2, key=keys(b"good")[0])
-    renewer.hold(bad, token(1), LEASE_MS)
-    renewer.hold(good, token(2), LEASE_MS)
+    renewer.hold(bad, 1, token(1), token(1), LEASE_MS)
+    renewer.hold(good, 1, token(2), token(2), LEASE_MS)
     assert failed(renewer, 3) == "BAD_REQUEST says the test"
     assert renewer.wait_renewed(renewer.stats().renewals + 2, DEADLINE_S)
     assert (renewer.stats().held, renewer.take_lost()) == (2, [])
@@ -84,7 +84,7 @@ def test_a_read_only_server_is_left_and_tried_again(server: Server, client: redi
     renewer = make(server)
     client.set(REFUSE, "READONLY You can't write against a read only replica.")
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert failed(renewer, 2).startswith("READONLY")
     assert not renewer.stats().connected
     client.delete(REFUSE)
@@ -96,7 +96,7 @@ def test_a_hanging_server_is_a_failure(fresh_server: Callable[..., Server], make
     renewer = make(server, timeout_s=0.2)
     with server.client() as client:
         take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(1, DEADLINE_S)
     server.pause()
     assert failed(renewer).endswith("no answer within 200ms")
@@ -123,7 +123,7 @@ STRANGE_ANSWERS = [
 def test_a_stranger_on_the_port_is_a_failure_not_a_panic(answer: bytes, expected: str, make: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         renewer = make(f"127.0.0.1:{listener.getsockname()[1]}")
-        renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+        renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
         for failures in (1, 2):
             with listener.accept()[0] as peer:
                 peer.sendall(answer)
@@ -142,7 +142,7 @@ def test_acl_user_select_and_name(server: Server, client: redis.Redis, make: Mak
     renewer = make(server, handshake)
     with server.client(db=3) as third:
         take(third, 1)
-        renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+        renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
         assert renewed(third) == 1
         client_list: Any = third.client_list()
         assert ("keeper-lane", "keeper", "3") in [(c["name"], c["user"], c["db"]) for c in client_list]
@@ -154,7 +154,7 @@ def test_a_wrong_password_is_told_without_it(server: Server, client: redis.Redis
     handshake = [command("AUTH", "late", "canary-secret"), command("CLIENT", "SETNAME", "late")]
     renewer = make(server, handshake)
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     error = failed(renewer, 2)
     assert error.startswith("handshake command 1 of 2 was refused: WRONGPASS")
     assert "canary" not in error
@@ -166,7 +166,7 @@ def test_a_wrong_password_is_told_without_it(server: Server, client: redis.Redis
 
 def test_an_unknown_handshake_command_does_not_tell_its_arguments(server: Server, make: Make) -> None:
     renewer = make(server, [command("HOLA", "2", "AUTH", "user", "canary-secret")])
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     error = failed(renewer)
     assert "unknown command 'HOLA'" in error
     assert "canary" not in error
@@ -175,5 +175,5 @@ def test_an_unknown_handshake_command_does_not_tell_its_arguments(server: Server
 def test_over_a_unix_socket(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(f"unix:{server.socket_path}")
     take(client, 1)
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     assert renewer.wait_renewed(2, DEADLINE_S)

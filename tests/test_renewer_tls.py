@@ -46,7 +46,7 @@ def sign(directory: Path, authority: str, name: str, extensions: str) -> tuple[P
 
 
 def hold(renewer: Any) -> Any:
-    renewer.hold(renewer.add_queue(keys()), token(1), LEASE_MS)
+    renewer.hold(renewer.add_queue(keys()), 1, token(1), token(1), LEASE_MS)
     return renewer
 
 

@@ -150,7 +150,7 @@ def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after
     assert snapshot(scene.wire) != before
 
 
-@pytest.mark.parametrize("verb", ["renew", "expire", "collect"])
+@pytest.mark.parametrize("verb", ["expire", "collect"])
 def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
@@ -159,6 +159,17 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
     with refused("CONFIG_CHANGED"):
         REQUESTS[verb](scene)
     assert snapshot(scene.wire) == before
+
+
+def test_a_renewal_with_keys_of_too_few_levels_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
+    scene = make_scene(client)
+    grown = scene.wire.other()
+    grown.configure(settings(levels=5))
+    with refused("CONFIG_CHANGED"):
+        scene.wire.renew(scene.end()._replace(level=4))
+    with refused("CONFIG_CHANGED"):
+        scene.wire.renew(own=[scene.end()._replace(level=4)])
+    assert scene.wire.renew(scene.end()) == []
 
 
 @pytest.mark.parametrize("verb", [verb for verb in REQUESTS if verb != "create"])

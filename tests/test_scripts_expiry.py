@@ -13,7 +13,7 @@ import pytest
 from tests.memory import EVERY_KIND
 from tests.servers import Server
 from tests.wire import Timed, Wire, connect, expiries, known, lease_fields
-from tests.wire_format import FAILED, PENDING, Expiry, Job
+from tests.wire_format import FAILED, PENDING, Expiry, Job, ends
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30
@@ -101,7 +101,7 @@ def test_a_clock_that_jumps_ahead_expires_nothing_for_one_lease(timed: Timed) ->
     jumped = wire.expire(window(seen_ms))
     assert (jumped.active, jumped.jumped, jumped.leases) == (1, 1, 0)
     timed.later(LEASE_S - 5)
-    assert wire.renew(alive.token) == []
+    assert wire.renew(*ends(alive)) == []
     assert (wire.expire().jumped, wire.expire().leases) == (0, 0)
     timed.later(6)
     assert wire.expire().leases == 1
@@ -135,9 +135,9 @@ def test_after_a_jump_back_nobody_waits_for_the_end_of_another_monitor(timed: Ti
 
 def test_a_damaged_lease_does_not_stop_the_others(timed: Timed) -> None:
     wire = timed.wire
-    wire.enqueue_bodies(b"a", b"b")
-    lost, other = wire.claim(1), wire.claim(1)
-    wire.client.hdel(wire.key("E"), lost.token)
+    wire.enqueue_bodies(b"a", b"b", b"c")
+    lost, other = wire.claim(2), wire.claim(1)
+    wire.client.hdel(wire.key("E"), lost.token, lost.token + b"n")
     wire.client.hdel(wire.key("j"), other.jobs[0].id)
     timed.later(LEASE_S + 1)
     assert (wire.expire().leases, lease_fields(wire)) == (2, (0, 0))

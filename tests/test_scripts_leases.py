@@ -79,10 +79,12 @@ def test_an_ack_ends_the_lease_with_its_last_job(wire: Wire) -> None:
 
 
 def test_the_lease_of_one_job_needs_no_count(wire: Wire) -> None:
-    wire.enqueue_bodies(b"a")
-    claimed = wire.claim(1)
-    assert lease_fields(wire) == (1, 1)
-    assert wire.succeed(claimed) == []
+    """Nor an entry, if it is of a plain job."""
+    wire.enqueue(Job(b"odd", status=b"s"), Job(b"plain"))
+    for entries in (1, 0):
+        claimed = wire.claim(1)
+        assert lease_fields(wire) == (1, entries)
+        assert wire.succeed(claimed) == []
     assert is_clean(snapshot(wire))
 
 
@@ -204,9 +206,9 @@ def test_renew_keeps_a_lease_and_refuses_what_is_gone(timed: Timed) -> None:
     wire.enqueue_bodies(b"a", b"b")
     kept, lost = wire.claim(1), wire.claim(1)
     timed.later(LEASE_S - 10)
-    assert wire.renew(kept.token) == []
+    assert wire.renew(*ends(kept)) == []
     timed.later(20)
-    assert (wire.expire().leases, wire.renew(kept.token, lost.token, kept.token)) == (1, [1])
+    assert (wire.expire().leases, wire.renew(*ends(kept), *ends(lost), *ends(kept))) == (1, [1])
     assert wire.succeed(lost) == [0]
     assert wire.succeed(kept) == []
 
@@ -229,6 +231,19 @@ def test_a_job_with_its_own_lease_expires_apart(timed: Timed, own_goes_first: bo
     assert lease_fields(wire) == (0, 0)
     assert drain(wire) == ([b"slow"] if own_goes_first else [b"b", b"c"])
     assert is_clean(snapshot(wire))
+
+
+def test_the_only_job_of_a_claim_leaves_its_lease_for_one_of_its_own(wire: Wire) -> None:
+    (id_,) = wire.enqueue_bodies(b"a")
+    (end,) = ends(wire.claim(1, claim=CLAIM))
+    assert wire.renew(own=[end]) == []
+    assert lease_fields(wire) == (1, 1)
+    assert known(wire, id_).claim == CLAIM
+    assert wire.renew(end) == [0]
+    assert wire.renew(own=[end]) == []
+    assert wire.checkpoint(end, attempts=3) == wire.release(end) == []
+    assert lease_fields(wire) == (0, 0)
+    assert [job.left for job in wire.claim(1).jobs] == [3]
 
 
 def test_every_job_of_a_claim_can_have_its_own_lease(wire: Wire) -> None:

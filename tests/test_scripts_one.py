@@ -8,13 +8,13 @@ Risks: which way a call takes is not seen; that there are cases for each is by c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pinlater.scripts import load_scripts
 from tests.servers import Server
-from tests.wire import Wire, connect, is_clean, refused, snapshot
+from tests.wire import Wire, connect, is_clean, known, refused, snapshot
 from tests.wire_format import ABSOLUTE, CLAIM, Job, created_ms, ends, pack_runs, pack_specs, pack_statuses, record
 
 LEVELS = 3
@@ -29,14 +29,15 @@ def wire(server: Server) -> Iterator[Wire]:
 
 
 def places(wire: Wire) -> dict[str, Any]:
-    """Which keys there are, how large, and the values of r and E without ids and tokens."""
-    found = {name: len(value) for name, value in snapshot(wire, lane=False).items()}
-    running = [wire.client.hvals(wire.key(f"r{level}")) for level in range(1, LEVELS + 1)]
-    leases = wire.client.hvals(wire.key("E"))
-    return found | {
-        "running": [[value[8:] for value in level] for level in running],
-        "leases": [e[13:] for e in leases],
-    }
+    """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry in E."""
+    found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "E"}
+    running = [
+        (level, info.state, info.remaining, info.claim)
+        for level in range(1, LEVELS + 1)
+        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"r{level}")))
+        for info in [known(wire, id_, level)]
+    ]
+    return found | {"running": running}
 
 
 def common(wire: Wire, verb: str, *arguments: bytes, levels: int = LEVELS) -> Any:

@@ -211,9 +211,11 @@ class Wire:
             groups += struct.pack(">BH", level, len(part)) + pack_runs(end.token for end in part)
         return unpack_positions(self.write("release", source, groups, *(end.id for end in ends))[0])
 
-    def renew(self, *tokens: bytes, own: Sequence[End] = ()) -> list[int]:
-        packed = b"".join(bytes([end.level]) + end.id + end.token for end in own)
-        reply = self.write("renew", b"".join(tokens), packed, version=NO_CONFIG_VERSION)
+    def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
+        """claims: one of their jobs, or the token of one of several jobs."""
+        jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
+        given = [b"".join(bytes([end.level]) + end.id + end.token for end in ends) for ends in (jobs, own)]
+        reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
         return unpack_positions(reply[0])
 
     def checkpoint(
@@ -243,7 +245,7 @@ class Wire:
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
         return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
-    def end_leases(self, source: bytes, how: bytes = b"", cursor: bytes = b"0") -> tuple[int, int, int, bytes]:
+    def end_leases(self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0") -> tuple[int, int, int, bytes]:
         """Returns leases, jobs tried again, jobs failed, and the next cursor, empty at the end."""
         (packed,) = self.write("end_leases", source, how, cursor, version=NO_CONFIG_VERSION)
         leases, retried, failed, more = struct.unpack_from(">IIIB", packed)
@@ -316,7 +318,7 @@ class Wire:
         return [unpack_info(one) for one in reply[1:]], reply[0]
 
     def audit(self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), level: int = 1) -> tuple[list[int], list[int]]:
-        places, leases = self.read("audit", level, b"".join(ids), b"".join(tokens))
+        places, leases = self.read("audit", level, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
         return unpack_positions(places), list(leases)
 
     @staticmethod

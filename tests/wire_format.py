@@ -156,12 +156,14 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block (or job and record)."""
+    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block. Of one job there may be
+    `[level, id, token, record]` in one string.
+    """
     head, *lists = reply
+    if not lists and any(head[:8]):
+        return Claimed(head[9:17], [Taken(head[0], head[1:9], None, head[17:])], [], 0, False)
     token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
     left, block = head[16 : 16 + 4 * levels], head[16 + 4 * levels :]
-    if token and not lists:
-        block, lists = block[:13], [[block[13:]]]
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
     while at < len(block):

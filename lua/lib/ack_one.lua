@@ -1,13 +1,12 @@
--- One job that succeeded, of a claim of one job, and nothing of it is kept: what most calls for one job bring. What is not so, or not valid,
+-- One job that succeeded, on a lease of its alone, and nothing of it is kept: what most calls for one job bring. What is not so, or not valid,
 -- is left to what follows; nothing was written then.
 local level, kind, n, token, run = unp('>BBI2c8I2', groups)
 local id = ARGV[ids0 + 1]
 local value = kind == 0 and n == 1 and run == 1 and level > 0 and level <= levels and call('HGET', KEYS[r0 + level], id)
-if value and byte(value, 11) == 4 and sub(value, 1, 8) == token then
+if value and byte(value, 11) == 12 and sub(value, 1, 8) == token then
   call('HDEL', KEYS[r0 + level], id)
   call('HDEL', key_j, id)
-  call('HDEL', key_E, token)
-  call('ZREM', key_e, token)
+  call('ZREM', key_e, sub(groups, 1, 1) .. id .. token)
   if h_low == 4294967295 then h_high, h_low = h_high + 1, -1 end
   local h, payload = pack('>I4I4', h_high, h_low + 1), ''
   -- HERE store

@@ -8,15 +8,13 @@ until id or at == levels
 local record = id and #id == 8 and call('HGET', key_j, id)
 if record then
   call('ZREMRANGEBYRANK', KEYS[p0 + at], '0', '0')
-  call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\4')
-  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, 13)), token)
-  local block = string.char(at) .. '\0\1' .. id
-  call('HSET', key_E, token, '\0\11' .. block .. claim)
+  call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
+  local payload = string.char(at) .. id .. token
+  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, 13)), payload)
   if waiting and call('EXISTS', unpack(KEYS, p0 + at, p0 + levels)) > 0 then
     -- HERE ring
     ring()
   end
-  local payload = token
   -- HERE store
-  return answer .. NO_DUE .. '\0\0' .. block .. '\0\0' .. record
+  return answer .. record
 end

@@ -21,7 +21,7 @@ local function give_back(level, ids, lease, claim, how)
   local values = call('HMGET', KEYS[r0 + level], unpack(ids))
   local gone, held = {}, {}
   for i, value in ipairs(values) do
-    if value and lease_of(value) == lease then gone[#gone + 1], held[#held + 1] = ids[i], value end
+    if value and lease_of(value, level, ids[i]) == lease then gone[#gone + 1], held[#held + 1] = ids[i], value end
   end
   if not gone[1] then return false end
   local extras = call('HMGET', key_x, unpack(gone))
@@ -54,8 +54,18 @@ local function give_back(level, ids, lease, claim, how)
   return admit(level, ready, scheduled)
 end
 
+local function end_sole_lease(lease, how)
+  local level, id, wake = byte(lease), sub(lease, 2, 9), false
+  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  if running then wake = give_back(level, { id }, lease, claim_of(running), how) end
+  call('ZREM', key_e, lease)
+  counts.jobs, counts.leases = counts.jobs + 1, counts.leases + 1
+  return wake
+end
+
 -- All jobs of a lease, and the lease itself.
 local function end_lease(lease, how)
+  if #lease == SOLE_BYTES then return end_sole_lease(lease, how) end
   local entry, wake = call('HGET', key_E, lease), false
   local at, last = 3, entry and 2 + unp('>I2', entry) or 0
   local claim = entry and sub(entry, last + 1) or ''

@@ -2,19 +2,14 @@
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 local sources = {}
 
-local function source_of(lease)
-  local known = sources[lease]
-  if known == nil then
-    local entry = call('HGET', key_E, lease)
-    -- host:port:start:<source>:counter; the source may hold colons itself
-    known = entry and string.match(sub(entry, 3 + unp('>I2', entry)), '^[^:]*:[^:]*:[^:]*:(.*):[^:]*$') or false
-    sources[lease] = known
-  end
-  return known
+local function source_of(running)
+  local key = byte(running, 11) >= 8 and running or lease_of(running)
+  if sources[key] == nil then sources[key] = source_in(claim_of(running)) or false end
+  return sources[key]
 end
 
 local function holds(running, token)
   if not running then return false end
-  if token == NO_TOKEN then return source_of(lease_of(running)) == source end
+  if token == NO_TOKEN then return source_of(running) == source end
   return sub(running, 1, 8) == token
 end

@@ -9,10 +9,8 @@ local function info(state, level, id, record, more, place, with_body)
     status = sub(more, 11)
   end
   if state == RUNNING then
-    local lease = call('HGET', key_E, lease_of(place))
-    run_after = created_ms(sub(place, 1, 8))
+    claim, run_after = claim_of(place), created_ms(sub(place, 1, 8))
     left, updated = unp('>I2', place, 9), math.max(run_after, more and updated or 0)
-    if lease then claim = sub(lease, 3 + unp('>I2', lease)) end
   elseif state == PENDING then
     run_after = tonumber(place)
   else

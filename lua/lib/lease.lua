@@ -1,6 +1,23 @@
 -- r[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
--- marks: 1 = has x, 2 = own lease follows, 4 = its lease is of one job
-local function lease_of(running)
-  if floor(byte(running, 11) / 2) % 2 == 1 then return sub(running, 12, 19) end
+-- marks: 1 = has x, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in E: its name is level, id, token, and what
+-- follows is the claim descriptor alone
+local SOLE_BYTES = 17
+
+local function lease_of(running, level, id)
+  local marks = byte(running, 11)
+  if marks >= 8 then return string.char(level) .. id .. sub(running, 1, 8) end
+  if floor(marks / 2) % 2 == 1 then return sub(running, 12, 19) end
   return sub(running, 1, 8)
+end
+
+-- The claim descriptor of a running job, or ''.
+local function claim_of(running)
+  if byte(running, 11) >= 8 then return sub(running, 12) end
+  local entry = call('HGET', key_E, lease_of(running))
+  return entry and sub(entry, 3 + unp('>I2', entry)) or ''
+end
+
+-- host:port:start:<source>:counter; the source may hold colons itself
+local function source_in(claim)
+  return string.match(claim, '^[^:]*:[^:]*:[^:]*:(.*):[^:]*$')
 end

@@ -2,8 +2,8 @@
 local SOLE = 1000000
 local left_lease = {}
 
-local function leaves(running)
-  local lease = lease_of(running)
+local function leaves(running, level, id)
+  local lease = lease_of(running, level, id)
   left_lease[lease] = (left_lease[lease] or 0) + (byte(running, 11) >= 2 and SOLE or 1)
 end
 
@@ -13,7 +13,7 @@ local function settle_leases()
     if left > count then
       call('HINCRBY', key_E, lease .. 'n', -count)
     else
-      call('HDEL', key_E, lease, lease .. 'n')
+      if #lease < SOLE_BYTES then call('HDEL', key_E, lease, lease .. 'n') end
       call('ZREM', key_e, lease)
     end
   end

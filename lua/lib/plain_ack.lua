@@ -61,8 +61,9 @@ if not replay then
       i, at = 0, runs
       while i < n do
         local token, run = unp('>c8I2', groups, at)
-        local sole, gone = byte(values[i + 1], 11) >= 4, run
-        local left = not sole and tonumber(call('HGET', key_E, token .. 'n') or '0') or 0
+        local marks, gone, lease = byte(values[i + 1], 11), run, token
+        if marks >= 8 then lease = string.char(level) .. argv[first + i] .. token end
+        local left = marks < 4 and tonumber(call('HGET', key_E, token .. 'n') or '0') or 0
         -- an id named twice leaves its lease once, and the second mention is refused
         if twice then
           seen, refused = seen or {}, refused or {}
@@ -76,15 +77,16 @@ if not replay then
         if left > gone then
           call('HINCRBY', key_E, token .. 'n', -gone)
         elseif run == n then
-          call('HDEL', key_E, token, sole and token or token .. 'n')
-          call('ZREM', key_e, token)
+          if marks < 8 then call('HDEL', key_E, token, marks >= 4 and token or token .. 'n') end
+          call('ZREM', key_e, lease)
         else
           leases, entries = leases or {}, entries or {}
-          leases[#leases + 1], entries[#entries + 1], entries[#entries + 2] = token, token, token .. 'n'
+          leases[#leases + 1] = lease
+          if marks < 8 then entries[#entries + 1], entries[#entries + 2] = token, token .. 'n' end
         end
       end
       if leases then
-        call('HDEL', key_E, unpack(entries))
+        if entries[1] then call('HDEL', key_E, unpack(entries)) end
         call('ZREM', key_e, unpack(leases))
       end
     else

@@ -242,7 +242,7 @@ class LeaseRenewer:
         has more.
         Raises ValueError past 65,536 of them, RuntimeError once closed.
         """
-    def hold(self, queue: int, token: bytes, lease_ms: int) -> None:
+    def hold(self, queue: int, level: int, id: bytes, token: bytes, lease_ms: int) -> None:
         """Keep the lease of `token` (8 bytes) renewed from now on; lease_ms (from 1) is its full length.
 
         Raises ValueError for another size or handle, RuntimeError once closed.

@@ -35,6 +35,7 @@ RECORD_PAGE_BYTES: Final = 256 * 1024
 MAX_FINDINGS: Final = 1000
 
 _ID_BYTES: Final = 8
+_SOLE_BYTES: Final = 17  # the name of a lease of one job without an entry: level, id, token
 _PRIORITY_AT: Final = 3  # in a record
 _ODD: Final = b"\1"  # after the id of a job of p that is not as its id says
 
@@ -145,7 +146,7 @@ class _Auditor:
     def _judge(self, pages: dict[str, list[bytes]]) -> Flow[None]:
         """Judges what stands in one page of each key: jobs at the level at which they were found."""
         by_level: dict[int, set[bytes]] = {}
-        tokens: set[bytes] = set()
+        leases: set[bytes] = set()
         for name, page in pages.items():
             if name == "j":
                 yield from self._sort_records(page, by_level)
@@ -156,12 +157,12 @@ class _Auditor:
             elif name in ("v", "V"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("e", "E"):
-                tokens |= members
+                leases |= {member.rjust(_SOLE_BYTES, b"\0") for member in members}
             else:
                 by_level.setdefault(int(name[1:]), set()).update(members)
         for level, ids in by_level.items():
             yield from self._judge_ids(level, ids, job_problem)
-        yield from self._judge_leases(tokens)
+        yield from self._judge_leases(leases)
 
     def _sort_records(self, page: list[bytes], by_level: dict[int, set[bytes]]) -> Flow[None]:
         size = sum(map(len, page))
@@ -182,10 +183,11 @@ class _Auditor:
         suffix = b"n" if name == "E" else _ODD if name[0] == "p" else b""
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
+        known = (_ID_BYTES, _SOLE_BYTES) if name == "e" else (_ID_BYTES,)
         for member in members:
-            if len(member) != _ID_BYTES:
+            if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
-        return {member for member in members if len(member) == _ID_BYTES}
+        return {member for member in members if len(member) in known}
 
     def _judge_ids(self, level: int, ids: set[bytes], problem_of: Callable[[int], str]) -> Flow[None]:
         def ask(packed: bytes) -> Flow[list[str]]:
@@ -196,16 +198,16 @@ class _Auditor:
             queue, shard, number = self._place.queue, self._place.shard.name, int.from_bytes(id_, "big")
             self._report(_core.format_descriptor(queue, shard, level, number), problem)
 
-    def _judge_leases(self, tokens: set[bytes]) -> Flow[None]:
+    def _judge_leases(self, leases: set[bytes]) -> Flow[None]:
         def ask(packed: bytes) -> Flow[list[str]]:
             reply = yield from self._ask(1, b"", packed)
             return [lease_problem(bits) for bits in reply[3]]
 
-        for token, problem in (yield from _judge_twice(tokens, LEASES_A_CALL, ask)).items():
-            self._report(f"lease {token.hex()}", problem)
+        for lease, problem in (yield from _judge_twice(leases, LEASES_A_CALL, ask)).items():
+            self._report(f"lease {lease[-_ID_BYTES:].hex()}", problem)
 
-    def _ask(self, level: int, ids: bytes, tokens: bytes) -> Flow[list[Any]]:
-        return (yield from read(self._place, "audit", [level, ids, tokens], self._deadline_s()))
+    def _ask(self, level: int, ids: bytes, leases: bytes) -> Flow[list[Any]]:
+        return (yield from read(self._place, "audit", [level, ids, leases], self._deadline_s()))
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._patience_s

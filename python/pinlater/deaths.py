@@ -109,7 +109,7 @@ class Deaths:
 
 def _end_leases(place: QueueShard, source: str, told: str, deadline_s: float) -> Flow[tuple[int, int, int]]:
     leases = retried = failed = 0
-    cursor, more = b"0", True
+    cursor, more = b"0:0", True
     while more:
         reply = yield from write(place, "end_leases", [source, told, cursor], deadline_s, patient=False)
         *counts, more = _COUNTS.unpack_from(reply[2])

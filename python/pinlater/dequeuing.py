@@ -34,8 +34,6 @@ SAFETY_S: Final = (10.0, 15.0)
 HINT_S: Final = 0.05
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
-# Of a jobs block with one job.
-_ONE_JOB_BYTES: Final = 13
 _START_MS: Final = int(time.time() * 1000)
 _HOST: Final = socket.gethostname().replace(":", "_")
 
@@ -227,11 +225,12 @@ def claim_parts(reply: list[Any]) -> list[Any]:
     Raises IndexError for what is too short.
     """
     sequence, h, head, *records = reply
+    if not records and any(head[:8]):  # one job's
+        block = head[:1] + b"\0\1" + head[1:9] + b"\0\0"
+        return [sequence, h, head[9:17], block, b"", bytes(6), b"0", [head[17:]]]
     block = 16 + 4 * head[15]
     if not any(head[:8]):
         return [sequence, h, b"", head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
-    if not records:  # one job's: its record follows the block
-        head, records = head[: block + _ONE_JOB_BYTES], [[head[block + _ONE_JOB_BYTES :]]]
     return [sequence, h, head[:8], head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 

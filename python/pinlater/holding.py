@@ -73,27 +73,30 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     for batch in batches:
         if batch.tokenless:
             raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
-        tokens = [token for _, token in _levels_and_tokens(batch.groups)]
+        packed = [
+            bytes([level]) + id_ + token
+            for (level, token), id_ in zip(_levels_and_tokens(batch.groups), batch.ids, strict=True)
+        ]
         if own:
-            packed = b"".join(
-                bytes([level]) + id_ + token
-                for (level, token), id_ in zip(_levels_and_tokens(batch.groups), batch.ids, strict=True)
-            )
-            flows.append(_held_batch(session, batch, "renew", [b"", packed, 0], deadline_s))
+            flows.append(_held_batch(session, batch, "renew", [b"", b"".join(packed), 0], deadline_s))
         else:
-            flows.append(_renew_tokens(session, batch, tokens, deadline_s))
+            flows.append(_renew_claims(session, batch, packed, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
 
 
-def _renew_tokens(session: Session, batch: _core.AckBatch, tokens: list[bytes], deadline_s: float) -> Flow[list[int]]:
-    distinct = list(dict.fromkeys(tokens))
-    place = session.place(batch.queue, batch.shard)
+def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], deadline_s: float) -> Flow[list[int]]:
+    """packed: level, id and token an item; each claim is named by one of its jobs."""
+    tokens = [item[-8:] for item in packed]
+    named = dict(zip(tokens, packed, strict=True))
 
     def refused(reply: list[Any]) -> list[int]:
+        distinct = list(named)
         gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
         return [position for position, token in zip(batch.positions, tokens, strict=True) if token in gone]
 
-    return (yield from complete(write(place, "renew", [b"".join(distinct), b"", 0], deadline_s), refused))
+    place = session.place(batch.queue, batch.shard)
+    given: list[Argument] = [b"".join(named.values()), b"", 0]
+    return (yield from complete(write(place, "renew", given, deadline_s), refused))
 
 
 def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:

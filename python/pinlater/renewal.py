@@ -11,6 +11,7 @@ import logging
 import secrets
 import ssl
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -63,8 +64,9 @@ class Renewal:
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
-    def hold(self, place: QueueShard, token: bytes, jobs: int, config: QueueConfig, seen_s: float) -> Lease:
+    def hold(self, place: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
         """Keeps a claim's lease renewed until all its jobs are done. seen_s: when the claim was sent."""
+        first = jobs[0]
         server = place.shard.server
         renewer = self._renewers.get(server)
         if renewer is None:
@@ -73,9 +75,9 @@ class Renewal:
         if handle is None:
             handle = renewer.add_queue(place.keys("renew", config.levels))
             self._handles[place, config.levels] = handle
-        lease = Lease(place, token, jobs, config.lease_ms, handle, seen_s)
-        self._leases[server, handle, token] = lease
-        renewer.hold(handle, token, config.lease_ms)
+        lease = Lease(place, first.token, len(jobs), config.lease_ms, handle, seen_s)
+        self._leases[server, handle, first.token] = lease
+        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)
         return lease
 
     def done(self, lease: Lease, jobs: int = 1) -> None:

@@ -227,7 +227,7 @@ class Worker:
             place = session.place(queue, jobs[0].shard)
             known = place.stored.config if place.stored is not None else session.known_config(queue)
             seen_s = place.late_claims.pop(claim.token, sent_s)
-            lease = self._renewal.hold(place, claim.token, len(jobs), known or QueueConfig(), seen_s)
+            lease = self._renewal.hold(place, jobs, known or QueueConfig(), seen_s)
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])

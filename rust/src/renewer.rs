@@ -102,15 +102,17 @@ impl LeaseRenewer {
         Ok(handle)
     }
 
-    /// Keep the lease of `token` (8 bytes) renewed from now on; `lease_ms` is its full length.
-    fn hold(&self, queue: u16, token: &[u8], lease_ms: u32) -> PyResult<()> {
-        let token = eight_bytes("token", token)?;
+    /// Keep the lease of a claim renewed from now on. `level`, `id` and `token` (8 bytes each): one of its jobs, the first
+    /// or any other; `lease_ms` is the lease's full length.
+    fn hold(&self, queue: u16, level: u8, id: &[u8], token: &[u8], lease_ms: u32) -> PyResult<()> {
+        let (id, token) = (eight_bytes("id", id)?, eight_bytes("token", token)?);
         if lease_ms == 0 {
             return Err(PyValueError::new_err("expected a lease of at least 1 ms, came 0"));
         }
         let mut state = self.open_state()?;
         let length = Duration::from_millis(lease_ms.into());
-        let due_at = state.queue(queue).map_err(PyValueError::new_err)?.hold(token, length, Instant::now());
+        let held = state.queue(queue).map_err(PyValueError::new_err)?;
+        let due_at = held.hold(level, id, token, length, Instant::now());
         if state.wakes_at.is_none_or(|wakes_at| due_at < wakes_at) {
             self.shared.wake.notify_one();
         }

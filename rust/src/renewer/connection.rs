@@ -141,12 +141,12 @@ impl Connection {
     fn evaluate(&mut self, target: &Target, call: &Call) -> io::Result<Reply> {
         let count = call.keys.len().to_string();
         let lane = [target.session.as_slice(), &call.queue.to_be_bytes()].concat();
-        let (sequence, tokens, own) = (call.sequence.to_be_bytes(), call.tokens.concat(), call.own.concat());
+        let (sequence, jobs, own) = (call.sequence.to_be_bytes(), call.jobs.concat(), call.own.concat());
         let mut arguments = vec![b"EVALSHA".as_slice(), &self.sha, count.as_bytes()];
         arguments.extend(call.keys.iter().map(Vec::as_slice));
         let lease_ms = call.lease_ms.to_string();
         // any version
-        arguments.extend([lane.as_slice(), &sequence, b"", &tokens, &own, lease_ms.as_bytes()]);
+        arguments.extend([lane.as_slice(), &sequence, b"", &jobs, &own, lease_ms.as_bytes()]);
         let command = resp::encode(arguments.into_iter());
         self.ask(&command)
     }

@@ -23,14 +23,19 @@ const LAST_PAUSE: Duration = Duration::from_secs(2);
 pub type Token = [u8; 8];
 pub type JobId = [u8; 8];
 
-/// One renewal to send: `tokens` of `queue` and jobs that get a lease of their own, 1 to 1,000 in all, due at `taken_at`.
+/// A running job as the script takes it: level, id, token.
+pub type Item = [u8; 17];
+
+/// One renewal to send: claims of `queue` and jobs that get a lease of their own, 1 to 1,000 in all, due at `taken_at`.
 pub struct Call {
     pub queue: u16,
     pub keys: Arc<[Vec<u8>]>,
     pub sequence: u32,
     pub tokens: Vec<Token>,
-    /// The jobs past their limit, as the script takes them: level, id, token.
-    pub own: Vec<[u8; 17]>,
+    /// A job of each of the tokens' claims.
+    pub jobs: Vec<Item>,
+    /// The jobs past their limit.
+    pub own: Vec<Item>,
     pub own_ids: Vec<JobId>,
     /// The longest lease among them: no renewal may leave less than the caller counts on.
     pub lease_ms: u128,
@@ -73,6 +78,8 @@ impl Backoff {
 }
 
 struct Lease {
+    /// One of its jobs.
+    job: Item,
     length: Duration,
     due_at: Instant,
     /// A job left it for a lease of its own. It may have been the last one: that the server does not know the token any
@@ -118,10 +125,11 @@ impl Queue {
         self.leases.len()
     }
 
-    /// Hold `token` from `now` on; returns when it is due.
-    pub fn hold(&mut self, token: Token, length: Duration, now: Instant) -> Instant {
+    /// Hold the lease of a claim, by one of its jobs, from `now` on; returns when it is due.
+    pub fn hold(&mut self, level: u8, id: JobId, token: Token, length: Duration, now: Instant) -> Instant {
         let due_at = now + length / DUE_PART;
-        self.leases.insert(token, Lease { length, due_at, parted: false });
+        let job = item(level, id, token);
+        self.leases.insert(token, Lease { job, length, due_at, parted: false });
         self.due_at = Some(self.due_at.map_or(due_at, |earliest| earliest.min(due_at)));
         due_at
     }
@@ -157,8 +165,8 @@ impl Queue {
         let chosen: Vec<_> = joining.take(MAX_TOKENS).collect();
         let over =
             self.limits.iter().filter(|(_, limit)| limit.ends_at <= now).take(MAX_TOKENS - chosen.len());
-        let (own_ids, own) = over.map(|(id, limit)| (*id, own_item(*id, limit))).unzip();
-        let tokens = chosen.iter().map(|(token, _)| **token).collect();
+        let (own_ids, own) = over.map(|(id, limit)| (*id, item(limit.level, *id, limit.token))).unzip();
+        let (tokens, jobs) = chosen.iter().map(|(token, lease)| (**token, lease.job)).unzip();
         let lease_ms = chosen.iter().map(|(_, lease)| lease.length.as_millis()).max().unwrap_or_default();
         // Wraps after 4 billion renewals of one queue: more than a century at one a second.
         self.sequence = self.sequence.wrapping_add(1);
@@ -167,6 +175,7 @@ impl Queue {
             keys: Arc::clone(&self.keys),
             sequence: self.sequence,
             tokens,
+            jobs,
             own_ids,
             own,
             lease_ms,
@@ -225,9 +234,9 @@ impl Queue {
     }
 }
 
-fn own_item(id: JobId, limit: &Limit) -> [u8; 17] {
-    let mut item = [limit.level; 17];
+fn item(level: u8, id: JobId, token: Token) -> Item {
+    let mut item = [level; 17];
     item[1..9].copy_from_slice(&id);
-    item[9..].copy_from_slice(&limit.token);
+    item[9..].copy_from_slice(&token);
     item
 }
