@@ -47,14 +47,10 @@ if replay then
     return { stored .. nothing_left .. concat(blocks), unpack(lists) }
   end
 
-  local function one_before(level, id, token)
-    local running = level <= levels and call('HGET', KEYS[r0 + level], id)
-    local record = running and sub(running, 1, 8) == token and call('HGET', key_j, id)
-    return record and stored .. record or { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left }
-  end
-
   if #replay == 8 then return claimed_before(replay) end
-  return #replay == 17 and one_before(unp('>Bc8c8', replay)) or { stored }
+  if #replay ~= 17 then return { stored } end
+  -- HERE given_one
+  return given_one(unp('>Bc8c8', replay)) or { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left }
 end
 
 local fresh = 1

@@ -17,7 +17,7 @@ if count % 1 ~= 0 or job_count % 1 ~= 0 then return redis.error_reply('BAD_REQUE
 for i = 1, count do
   local level = byte(all, ITEM * i - 16)
   if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
-  if level > #KEYS - r0 then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+  if level > #KEYS - r0 and level <= levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 end
 
 local expires = now + math.max(unp('>I4', config, 13), tonumber(lease or '0'))

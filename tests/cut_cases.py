@@ -67,6 +67,12 @@ def _running(direct: Client, queue: str) -> Any:
     return direct.dequeue(queue, 2)
 
 
+def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
+    """As after a claim that gave jobs."""
+    calls.client._session.place(queue, "1").plain = True
+    return calls.dequeue(queue)
+
+
 def _failed(direct: Client, queue: str) -> list[str]:
     direct.create_queue(queue)
     descriptors = direct.enqueue_many(queue, [NewJob(body, attempts=1) for body in BODIES])
@@ -133,6 +139,14 @@ WRITES = [
         lambda c, q, _: c.dequeue(q, 2),
         lambda d, q, jobs, _: [job.body for job in jobs] == BODIES and d.renew(jobs) == [],
         RUNNING_2,
+        _pending,
+    ),
+    Case(
+        "claim of one",
+        "claim_one",
+        _dequeue_plain,
+        lambda d, q, jobs, _: [job.body for job in jobs] == BODIES[:1] and d.renew(jobs) == [],
+        CountsByState(pending=1, in_progress=1),
         _pending,
     ),
     Case(

@@ -80,6 +80,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "ack": lambda s: s.wire.ack(s.end(0), s.end(1, failed=True, delay_ms=5, status=b"no"), tombstones=True),
     "checkpoint": lambda s: s.wire.checkpoint(s.end(status=b"half"), body=b"rest", attempts=7),
     "claim": lambda s: s.wire.claim(5, channel=b"pl:wake:me"),
+    "claim_one": lambda s: s.wire.claim_one(),
     "collect": lambda s: s.wire.collect(),
     "configure": lambda s: s.wire.write("configure", settings(lease_ms=1234), b""),
     "create": lambda s: s.wire.create(),

@@ -7,7 +7,7 @@ Risks: which way a call takes is not seen; that there are cases for each is by c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -15,7 +15,20 @@ import pytest
 from pinlater.scripts import load_scripts
 from tests.servers import Server
 from tests.wire import Wire, connect, is_clean, known, refused, snapshot
-from tests.wire_format import ABSOLUTE, CLAIM, Job, created_ms, ends, pack_runs, pack_specs, pack_statuses, record
+from tests.wire_format import (
+    ABSOLUTE,
+    CLAIM,
+    DELAY,
+    Claimed,
+    Job,
+    created_ms,
+    ends,
+    pack_runs,
+    pack_specs,
+    pack_statuses,
+    record,
+    settings,
+)
 
 LEVELS = 3
 
@@ -55,9 +68,10 @@ def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, level
     quotas = [0, 0, 0]
     quotas[level - 1] = 1
     found = []
-    for chosen in ((), quotas):
+    ways: list[Callable[[], Claimed]] = [lambda: wire.claim(1, quotas=quotas), lambda: wire.claim(1), wire.claim_one]
+    for claim in ways:
         (id_,) = wire.enqueue(Job(b"x", level, allowed=7))
-        claimed = wire.claim(1, quotas=chosen)
+        claimed = claim()
         assert [(job.id, job.level, job.left, job.record) for job in claimed.jobs] == [
             (id_, level, None, record(Job(b"x", level, allowed=7)))
         ]
@@ -65,7 +79,45 @@ def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, level
         found.append(places(wire))
         assert wire.succeed(claimed) == []
         assert is_clean(snapshot(wire))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [None, Job(b"odd", 2, ABSOLUTE, 1), Job(b"told", 1, status=b"s"), Job(b"late", 3, DELAY, 0)],
+    ids=["nothing", "early", "status", "due"],
+)
+def test_a_claim_of_one_plain_job_leaves_others_where_they_are(wire: Wire, job: Job | None) -> None:
+    if job is not None:
+        wire.enqueue(job)
+    before = snapshot(wire, lane=False)
+    assert wire.claim_one().jobs == wire.replayed_claim().jobs == []
+    assert snapshot(wire, lane=False) == before
+    assert len(wire.claim(1).jobs) == (job is not None)
+
+
+def test_a_claim_of_one_plain_job_gives_none_of_a_paused_queue_and_none_without_a_record(wire: Wire) -> None:
+    ids = wire.enqueue_bodies(b"a", b"b")
+    wire.client.hdel(wire.key("j"), ids[0])
+    before = snapshot(wire, lane=False)
+    assert wire.claim_one().jobs == []
+    assert snapshot(wire, lane=False) == before
+    assert wire.claim().bodies == [b"b"]
+    wire.enqueue_bodies(b"c")
+    wire.configure(settings(flags=1))
+    assert wire.claim_one().jobs == []
+
+
+def test_a_repeated_claim_of_one_gives_nothing_of_what_was_taken_away(wire: Wire) -> None:
+    (id_,) = wire.enqueue_bodies(b"a")
+    ways: list[Callable[[], Claimed]] = [wire.claim_one, lambda: wire.claim(1)]
+    for claim in ways:
+        assert claim().bodies == wire.replayed_claim().bodies == [b"a"]
+        running = cast("dict[bytes, bytes]", wire.client.hgetall(wire.key("r1")))
+        wire.client.hset(wire.key("r1"), id_, b"another!" + running[id_][8:])
+        assert wire.replayed_claim().jobs == []
+        wire.client.hset(wire.key("r1"), id_, running[id_])
+        assert wire.release(*ends(wire.replayed_claim())) == []
 
 
 def test_claims_of_one_take_the_most_urgent_job_of_whatever_kind(wire: Wire) -> None:

@@ -180,6 +180,9 @@ class Wire:
         packed = struct.pack(f">{len(quotas)}H", *quotas)
         return unpack_claim(self.write("claim", limit, packed, claim, channel, budget))
 
+    def claim_one(self, claim: bytes = CLAIM) -> Claimed:
+        return unpack_claim(self.write("claim_one", claim))
+
     def replayed_claim(self) -> Claimed:
         """The answer to the last claim, asked for again."""
         return unpack_claim(self.again())

@@ -157,9 +157,11 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
     """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block. Of one job there may be
-    `[level, id, token, record]` in one string.
+    `[level, id, token, record]` in one string, or nothing.
     """
     head, *lists = reply
+    if not head:
+        return Claimed(b"", [], [], 0, False)
     if not lists and any(head[:8]):
         return Claimed(head[9:17], [Taken(head[0], head[1:9], None, head[17:])], [], 0, False)
     token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]

@@ -1,13 +1,14 @@
--- A claim of one job while nothing is due: most often the first of some level is a bare one with a record. What is not so is left to the
--- general way; nothing was written then. What is left is not told: whoever may take jobs of all levels asks for the next one anyhow.
-local at, id = 0, nil
+-- A claim of one job while nothing is due: most often the first of some level is a bare one with a record. What is not so is put back, and
+-- left to the general way. What is left is not told: whoever may take jobs of all levels asks for the next one anyhow.
+local at, id, popped = 0, nil, nil
 repeat
   at = at + 1
-  id = call('ZRANGE', KEYS[p0 + at], '0', '0')[1]
+  popped = call('ZPOPMIN', KEYS[p0 + at])
+  id = popped[1]
 until id or at == levels
 local record = id and #id == 8 and call('HGET', key_j, id)
+if id and not record then call('ZADD', KEYS[p0 + at], popped[2], id) end
 if record then
-  call('ZREMRANGEBYRANK', KEYS[p0 + at], '0', '0')
   call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
   local payload = string.char(at) .. id .. token
   call('ZADD', key_e, string.format('%d', now + unp('>I4', config, 13)), payload)

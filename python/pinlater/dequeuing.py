@@ -19,7 +19,7 @@ from pinlater import _core
 from pinlater.config import QueueConfig, check_integer
 from pinlater.enqueuing import MAX_BATCH
 from pinlater.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
-from pinlater.exchange import read, write
+from pinlater.exchange import Arguments, read, write
 from pinlater.flows import Argument, AwaitRing, Flow, Listen, completed, together
 from pinlater.holding import release
 from pinlater.inspecting import REPLY_BYTES, peek_at
@@ -197,22 +197,35 @@ def claim_at(
         if claim.jobs:
             place.late_claims[claim.token] = place.unknown_sent_s
             return claim
-    descriptor, sent_s = claim_descriptor(session, source), time.monotonic()
+    descriptor = claim_descriptor(session, source)
+    if limit == 1 and quota is None and place.plain and not bell:
+        claim = yield from _claim("claim_one", place, [descriptor], deadline_s)
+        if claim.jobs:
+            return claim
     waiter = (place.bell or session.channel) if wait else b""
-
-    def decode(reply: list[Any]) -> _core.Claim:
-        claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
-        if claim.left:
-            place.left = claim.left
-            place.left_at_s = time.monotonic()
-        return claim
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.levels)
         return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, waiter, REPLY_BYTES]
 
+    return (yield from _claim("claim", place, arguments, deadline_s, bell))
+
+
+def _claim(
+    verb: str, place: QueueShard, arguments: Arguments, deadline_s: float, bell: bytes = b""
+) -> Flow[_core.Claim]:
+    sent_s = time.monotonic()
+
+    def decode(reply: list[Any]) -> _core.Claim:
+        claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
+        place.plain = bool(claim.jobs)
+        if claim.left:
+            place.left = claim.left
+            place.left_at_s = time.monotonic()
+        return claim
+
     try:
-        reply = yield from write(place, "claim", arguments, deadline_s, bell=bell)
+        reply = yield from write(place, verb, arguments, deadline_s, bell=bell)
     except OutcomeUnknown as error:
         place.unknown_sent_s = sent_s
         raise completed(error, decode) from None
@@ -225,6 +238,8 @@ def claim_parts(reply: list[Any]) -> list[Any]:
     Raises IndexError for what is too short.
     """
     sequence, h, head, *records = reply
+    if not head:  # a claim of one plain job that found none
+        return [sequence, h, b"", b"", b"", bytes(6), b"0"]
     if not records and any(head[:8]):  # one job's
         block = head[:1] + b"\0\1" + head[1:9] + b"\0\0"
         return [sequence, h, head[9:17], block, b"", bytes(6), b"0", [head[17:]]]
