@@ -227,7 +227,7 @@ def singles(kind: Kind, options: Options) -> list[Figure]:
 def _compare(
     kind: Kind, options: Options, jobs: int, batch: int, *, foreseen: bool, mixed: bool = True, turns: int = 1
 ) -> dict[str, list[float]]:
-    """µs of the server's main thread a job, a round of so many turns; sides: ours, native, and ours over three levels."""
+    """µs of the server's main thread a job, a round (of so many turns); sides: ours, native, ours over three levels."""
     with serving(kind) as server, apart(server), Client(server.url, timeout_s=60) as client:
         native, meter = Native(server), CpuMeter(server)
         sides: dict[str, Queue | NativeQueue] = {
