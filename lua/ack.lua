@@ -2,9 +2,9 @@
 -- KIND   write
 -- NEEDS  base lane head ready plain_ack send late_clock mint ring admit lease leave holder status
 -- KEYS   m j x e E r* | w T p* d* f* s*
--- ARGV   lane sequence version options source groups statuses ids…
+-- ARGV   lane sequence version more groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
--- options: u8, 1 = leave a tombstone for each job that ends.
+-- more: '' as most often, or u8 options (1 = leave a tombstone for each job that ends), u16 length, source, statuses.
 
 if replay then return stored end
 

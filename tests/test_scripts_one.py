@@ -158,7 +158,7 @@ def test_calls_with_the_common_keys_do_what_calls_with_all_do(wire: Wire) -> Non
         claimed = wire.claim(n)
         assert claimed.bodies == [b"x"] * n
         groups = b"\2\0" + n.to_bytes(2, "big") + pack_runs([claimed.token] * n)
-        common(wire, "ack", b"\0", b"", groups, b"", *(job.id for job in claimed.jobs), levels=2)
+        common(wire, "ack", b"", groups, *(job.id for job in claimed.jobs), levels=2)
         assert is_clean(snapshot(wire))
 
 
@@ -172,7 +172,7 @@ def test_calls_that_need_more_than_the_common_keys_change_nothing(wire: Wire) ->
         with refused("BAD_REQUEST"):
             common(wire, "enqueue", pack_specs([job]), pack_statuses([job.status]), record(job))
     with refused("BAD_REQUEST"):
-        common(wire, "ack", b"\0", b"", succeeds + fails, b"", *ids)
+        common(wire, "ack", b"", succeeds + fails, *ids)
     with refused("BAD_REQUEST"):
-        common(wire, "ack", b"\1", b"", succeeds, b"", ids[0])
+        common(wire, "ack", b"\1\0\0", succeeds, ids[0])
     assert snapshot(wire) == before

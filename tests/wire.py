@@ -37,6 +37,7 @@ from tests.wire_format import (
     ends,
     number,
     pack_checkpoint,
+    pack_more,
     pack_runs,
     pack_specs,
     pack_statuses,
@@ -197,9 +198,9 @@ class Wire:
             part = list(run)
             groups += struct.pack(">BBH", level, failed, len(part)) + pack_runs(end.token for end in part)
             groups += b"".join(end.delay_ms.to_bytes(6, "big") for end in part if failed)
-        options = b"\1" if tombstones else b"\0"
         texts, ids = pack_statuses(end.status for end in ends), [end.id for end in ends]
-        return unpack_positions(self.write("ack", options, source, groups, texts, *ids)[0])
+        more = pack_more(texts, source, tombstones)
+        return unpack_positions(self.write("ack", more, groups, *ids)[0])
 
     def succeed(self, claimed: Claimed) -> list[int]:
         return self.ack(*(End(job.level, job.id, claimed.token) for job in claimed.jobs))

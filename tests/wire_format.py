@@ -193,6 +193,11 @@ def unpack_info(packed: bytes) -> Info:
     return Info(*head, status, claim, body)
 
 
+def pack_more(statuses: bytes, source: bytes = b"", tombstones: bool = False) -> bytes:
+    """What an ack says beside its groups."""
+    return struct.pack(">BH", tombstones, len(source)) + source + statuses if statuses or source or tombstones else b""
+
+
 def pack_checkpoint(
     end: End, body: bool = False, *, move: tuple[int, int] | None = None, attempts: int | None = None
 ) -> bytes:

@@ -1,10 +1,17 @@
 -- The common ack, before more functions are made (one costs 0.2 to 0.5 µs a call): groups of successes of which nothing is kept. All groups
 -- are checked before anything is written; those that are not common are left in `plan` for the rest of ack.
-if not replay and #ARGV == ids0 + 1 and #groups == 14 and options == '\0' and sub(config, 19, 22) == '\0\0\0\0' then
+if not replay and #ARGV == ids0 + 1 and #groups == 14 and more == '' and sub(config, 19, 22) == '\0\0\0\0' then
   -- HERE ack_one
 end
 local SUCCEEDED, FAILED = 0, 1
-local argv, keep, tombstones, count = ARGV, 0, options == '\1', #ARGV - ids0
+local options, source, statuses = 0, '', ''
+if more ~= '' then
+  local length = 0
+  if #more > 2 then options, length = unp('>BI2', more) end
+  if #more < 3 + length then return redis.error_reply('BAD_REQUEST options and source are cut off') end
+  source, statuses = sub(more, 4, 3 + length), sub(more, 4 + length)
+end
+local argv, keep, tombstones, count = ARGV, 0, options == 1, #ARGV - ids0
 -- Groups still to be ended: level, kind, n, base (ids before its own), runs and delays (where they begin). nil: none
 local plan, refused
 

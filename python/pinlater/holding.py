@@ -35,13 +35,20 @@ def ack(
     for batch in _with_source(batches, source):
 
         def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
-            given: list[Argument] = [batch.flags, source, batch.groups, batch.statuses, *batch.ids]
+            given: list[Argument] = [_more(batch, source), batch.groups, *batch.ids]
             if failed or tombstone or config.keep_succeeded:
                 return given
             return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.levels)
 
         flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
+
+
+def _more(batch: _core.AckBatch, source: str) -> bytes:
+    if not (source or batch.statuses or any(batch.flags)):
+        return b""
+    name = source.encode()
+    return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
 
 
 def places_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
