@@ -84,14 +84,14 @@ def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> N
     ids = wire.enqueue(*(Job(b"%d" % i, 1 + i % 2) for i in range(4)), Job(b"other"), Job(b"short"))
     dead = wire.claim(4, claim=CLAIM)
     lives = [wire.claim(1, claim=claim) for claim in (CLAIM.replace(b"ab:", b"abc:"), b"host:0:17:python:host:5:1")]
-    assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (1, 4, 0, b"")
+    assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (1, 4, 0, 0, b"")
     gone, held = set(dead.bodies), {body for claim in lives for body in claim.bodies}
     for id_, body, level in zip(ids, (b"0", b"1", b"2", b"3", b"other", b"short"), (1, 2, 1, 2, 1, 1), strict=True):
         info = known(wire, id_, level)
         assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in gone else (False, 0))
         assert (body in held) != (body in gone)
     assert b"worker process was killed by SIGSEGV (crash 1 of 3)" in known(wire, dead.jobs[0].id, 1).status
-    assert wire.end_leases(SOURCE) == (0, 0, 0, b"")
+    assert wire.end_leases(SOURCE) == (0, 0, 0, 0, b"")
     assert lease_fields(wire) == (2, 2)
     assert [wire.succeed(claim) for claim in (dead, *lives)] == [[0, 1, 2, 3], [], []]
 
@@ -105,7 +105,7 @@ def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
         wire.claim(1, claim=CLAIM)
     seen, cursor = list[int](), b"0"
     while cursor:
-        _, retried, _, cursor = wire.end_leases(SOURCE, b"", cursor)
+        _, retried, _, _, cursor = wire.end_leases(SOURCE, b"", cursor)
         seen.append(retried)
     assert sum(seen) == 3300
     assert max(seen) < 1600  # a lease is ended whole
@@ -130,7 +130,7 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     wire.configure(settings(crash_limit=1, quarantine=b"big"))
     ids = wire.enqueue(Job(b"a"), Job(b"b"), Job(b"c"))
     wire.claim(claim=CLAIM)
-    assert wire.end_leases(SOURCE) == (1, 0, 3, b"")
+    assert wire.end_leases(SOURCE) == (1, 0, 3, 0, b"")
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
     def told() -> dict[bytes, tuple[bytes, bytes]]:

@@ -75,7 +75,9 @@ def in_words(counts: Mapping[str, Any]) -> str:
 class Held:
     """A job this worker holds."""
 
-    __slots__ = ("job", "lease")
+    __slots__ = ("begun_at", "job", "lease")
+    #: Where it stands among those begun; set by those who keep that.
+    begun_at: int
 
     def __init__(self, job: Job, lease: Lease) -> None:
         self.job = job

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
+from pinlater.begun import begun_here
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.dequeuing import PATIENCE_S
@@ -80,6 +81,7 @@ class Worker:
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
+        self._begun = begun_here(2 * (self.config.concurrency + self._prefetch))
         self._confirming: asyncio.Task[None] | None = None
         self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
         self._stopping, self._at_once = asyncio.Event(), False
@@ -257,10 +259,8 @@ class Worker:
 
     def _start_waiting(self) -> None:
         running, concurrency = self._running, self.config.concurrency
-        while self._waiting and len(running) < concurrency and self._confirming is None:
+        while self._waiting and len(running) < concurrency and self._confirming is None and not self._stopping.is_set():
             lease = self._waiting[0].lease
-            if self._stopping.is_set():
-                return
             if lease.lost:
                 self._drop({held for held in self._waiting if held.lease.lost}, self._ending.stale)
             elif lease.in_doubt:
@@ -269,20 +269,18 @@ class Worker:
                 self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
-        if self._is_async:
-            self._watch(self._loop.create_task(call_async(self._handler, held.job)), held)
-        else:
-            self._watch(self._threads.run(self._handler, held.job), held)
+        if self._begun is not None:
+            self._begun.begin(held)
+        call, job = self._handler, held.job
+        run = self._loop.create_task(call_async(call, job)) if self._is_async else self._threads.run(call, job)
+        self._watch(run, held)
 
     def _watch(self, future: asyncio.Future[End], held: Held) -> None:
         self._running[future] = held
         future.add_done_callback(self._finished)
 
     def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Of a running job: long past this it is given up and left behind, and ends as judge() says.
-
-        Returns what lifts the limit.
-        """
+        """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
         future: asyncio.Future[End] | None = asyncio.current_task()
         if future not in self._running:  # its handler waits for this one
             future = next((each for each, held in self._running.items() if held.job is job), None)
@@ -326,6 +324,8 @@ class Worker:
 
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
+        if self._begun is not None:
+            self._begun.end(held)
         if self._overtime.timers:
             self._overtime.end(future, held)
         self._bytes -= len(held.job.body)
