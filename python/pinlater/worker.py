@@ -81,7 +81,9 @@ class Worker:
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
-        self._begun = begun_here(2 * (self.config.concurrency + self._prefetch))
+        self._begin = begun_here(
+            lambda: [*self._running.values(), *self._ending.unacked()], 4 * (self.config.concurrency + self._prefetch)
+        )
         self._confirming: asyncio.Task[None] | None = None
         self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
         self._stopping, self._at_once = asyncio.Event(), False
@@ -269,11 +271,12 @@ class Worker:
                 self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
-        if self._begun is not None:
-            self._begun.begin(held)
-        call, job = self._handler, held.job
-        run = self._loop.create_task(call_async(call, job)) if self._is_async else self._threads.run(call, job)
-        self._watch(run, held)
+        if self._begin is not None:
+            self._begin(held.job.id)
+        if self._is_async:
+            self._watch(self._loop.create_task(call_async(self._handler, held.job)), held)
+        else:
+            self._watch(self._threads.run(self._handler, held.job), held)
 
     def _watch(self, future: asyncio.Future[End], held: Held) -> None:
         self._running[future] = held
@@ -324,8 +327,6 @@ class Worker:
 
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
-        if self._begun is not None:
-            self._begun.end(held)
         if self._overtime.timers:
             self._overtime.end(future, held)
         self._bytes -= len(held.job.body)
