@@ -8,12 +8,13 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.servers import KINDS, Server
-from tests.wire import Timed, Wire, connect, known, lease_fields
-from tests.wire_format import FAILED, PENDING, Job, settings
+from tests.wire import Info, Timed, Wire, connect, known, lease_fields
+from tests.wire_format import ABSOLUTE, FAILED, PENDING, Job, settings
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30
@@ -94,6 +95,36 @@ def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> N
     assert wire.end_leases(SOURCE) == (0, 0, 0, 0, b"")
     assert lease_fields(wire) == (2, 2)
     assert [wire.succeed(claim) for claim in (dead, *lives)] == [[0, 1, 2, 3], [], []]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) -> None:
+    """At its place in line too; what it had begun has crashed."""
+    wire.configure(settings(crash_limit=limit))
+    told = Job(b"told", 2, status=b"told before\n")
+    ids = wire.enqueue(
+        Job(b"begun", allowed=1), Job(b"plain"), Job(b"due", kind=ABSOLUTE, ms=5), told, Job(b"begun too", 2, allowed=1)
+    )
+
+    def line() -> list[tuple[bytes, float]]:
+        found: list[list[Any]] = [
+            list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("p1", "p2")
+        ]
+        return [one for level in found for one in level if one[0][:8] in ids[1:4]]
+
+    def unbegun() -> list[Info]:
+        return [known(wire, id_, level) for id_, level in zip(ids[1:4], (1, 1, 2), strict=True)]
+
+    before = line(), unbegun()
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 5
+    assert wire.end_leases(SOURCE, b"was killed by SIGKILL", begun=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
+    for info in known(wire, ids[0]), known(wire, ids[4], 2):
+        assert (info.state, info.crashes) == (int(FAILED), 1)
+    assert (line(), unbegun()) == before
+    assert lease_fields(wire) == (0, 0)
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 3
+    assert wire.end_leases(SOURCE, begun=ids[0])[:4] == (1, 0, 0, 3)
+    assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"plain", b"told"]
 
 
 def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
