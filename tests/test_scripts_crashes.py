@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.servers import KINDS, Server
-from tests.wire import Info, Timed, Wire, connect, known, lease_fields
-from tests.wire_format import ABSOLUTE, FAILED, PENDING, Job, settings
+from tests.wire import Timed, Wire, connect, known, lease_fields
+from tests.wire_format import ABSOLUTE, FAILED, PENDING, Info, Job, settings
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30

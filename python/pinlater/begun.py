@@ -38,19 +38,19 @@ def begun_here(unacked: Callable[[], list[Held]], places: int) -> Callable[[int]
         if number and _NAME in str(Path(f"/proc/self/fd/{number}").readlink()):
             with os.fdopen(int(number), "r+b") as file:
                 memory = mmap.mmap(file.fileno(), _BYTES)
-            writing = _write(memoryview(memory).cast("Q"), unacked, min(places, _IDS))
+            writing = _write(memoryview(memory).cast("Q"), unacked, [*range(min(places, _IDS))])
             next(writing)
             return writing.send
     return None
 
 
-def _write(ids: memoryview[int], unacked: Callable[[], list[Held]], places: int) -> Generator[None, int, None]:
+def _write(ids: memoryview[int], unacked: Callable[[], list[Held]], places: list[int]) -> Generator[None, int, None]:
     """Each id in the next place; when all are used, from the first on again, behind those not acked."""
     first = 0
     while True:
-        for at in range(first, places):
+        for at in places[first:]:
             ids[at] = yield
-        kept = array("Q", [held.job.id for held in unacked()[: places // 2]])
+        kept = array("Q", [held.job.id for held in unacked()[: len(places) // 2]])
         first = len(kept)
         ids[:first] = memoryview(kept)
 

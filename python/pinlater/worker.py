@@ -271,8 +271,8 @@ class Worker:
                 self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
-        if self._begin is not None:
-            self._begin(held.job.id)
+        if (begin := self._begin) is not None:
+            begin(held.job.id)
         if self._is_async:
             self._watch(self._loop.create_task(call_async(self._handler, held.job)), held)
         else:
