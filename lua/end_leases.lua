@@ -1,14 +1,20 @@
 -- end_leases: gives back what a worker process held that is known to be dead, before its leases run out.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint created ring admit lease status utc give_back
+-- NEEDS  base send lane head clock ready mint created ring admit lease old_place status utc give_back
 -- KEYS   m w x e E q p* d* r* f*
--- ARGV   lane sequence version source how cursor
--- REPLY  u32 leases, u32 retried, u32 failed, u8 more, next cursor
+-- ARGV   lane sequence version source how begun cursor
+-- REPLY  u32 leases, u32 retried, u32 failed, u32 not begun, u8 more, next cursor
 -- source: of the claim descriptors of that process, and of no other. how: its end, for the custom status: 'was killed by SIGKILL'.
+-- begun: '', or ids, 8 bytes each: jobs that it held and that are not among them go back to their old place, as by release.
 -- cursor: '0:0' at first, then, while there is more, what the last reply told: where to look on, a level (0: the entries of leases), ':', cursor.
 
 if replay then return stored end
 if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+
+if begun ~= '' then
+  begun_ids = {}
+  for at = 1, #begun, 8 do begun_ids[sub(begun, at, at + 7)] = true end
+end
 
 -- Pages of 100 elements a call.
 local PAGES = 10
@@ -47,4 +53,5 @@ for _ = 1, PAGES do
   if level > levels then break end
 end
 if wake then ring() end
-return finish(pack('>I4I4I4B', counts.leases, counts.retried, counts.failed, level <= levels and 1 or 0) .. level .. ':' .. from)
+local more = level <= levels and 1 or 0
+return finish(pack('>I4I4I4I4B', counts.leases, counts.retried, counts.failed, counts.unbegun, more) .. level .. ':' .. from)

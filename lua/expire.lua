@@ -1,7 +1,7 @@
 -- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
 -- ends jobs whose lease is gone, and watches the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint created ring admit lease status utc give_back
+-- NEEDS  base send lane head clock ready mint created ring admit lease old_place status utc give_back
 -- KEYS   m w x e E q p* d* r* f*
 -- ARGV   lane sequence version owner hold expected sweep
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep

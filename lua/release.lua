@@ -1,6 +1,6 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint created ring lease leave holder
+-- NEEDS  base send lane head clock ready mint created ring lease old_place leave holder
 -- KEYS   m w e E p* r*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
@@ -27,11 +27,7 @@ while at <= #groups do
         taken[id] = true
         leaves(value, level, id)
         part.ids[#part.ids + 1] = id
-        local marks = byte(value, 11)
-        local place = marks >= 8 and '' or sub(value, floor(marks / 2) % 2 == 1 and 20 or 12)
-        local bare = place == '' and marks % 2 == 0
-        part.ready[#part.ready + 1] = place == '' and string.format('%d', created_ms(id)) or place
-        part.ready[#part.ready + 1] = bare and id or id .. ODD
+        part.ready[#part.ready + 1], part.ready[#part.ready + 2] = old_place(id, value)
       else
         refused[#refused + 1] = pack('>I2', base + k - 1)
       end

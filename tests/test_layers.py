@@ -54,6 +54,7 @@ LAYERS = [
         "results",
     },
     {
+        "begun",
         "bells",
         "claiming",
         "deaths",

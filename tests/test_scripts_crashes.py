@@ -8,12 +8,13 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.servers import KINDS, Server
 from tests.wire import Timed, Wire, connect, known, lease_fields
-from tests.wire_format import FAILED, PENDING, Job, settings
+from tests.wire_format import ABSOLUTE, FAILED, PENDING, Info, Job, settings
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30
@@ -87,16 +88,55 @@ def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> N
     ids = wire.enqueue(*(Job(b"%d" % i, 1 + i % 2) for i in range(4)), Job(b"other"), Job(b"short"), Job(b"sole"))
     dead, sole = wire.claim(4, claim=CLAIM), wire.claim(1, claim=CLAIM)
     lives = [wire.claim(1, claim=claim) for claim in (CLAIM.replace(b"ab:", b"abc:"), b"host:0:17:python:host:5:1")]
-    assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (2, 5, 0, b"")
+    assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (2, 5, 0, 0, b"")
     gone, held = {*dead.bodies, *sole.bodies}, {body for claim in lives for body in claim.bodies}
     for id_, body, level in zip(ids, BODIES, (1, 2, 1, 2, 1, 1, 1), strict=True):
         info = known(wire, id_, level)
         assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in gone else (False, 0))
         assert (body in held) != (body in gone)
     assert b"worker process was killed by SIGSEGV (crash 1 of 3)" in known(wire, dead.jobs[0].id, 1).status
-    assert wire.end_leases(SOURCE) == (0, 0, 0, b"")
+    assert wire.end_leases(SOURCE) == (0, 0, 0, 0, b"")
     assert lease_fields(wire) == (2, 0)
     assert [wire.succeed(claim) for claim in (dead, sole, *lives)] == [[0, 1, 2, 3], [0], [], []]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) -> None:
+    """At its place in line too; what it had begun has crashed."""
+    wire.configure(settings(crash_limit=limit))
+    told = Job(b"told", 2, status=b"told before\n")
+    ids = wire.enqueue(
+        Job(b"begun", allowed=1), Job(b"plain"), Job(b"due", kind=ABSOLUTE, ms=5), told, Job(b"begun too", 2, allowed=1)
+    )
+
+    def line() -> list[tuple[bytes, float]]:
+        found: list[list[Any]] = [
+            list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("p1", "p2")
+        ]
+        return [one for level in found for one in level if one[0][:8] in ids[1:4]]
+
+    def unbegun() -> list[Info]:
+        return [known(wire, id_, level) for id_, level in zip(ids[1:4], (1, 1, 2), strict=True)]
+
+    before = line(), unbegun()
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 5
+    assert wire.end_leases(SOURCE, b"was killed by SIGKILL", begun=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
+    for info in known(wire, ids[0]), known(wire, ids[4], 2):
+        assert (info.state, info.crashes) == (int(FAILED), 1)
+    assert (line(), unbegun()) == before
+    assert lease_fields(wire) == (0, 0)
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 3
+    assert wire.end_leases(SOURCE, begun=ids[0])[:4] == (1, 0, 0, 3)
+    assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"plain", b"told"]
+
+
+def test_what_a_dead_process_had_not_begun_of_a_claim_of_one_is_as_it_was(wire: Wire) -> None:
+    ids = wire.enqueue_bodies(b"waited", b"begun")
+    before = known(wire, ids[0])
+    assert [wire.claim(1, claim=CLAIM).bodies for _ in ids] == [[b"waited"], [b"begun"]]
+    assert wire.end_leases(SOURCE, begun=ids[1]) == (2, 1, 0, 1, b"")
+    assert (known(wire, ids[0]), known(wire, ids[1]).crashes) == (before, 1)
+    assert lease_fields(wire) == (0, 0)
 
 
 def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
@@ -108,7 +148,7 @@ def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
         wire.claim(1, claim=CLAIM)
     seen, cursor = list[int](), b"0:0"
     while cursor:
-        _, retried, _, cursor = wire.end_leases(SOURCE, b"", cursor)
+        _, retried, _, _, cursor = wire.end_leases(SOURCE, b"", cursor)
         seen.append(retried)
     assert sum(seen) == 3300
     assert max(seen) < 1600  # a lease is ended whole
@@ -133,7 +173,7 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     wire.configure(settings(crash_limit=1, quarantine=b"big"))
     ids = wire.enqueue(Job(b"a"), Job(b"b"), Job(b"c"))
     wire.claim(claim=CLAIM)
-    assert wire.end_leases(SOURCE) == (1, 0, 3, b"")
+    assert wire.end_leases(SOURCE) == (1, 0, 3, 0, b"")
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
     def told() -> dict[bytes, tuple[bytes, bytes]]:

@@ -249,11 +249,13 @@ class Wire:
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
         return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
-    def end_leases(self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0") -> tuple[int, int, int, bytes]:
-        """Returns leases, jobs tried again, jobs failed, and the next cursor, empty at the end."""
-        (packed,) = self.write("end_leases", source, how, cursor, version=NO_CONFIG_VERSION)
-        leases, retried, failed, more = struct.unpack_from(">IIIB", packed)
-        return leases, retried, failed, packed[13:] if more else b""
+    def end_leases(
+        self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", begun: bytes = b""
+    ) -> tuple[int, int, int, int, bytes]:
+        """Returns leases, jobs tried again, failed, not begun, and the next cursor, empty at the end."""
+        (packed,) = self.write("end_leases", source, how, begun, cursor, version=NO_CONFIG_VERSION)
+        *counts, more = struct.unpack_from(">IIIIB", packed)
+        return *counts, packed[17:] if more else b""
 
     def leave_quarantine(
         self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""

@@ -7,7 +7,9 @@ local moves = #config > 40
 -- lease apart, and after a hundred from the first again.
 local APART_MS, APART = unp('>I4', config, 13) / 30, 100
 local last_chances = 0
-local counts = { leases = 0, jobs = 0, retried = 0, failed = 0 }
+local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unbegun = 0 }
+-- As keys, if it is known: only these have crashed.
+local begun_ids
 
 -- claim: the claim descriptor, or ''. how: what is known of the worker's end, or ''.
 local function evidence(crash, token, claim, how)
@@ -19,13 +21,22 @@ end
 -- Jobs of one level that still belong to this lease. Returns whether a waiter has a reason to wake.
 local function give_back(level, ids, lease, claim, how)
   local values = call('HMGET', KEYS[r0 + level], unpack(ids))
-  local gone, held = {}, {}
+  local gone, held, unbegun, ready = {}, {}, {}, {}
   for i, value in ipairs(values) do
-    if value and lease_of(value, level, ids[i]) == lease then gone[#gone + 1], held[#held + 1] = ids[i], value end
+    if value and lease_of(value, level, ids[i]) == lease then
+      if begun_ids and not begun_ids[ids[i]] then
+        unbegun[#unbegun + 1] = ids[i]
+        ready[#ready + 1], ready[#ready + 2] = old_place(ids[i], value)
+      else
+        gone[#gone + 1], held[#held + 1] = ids[i], value
+      end
+    end
   end
-  if not gone[1] then return false end
+  if unbegun[1] then send('HDEL', KEYS[r0 + level], unbegun) end
+  counts.unbegun = counts.unbegun + #unbegun
+  if not gone[1] then return admit(level, ready, {}) end
   local extras = call('HMGET', key_x, unpack(gone))
-  local ready, scheduled, failed, more, moving = {}, {}, {}, {}, {}
+  local scheduled, failed, more, moving = {}, {}, {}, {}
   for i, id in ipairs(gone) do
     local old = byte(held[i], 11) % 2 == 1 and extras[i]
     local crashes = math.min((old and unp('>I2', old, 9) or 0) + 1, 65535)
@@ -50,7 +61,7 @@ local function give_back(level, ids, lease, claim, how)
   send('HSET', key_x, more)
   if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
   if moving[1] then send('HSET', key_q, moving) end
-  counts.retried, counts.failed = counts.retried + (#ready + #scheduled) / 2, counts.failed + #failed / 2
+  counts.retried, counts.failed = counts.retried + (#ready + #scheduled) / 2 - #unbegun, counts.failed + #failed / 2
   return admit(level, ready, scheduled)
 end
 

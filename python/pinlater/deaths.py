@@ -1,8 +1,8 @@
 """Worker processes that died: what they held is given back at once, with how they ended as evidence.
 
-Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone; and
-that a server that does not answer is asked again until they have run out. Risks: then, or where the supervisor dies
-too, they run out by themselves, without evidence.
+Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone; that
+jobs it had not begun have not crashed; and that a server that does not answer is asked again until the leases have run
+out. Risks: then, or where the supervisor dies too, they run out by themselves, without evidence, and all have crashed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from pinlater.async_client import AsyncClient
+from pinlater.begun import ids_in
 from pinlater.config import QueueConfig
 from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import PinLaterError, QueueNotFound
@@ -29,7 +30,7 @@ log: Final = logging.getLogger("pinlater.supervisor")
 
 #: How long a supervisor that stops waits for what is under way.
 LAST_S: Final = 2.0
-_COUNTS: Final = struct.Struct(">IIIB")
+_COUNTS: Final = struct.Struct(">IIIIB")
 
 
 class Deaths:
@@ -87,32 +88,34 @@ class Deaths:
     async def _end_in(self, queue: str, process: Process, told: str) -> None:
         session = self._client._session
         places = await self._client._run(lambda end: known_places(session, queue, end))
-        ended = await asyncio.gather(*(self._end_at(place, process.source, told) for place in places))
-        leases, retried, failed = (sum(counts) for counts in zip(*ended, strict=True))
+        arguments = [process.source, told, ids_in(process.begun)]
+        ended = await asyncio.gather(*(self._end_at(place, arguments) for place in places))
+        leases, retried, failed, unbegun = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
             log.warning(
-                "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed",
+                "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not begun",
                 queue,
                 process.pid,
                 told,
                 leases,
                 retried,
                 failed,
+                unbegun,
             )
 
-    async def _end_at(self, place: QueueShard, source: str, told: str) -> tuple[int, int, int]:
-        """Returns leases, jobs tried again, jobs failed."""
-        leases, retried, failed = await self._client._run(lambda end: _end_leases(place, source, told, end))
-        self.retried, self.failed = self.retried + retried, self.failed + failed
-        return leases, retried, failed
+    async def _end_at(self, place: QueueShard, arguments: list[Any]) -> list[int]:
+        """Returns leases, jobs tried again, jobs failed, jobs not begun. arguments: of end_leases, but its cursor."""
+        counts = await self._client._run(lambda end: _end_leases(place, arguments, end))
+        self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
+        return counts
 
 
-def _end_leases(place: QueueShard, source: str, told: str, deadline_s: float) -> Flow[tuple[int, int, int]]:
-    leases = retried = failed = 0
+def _end_leases(place: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
+    total = [0, 0, 0, 0]
     cursor, more = b"0:0", True
     while more:
-        reply = yield from write(place, "end_leases", [source, told, cursor], deadline_s, patient=False)
+        reply = yield from write(place, "end_leases", [*arguments, cursor], deadline_s, patient=False)
         *counts, more = _COUNTS.unpack_from(reply[2])
         cursor = reply[2][_COUNTS.size :]
-        leases, retried, failed = leases + counts[0], retried + counts[1], failed + counts[2]
-    return leases, retried, failed
+        total = [sum(pair) for pair in zip(total, counts, strict=True)]
+    return total

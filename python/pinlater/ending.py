@@ -103,6 +103,7 @@ class Ending:
         self._retry_delay_ms = retry_delay_ms
         self._changed = changed
         self._ended: dict[QueueShard, list[_Ended]] = {}
+        self._acking: dict[QueueShard, list[_Ended]] = {}
         self._flushing: dict[QueueShard, asyncio.Task[None]] = {}
         #: Jobs that wait for their ack.
         self.count = 0
@@ -114,6 +115,10 @@ class Ending:
         self.count += 1
         if place not in self._flushing:
             self._flushing[place] = asyncio.get_running_loop().create_task(self._flush(place))
+
+    def unacked(self) -> list[Held]:
+        """Jobs that ended, those whose ack is under way included."""
+        return [held for part in (self._ended, self._acking) for ended in part.values() for held, _ in ended]
 
     async def drain(self) -> None:
         """Until every ended job is acked."""
@@ -178,12 +183,14 @@ class Ending:
         try:
             await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
             while ended := self._ended.pop(place, None):
+                self._acking[place] = ended
                 for batch in _batches(ended):
                     await self._settle(batch)
                     self.count -= len(batch)
                     self._changed()
         finally:
             del self._flushing[place]
+            self._acking.pop(place, None)
 
     async def _settle(self, batch: list[_Ended]) -> None:
         """Checkpoints what an ack has no word for, then acks; each is one script call."""

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from pinlater.begun import BEGUN_VARIABLE, shared_memory
 from pinlater.client import MARK_VARIABLE, source_of
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -64,19 +65,22 @@ class Process:
     """on_report: called with this when it reported; None: it does not. Raises OSError or SubprocessError."""
 
     def __init__(self, of: ProcessSet, env: Mapping[str, str], on_report: Callable[[Process], None] | None) -> None:
+        file, memory = shared_memory()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.of, self._socket, self._on_report, self._unread = of, ours, on_report, b""
-        told = {} if on_report is None else {REPORT_VARIABLE: str(theirs.fileno())}
+        handed = {BEGUN_VARIABLE: file.fileno()}
+        if on_report is not None:
+            handed[REPORT_VARIABLE] = theirs.fileno()
         mark = secrets.token_hex(4)
         # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
         # twice is "at once".
         try:
-            with theirs:
+            with theirs, file:
                 self._process = subprocess.Popen(
                     of.command,
-                    env={**env, **told, MARK_VARIABLE: mark},
-                    pass_fds=[theirs.fileno()] if told else [],
+                    env={**env, **{name: str(number) for name, number in handed.items()}, MARK_VARIABLE: mark},
+                    pass_fds=list(handed.values()),
                     process_group=0,
                     preexec_fn=partial(_begin, os.getpid()),
                 )
@@ -91,6 +95,8 @@ class Process:
         #: The last report, and when it came.
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
+        #: The jobs it has begun, see ids_in; there when it has ended, too.
+        self.begun = memory
         #: When it is killed; after a stop signal.
         self.kill_s = NEVER_S
         #: Why it was told to end, or was killed, if it was.

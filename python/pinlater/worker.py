@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.async_client import AsyncClient
+from pinlater.begun import begun_here
 from pinlater.claiming import Claimer
 from pinlater.config import QueueConfig, check_queue_name
 from pinlater.dequeuing import PATIENCE_S
@@ -80,6 +81,9 @@ class Worker:
         self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
+        self._begin = begun_here(
+            lambda: [*self._running.values(), *self._ending.unacked()], 4 * (self.config.concurrency + self._prefetch)
+        )
         self._confirming: asyncio.Task[None] | None = None
         self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
         self._stopping, self._at_once = asyncio.Event(), False
@@ -257,10 +261,8 @@ class Worker:
 
     def _start_waiting(self) -> None:
         running, concurrency = self._running, self.config.concurrency
-        while self._waiting and len(running) < concurrency and self._confirming is None:
+        while self._waiting and len(running) < concurrency and self._confirming is None and not self._stopping.is_set():
             lease = self._waiting[0].lease
-            if self._stopping.is_set():
-                return
             if lease.lost:
                 self._drop({held for held in self._waiting if held.lease.lost}, self._ending.stale)
             elif lease.in_doubt:
@@ -269,6 +271,8 @@ class Worker:
                 self._start(self._waiting.popleft())
 
     def _start(self, held: Held) -> None:
+        if (begin := self._begin) is not None:
+            begin(held.job.id)
         if self._is_async:
             self._watch(self._loop.create_task(call_async(self._handler, held.job)), held)
         else:
@@ -279,10 +283,7 @@ class Worker:
         future.add_done_callback(self._finished)
 
     def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Of a running job: long past this it is given up and left behind, and ends as judge() says.
-
-        Returns what lifts the limit.
-        """
+        """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
         future: asyncio.Future[End] | None = asyncio.current_task()
         if future not in self._running:  # its handler waits for this one
             future = next((each for each, held in self._running.items() if held.job is job), None)

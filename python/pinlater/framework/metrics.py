@@ -32,8 +32,8 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "pinlater_crashed_jobs_total": (
         "counter",
-        "Jobs of processes that died that their supervisor gave back, by end: retried (back in line), failed (they "
-        "reached the crash limit, or it was their last attempt).",
+        "Jobs that a process had begun when it died, given back by its supervisor, by end: retried (back in line), "
+        "failed (they reached the crash limit, or it was their last attempt).",
     ),
     "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
