@@ -20,7 +20,8 @@ from tests.servers import is_alive, wait_until
 DEADLINE_S = 60.0
 
 SUPERVISE = """
-import logging, sys
+import logging, os, sys
+from pathlib import Path
 from pinlater import supervisor
 from pinlater.process import ProcessSet
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -31,6 +32,10 @@ sets = [ProcessSet(command=[python, "-c", program], processes=int(processes))]
 class Observer:
     def reported(self, process):
         print("reported", process.pid, process.report, file=sys.stderr, flush=True)
+        if process.report.get("stall"):  # until it has ended; then what it wrote last is not read yet
+            made._wake.set()
+            Path("gate").touch()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     def ended(self, process, why):
         print("ended", process.pid, why, file=sys.stderr, flush=True)
 
@@ -189,6 +194,20 @@ def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, p
     place.logged(f"ended {old} recycled")
     assert "died" not in place.log
     assert is_alive(fresh)
+    process.kill()
+
+
+def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, place: Place) -> None:
+    """As where the supervisor stood still while a process recycled itself."""
+    process = supervise(
+        "note('up')\nreport(ready=True, stall=first)\nwait() if first else signal.pause()\n"
+        "report(recycling=True, code=75)\nos._exit(75)"
+    )
+    old, fresh = place.noted("up", 2)
+    place.logged(f"reported {fresh} ")
+    assert place.log.count(f"ended {old} recycled") == 1
+    assert "died" not in place.log
+    assert (is_alive(fresh), process.poll()) == (True, None)
     process.kill()
 
 
