@@ -327,7 +327,8 @@ def test_a_server_that_is_away_is_waited_for(fresh_server: FreshServer) -> None:
             await asyncio.to_thread(server.stop)
             await asyncio.sleep(0.7)  # longer than a call may take
             await asyncio.to_thread(server.start)
-            await work(app)
+            async with AsyncClient(server.url) as client, worker_of(app, client=client) as worker:
+                await asyncio.wait_for(worker.run(burst=True), 30)
             await app.aclose()
 
         asyncio.run(run())

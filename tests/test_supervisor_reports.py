@@ -6,6 +6,7 @@ Promises: shown with real processes, small programs that report as workers do. R
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -241,12 +242,14 @@ def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, place: Pl
         "note('up')\nif not first: report(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()",
         start_s=0.3,
     )
-    hung, other = place.noted("up", 2)
-    assert f"worker process {hung} did not start in time and is killed" in place.log
-    place.logged(f"reported {other} ")
+    place.logged("{'ready': True}")
+    (told,) = re.findall(r"reported (\d+) {'ready': True}", place.log)
+    killed = re.findall(r"worker process (\d+) did not start in time and is killed", place.log)
+    assert killed  # on a busy machine others than the first, too
     process.terminate()
     assert process.wait(DEADLINE_S) == 0
-    assert place.log.count("did not") == 1
+    assert told not in killed
+    assert place.log.count("did not") == len(killed)
 
 
 def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, place: Place) -> None:
