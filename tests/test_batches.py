@@ -261,8 +261,9 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
         async with worker_of(app, config=WorkerConfig(stop_timeout_s=3600)) as worker:
             await worker.start()
             await asyncio.wait_for(begun.wait(), 30)
-            worker.request_stop()
-            gate.set()
+            on_stop = worker._on_stop
+            assert on_stop is not None
+            worker._on_stop = lambda: (on_stop(), gate.set())
             await asyncio.wait_for(worker.stop(), 30)
         assert worker.stats.released == 1
         assert await handle.astatus() is State.PENDING
