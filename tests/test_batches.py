@@ -263,7 +263,12 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
             await asyncio.wait_for(begun.wait(), 30)
             on_stop = worker._on_stop
             assert on_stop is not None
-            worker._on_stop = lambda: (on_stop(), gate.set())
+
+            def stopped() -> None:
+                on_stop()
+                gate.set()
+
+            worker._on_stop = stopped
             await asyncio.wait_for(worker.stop(), 30)
         assert worker.stats.released == 1
         assert await handle.astatus() is State.PENDING

@@ -11,7 +11,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -178,3 +178,34 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(waiting, DEADLINE_S)
         assert (await other.peek("q"))[1] == 1
+
+
+@on_loop
+async def test_an_app_whose_other_loop_closes_its_client_as_this_one_makes_its_own(server: Server) -> None:
+    app, other = PinLater(server.url), asyncio.new_event_loop()
+    closings = list[Any]()
+
+    class Between:
+        """Looked at as a loop's client is made."""
+
+        def is_closed(self) -> bool:
+            closings.append(asyncio.run_coroutine_threadsafe(app.aclose(), other))
+            wait([*closings], CLOSE_S)
+            return False
+
+    async def of_other() -> AsyncClient:
+        return app.clients.of_loop()
+
+    thread = threading.Thread(target=other.run_forever, daemon=True)
+    thread.start()
+    closed = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other))
+    between: Any = Between()
+    app.clients._async[between] = closed
+    mine = app.clients.of_loop()
+    await asyncio.wrap_future(closings[0])
+    assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other)) is not closed
+    assert app.clients.of_loop() is mine
+    other.call_soon_threadsafe(other.stop)
+    thread.join()
+    other.close()
+    await app.aclose()
