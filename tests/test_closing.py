@@ -96,22 +96,26 @@ def close_at_every_line(make: Callable[[], tuple[Callable[[], object], Callable[
     raise AssertionError
 
 
-def names_of_connections(server: Server) -> list[str]:
+def connections(server: Server) -> set[str]:
     with server.client() as client:
-        return [entry["name"] for entry in client.client_list()]
+        return {entry["id"] for entry in client.client_list() if entry["name"] == "pinlater"}
 
 
 def test_a_blocking_dequeue(server: Server) -> None:
+    before = connections(server)
+
     def make() -> tuple[Callable[[], object], Callable[[], object]]:
         client = Client(server.url)
         client.create_queue("q")
         return lambda: client.dequeue("q", wait=WAIT_S), client.close
 
     assert close_at_every_line(make) > 20
-    wait_until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
+    wait_until(lambda: connections(server) <= before, "no connection of ours")
 
 
 def test_a_blocking_wait_for_a_result(server: Server) -> None:
+    before = connections(server)
+
     def make() -> tuple[Callable[[], object], Callable[[], object]]:
         app = PinLater(server.url)
         return app.handle(descriptor).result, app.close
@@ -123,7 +127,7 @@ def test_a_blocking_wait_for_a_result(server: Server) -> None:
 
         descriptor = task.enqueue().descriptor
     assert close_at_every_line(make) > 10
-    wait_until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
+    wait_until(lambda: connections(server) <= before, "no connection of ours")
 
 
 # on an event loop
@@ -136,6 +140,7 @@ async def turns_of(number: int) -> None:
 
 @on_loop
 async def test_a_dequeue(server: Server) -> None:
+    before = connections(server)
     for turns in range(1, TURNS):
         client = AsyncClient(server.url)
         await client.create_queue("q")
@@ -144,7 +149,7 @@ async def test_a_dequeue(server: Server) -> None:
         await client.close()
         with pytest.raises(ClientClosed):
             await asyncio.wait_for(waiting, DEADLINE_S)
-    await until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
+    await until(lambda: connections(server) <= before, "no connection of ours")
 
 
 @on_loop
