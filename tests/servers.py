@@ -36,6 +36,7 @@ READY_DEADLINE_S = 30.0  # a start takes 20 ms; two loaded cores and an AOF to r
 STOP_DEADLINE_S = 20.0  # SIGTERM saves first; beyond this the server is stuck and is killed
 POLL_S = 0.005  # a quarter of a start: short enough not to be seen, long enough to leave the core alone
 PORTS = range(20_000, 32_000)  # below Linux's ephemeral range: a client that retries cannot connect to itself
+PORT_SHARES = 4  # of processes that test side by side: a port that is free while its server is down is not another's
 CLUSTER_SLOTS = 16_384  # fixed by the cluster protocol
 LOG_TAIL_LINES = 20  # what a failed start shows: enough for a bad option or a bind error
 FAKETIME_LIBRARY = "libfaketimeMT.so.1"  # the build for programs with threads
@@ -330,15 +331,25 @@ def is_alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on now, outside the ephemeral range."""
-    for port in random.sample(PORTS, 200):
+    """A TCP port of 127.0.0.1 that nothing listens on now, outside the ephemeral range; once only in this process, as
+    long as there are others.
+    """
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PORT_SHARES
+    left = [port for port in PORTS[share::PORT_SHARES] if port not in _given]
+    if len(left) <= 200:
+        _given.clear()
+    for port in random.sample(left, 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise RuntimeError(f"expected a free port in {PORTS.start}..{PORTS.stop - 1}, 200 tries were all taken")
 

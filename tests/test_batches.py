@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pinlater import Cancel, Depends, Failure, Item, PinLater, Snooze, State
+from pinlater import Cancel, Depends, Execution, Failure, Item, Middleware, PinLater, Snooze, State
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from pinlater.worker import Worker, WorkerConfig
@@ -239,6 +239,39 @@ async def test_what_was_only_collected_is_handed_back_at_a_stop_before_what_runs
             info = await handle.ainfo()
             assert info is not None
             assert (info.attempts_remaining, info.run_after_ms) == (5, info.created_ms)
+
+
+@on_loop
+async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(server: Server) -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    class Late(Middleware):
+        async def before(self, execution: Execution) -> None:
+            begun.set()
+            await gate.wait()
+
+    async with PinLater(server.url) as app:
+
+        @app.task(batch=10, batch_wait=LONG_S)
+        async def task(items: list[Item[int]]) -> None:
+            raise AssertionError("it has begun")
+
+        app.add_middleware(Late())
+        handle = await task.aenqueue(1)
+        async with worker_of(app, config=WorkerConfig(stop_timeout_s=3600)) as worker:
+            await worker.start()
+            await asyncio.wait_for(begun.wait(), 30)
+            on_stop = worker._on_stop
+            assert on_stop is not None
+
+            def stopped() -> None:
+                on_stop()
+                gate.set()
+
+            worker._on_stop = stopped
+            await asyncio.wait_for(worker.stop(), 30)
+        assert worker.stats.released == 1
+        assert await handle.astatus() is State.PENDING
 
 
 @on_loop

@@ -44,9 +44,14 @@ class Chaos:
         self.alive.append(self.workers.start(**CONFIG))
 
     def stop(self) -> None:
+        wait_until(self.listen, "the worker that was started last", DEADLINE_S)
         for process in self.alive:
             process.terminate()
         assert [process.wait(DEADLINE_S) for process in self.alive] == [0] * WORKERS
+
+    def listen(self) -> bool:
+        log = self.workers.logged()
+        return all(f"{process.pid} INFO working on" in log for process in self.alive)
 
     def run(self, client: Client, jobs: int) -> None:
         """Enqueues jobs, and kills workers until all have ended."""

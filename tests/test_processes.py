@@ -9,12 +9,14 @@ import asyncio
 import dataclasses
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from pinlater import (
@@ -28,7 +30,7 @@ from pinlater import (
     SyncContext,
     TaskFailed,
 )
-from pinlater.framework import envelope
+from pinlater.framework import envelope, processes
 from pinlater.framework.running import load_app, worker_of
 from pinlater.worker import WorkerConfig
 from tests import calls_app
@@ -192,6 +194,49 @@ async def test_the_process_of_a_cancelled_job_is_killed(out: Path) -> None:
         await until(lambda: worker.stats.cancelled == 1, "its end")
         await until(lambda: not is_alive(pid), "the end of its process")
         await worker.stop()
+
+
+@on_loop
+async def test_one_that_is_cancelled_while_its_process_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = asyncio.Event()
+
+    async def connect(**_: Any) -> Any:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    async def keep(*_: Any) -> None: ...
+
+    pool = processes.ProcessPool("tests.calls_app:app", 1, "w", keep, False, None)
+    before = set(psutil.Process().children())
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "open_unix_connection", connect)
+        job: Any = None
+        running = asyncio.ensure_future(pool.run(calls_app.add, job, [], {}, {}))
+        await asyncio.wait_for(connecting.wait(), 30)
+        running.cancel()
+        await asyncio.wait([running])
+    assert running.cancelled()
+    assert set(psutil.Process().children()) == before
+    await pool.close()
+
+
+@on_loop
+async def test_who_is_cancelled_as_its_process_ends_ends_no_other_wait_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, killed = await asyncio.create_subprocess_exec("sleep", "600"), asyncio.Event()
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    child = processes._Child(process, *await asyncio.open_unix_connection(sock=ours))
+    monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(child, "kill", killed.set)
+    hearing = asyncio.ensure_future(child.hear())
+    await asyncio.wait_for(killed.wait(), 30)
+    hearing.cancel()
+    await asyncio.wait([hearing])
+    assert not child.exited.done()
+    process.kill()
+    assert await child.exited == -signal.SIGKILL
 
 
 @on_loop

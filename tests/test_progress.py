@@ -29,7 +29,7 @@ from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from tests.cli_runs import Run, mail, run
 from tests.cut_proxy import CutProxy
-from tests.handlers_for_tests import on_loop
+from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 
 __all__ = ["mail", "run"]  # fixtures
@@ -163,7 +163,10 @@ async def test_progress_that_can_not_be_written_ends_no_task_unless_its_job_is_l
 
             for each in (task, plain):
                 await each.aenqueue()
-                await work(app)
+                async with worker_of(app) as worker:  # no burst, which would end where nobody answers for 0.2 s
+                    await worker.start()
+                    await until(lambda: worker.stats.claimed and not worker._held, "its end")
+                    await worker.stop()
         direct.close()
     assert seen == ["async", "plain"]
     assert len([each for each in caplog.records if "its progress was not written" in each.getMessage()]) == 2

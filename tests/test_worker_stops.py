@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
+from pinlater import worker as worker_module
 from pinlater.keys import wake_channel
 from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
@@ -21,7 +22,7 @@ from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.resp import Command
 from tests.servers import Server
 
-DEADLINE_S = 5.0  # for what takes no time
+DEADLINE_S = 8.0  # for what takes no time, and a safety claim (10 to 15 s) would do too late
 
 
 @on_loop
@@ -93,7 +94,7 @@ async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) ->
         shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
         ending = asyncio.create_task(first.dequeue("q", wait=0.5))
         await until(lambda: timers(server, shard) == first._session.channel, "a timer")
-        longer = asyncio.create_task(first.dequeue("q", wait=2.0))  # of the same client: it still waits then
+        longer = asyncio.create_task(first.dequeue("q", wait=4.0))  # of the same client: it still waits then
         async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as other:
             await idle(other)
             assert await ending == []
@@ -372,3 +373,30 @@ async def test_a_deleted_queue_ends_only_its_own_claims_in_doubt(server: Server)
             await until(lambda: worker.stats.stale == 2, "two stale jobs")
             await until(lambda: worker.stats.succeeded == 3, "the jobs of the other queue")
         assert started == ["q"] * 3
+
+
+@on_loop
+async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "GRACE_S", 0.01)
+    began, over = asyncio.Event(), asyncio.Event()
+
+    async def judge() -> None: ...
+
+    async def handler(job: Job) -> None:
+        worker.limit(job, 3600, judge)
+        began.set()
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async with clients(server, 2) as (client, own):
+        await client.enqueue("q", b"")
+        worker = Worker(own, "q", handler, WorkerConfig(stop_timeout_s=0, monitor=False))
+        await worker.start()
+        await asyncio.wait_for(began.wait(), DEADLINE_S)
+        await worker.stop()
+        assert worker.stats.released == 1
+        assert worker._overtime.timers == {}
+        over.set()

@@ -61,7 +61,8 @@ class AsyncWaker:
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
-            await asyncio.wait_for(future, min(seconds, LISTEN_AGAIN_S) if self._missing else seconds)
+            async with asyncio.timeout(min(seconds, LISTEN_AGAIN_S) if self._missing else seconds):
+                await future
         except TimeoutError:
             pass
         finally:

@@ -108,6 +108,11 @@ class Process:
         """Whether it reported that it works."""
         return bool(self.report.get("ready"))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether poll() has given its exit code, or is about to."""
+        return self._process.returncode is not None
+
     def poll(self) -> int | None:
         """Its exit code, when it has ended; its last report is read by then."""
         code = self._process.poll()

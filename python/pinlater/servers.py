@@ -64,9 +64,10 @@ class Server:
             return attach(self.url)
         if scheme != "embedded":
             return self.url
-        if self._attachment is None:
-            self._attachment = embedded.attach(self.url)
-        return self._attachment.redis_url
+        attachment = self._attachment  # another thread may let go of it meanwhile
+        if attachment is None:
+            attachment = self._attachment = embedded.attach(self.url)
+        return attachment.redis_url
 
     def restart_embedded(self) -> None:
         """Lets go of an embedded server that does not answer; the next resolve() starts it again."""

@@ -48,7 +48,7 @@ class StopSignals:
 
     def __init__(self, timeout_s: float) -> None:
         self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
-        self._signals = 0
+        self._signals = self._told = 0
         self._request: Callable[[], object] | None = None
         self._ended = threading.Event()
 
@@ -65,10 +65,15 @@ class StopSignals:
         faulthandler.cancel_dump_traceback_later()
 
     def connect(self, request_stop: Callable[[], None]) -> None:
-        """On the role's loop, before it runs; signals that came already count."""
-        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
-        for _ in range(self._signals):
-            request_stop()
+        """On the role's loop, before it runs; signals that came already count, and each counts once."""
+
+        def tell() -> None:
+            while self._told < self._signals:
+                self._told += 1
+                request_stop()
+
+        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, tell)
+        tell()
 
     def _pass_the_gil_on(self) -> None:
         while not self._ended.wait(GIL_PERIOD_S):

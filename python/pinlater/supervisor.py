@@ -279,7 +279,8 @@ class Supervisor:
                 if old is not None:
                     self._leave(old, "reload")
                 self._wake.set()
-            if place.process is process and process.report.get("recycling") and not process.ending:
+            recycling = process.report.get("recycling") and not process.ending
+            if place.process is process and recycling and not process.has_ended:  # else it is replaced as one that has
                 self._recycle(place, process)
 
     def _recycle(self, place: Place, process: Process) -> None:

@@ -101,8 +101,9 @@ class SyncTransport:
             case Sleep(seconds):
                 time.sleep(seconds)
             case Listen(servers):
+                rings = self._waker.listen(servers)
                 self._check_open()
-                return self._waker.listen(servers)
+                return rings
             case AwaitRing(seconds, since):
                 self._waker.wait(seconds, since)
                 self._check_open()

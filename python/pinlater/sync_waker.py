@@ -7,9 +7,11 @@ lost subscription ends it too (the caller then listens and claims again).
 from __future__ import annotations
 
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from redis.exceptions import NoPermissionError, RedisError
@@ -32,8 +34,7 @@ class SyncWaker:
         self._subscriptions: dict[Server, Any] = {}
         self._changed = threading.Condition()
         self._rings = 0
-        self._reading = False
-        self._missing = False
+        self._reading = self._missing = self._closed = False
 
     def listen(self, servers: Sequence[Server]) -> int:
         """Subscribes where that is not done yet; a server that is down is left for later. Returns how often it rang so
@@ -41,7 +42,7 @@ class SyncWaker:
         """
         with self._changed:
             for server in servers:
-                if server not in self._subscriptions:
+                if server not in self._subscriptions and not self._closed:
                     self._subscribe(server)
             self._missing = any(server not in self._subscriptions for server in servers)
             return self._rings
@@ -57,13 +58,17 @@ class SyncWaker:
                     self._read_as_leader(left_s)
 
     def close(self) -> None:
-        """Ends every subscription; threads that wait return."""
+        """Ends every subscription, for good; threads that wait return."""
         with self._changed:
+            self._closed = True
             connections, self._subscriptions = list(self._subscriptions.values()), {}
             self._rings += 1
             self._changed.notify_all()
-        for connection in connections:
-            connection.disconnect()
+            for connection in connections:
+                if self._reading:
+                    interrupt(connection)  # who reads disconnects it
+                else:
+                    connection.disconnect()
 
     def _subscribe(self, server: Server) -> None:
         try:
@@ -84,22 +89,26 @@ class SyncWaker:
     def _read_as_leader(self, seconds: float) -> None:
         """Called with the lock held; lets go of it while it polls."""
         self._reading = True
-        connections = dict(self._subscriptions)
+        poll, read = select.poll(), {}
+        for server, connection in self._subscriptions.items():
+            poll.register(connection._sock, select.POLLIN)
+            read[connection._sock.fileno()] = server, connection
         self._changed.release()
         try:
-            ready = _poll(connections, seconds)
+            ready = poll.poll(max(1, int(seconds * 1000)))
         finally:
             self._changed.acquire()
             self._reading = False
             self._changed.notify_all()
-        for server in ready:
+        for descriptor, _ in ready:
+            server, connection = read[descriptor]
             self._rings += 1
             try:
-                connections[server].read_response(disable_decoding=True)
-                while connections[server].can_read(timeout=0):
-                    connections[server].read_response(disable_decoding=True)
-            except (RedisError, OSError, AttributeError):
-                connections[server].disconnect()
+                connection.read_response(disable_decoding=True)
+                while connection.can_read(timeout=0):
+                    connection.read_response(disable_decoding=True)
+            except (RedisError, OSError):
+                connection.disconnect()
                 self._subscriptions.pop(server, None)
 
 
@@ -110,12 +119,9 @@ def refused(server: Server, why: str) -> ServerRefused:
     )
 
 
-def _poll(connections: dict[Server, Any], seconds: float) -> list[Server]:
-    poll = select.poll()
-    by_descriptor = {}
-    for server, connection in connections.items():
-        if connection._sock is None:
-            return [server]
-        by_descriptor[connection._sock.fileno()] = server
-        poll.register(connection._sock, select.POLLIN)
-    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(max(1, int(seconds * 1000)))]
+def interrupt(connection: Any) -> None:
+    """Ends a connection on which another thread may wait: that one reads its end."""
+    sock = connection._sock
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

@@ -6,7 +6,6 @@ connections as threads that wait at once.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -15,7 +14,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from pinlater.errors import PinLaterError
 from pinlater.servers import Server
-from pinlater.sync_waker import refused
+from pinlater.sync_waker import interrupt, refused
 
 #: More free connections than this a server are closed.
 MAX_FREE: Final = 8
@@ -103,10 +102,7 @@ class SyncWatch:
 
     def interrupt(self) -> None:
         """Ends the subscription, for another thread."""
-        sock = self._connection._sock
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        interrupt(self._connection)
 
     def _end(self) -> None:
         self.lost = True

@@ -402,6 +402,7 @@ class Worker:
             await asyncio.wait(list(self._running), timeout=GRACE_S)
         for future, held in self._running.items():
             future.remove_done_callback(self._finished)
+            self._overtime.end(future, held)
             self._waiting.append(held)
         self._running.clear()
         await cut_short(self._loop.create_task(self._release_waiting()))

@@ -75,11 +75,17 @@ _Ended: TypeAlias = tuple[BaseException, TracebackType | None] | None
 
 class Batcher:
     """The batches of one task. call: runs its function. size: the most items in one. wait_s: the longest that the first
-    one waits. Made on the worker's loop.
+    one waits. stopping: whether the worker stops, so that nothing is collected any more. Made on the worker's loop.
     """
 
-    def __init__(self, call: Callable[[list[Item[Any]]], Awaitable[Any]], size: int, wait_s: float) -> None:
-        self._call, self._size, self._wait_s = call, size, wait_s
+    def __init__(
+        self,
+        call: Callable[[list[Item[Any]]], Awaitable[Any]],
+        size: int,
+        wait_s: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._call, self._size, self._wait_s, self._stopping = call, size, wait_s, stopping
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._collected: list[_Waiting] = []
@@ -88,6 +94,8 @@ class Batcher:
 
     async def run(self, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> None:
         """One job, until its batch has ended; raises what became of it."""
+        if self._stopping():  # it was started before, and its first step, or middleware, came this far just now
+            raise asyncio.CancelledError
         waiting = _Waiting(Item(job, single(args, kwargs), headers.get("trace")), self._loop.create_future())
         self._collected.append(waiting)
         if len(self._collected) >= self._size:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,9 +29,9 @@ from pinlater.jobs import Job
 
 @dataclass(slots=True)
 class Calling:
-    """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. batchers: of
-    the tasks that have one, so far. contexts: of the tasks that run in threads, by the id() of their jobs (a job can
-    run twice here, once its claim went stale).
+    """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. stopping:
+    whether that stops. batchers: of the tasks that have one, so far. contexts: of the tasks that run in threads, by the
+    id() of their jobs (a job can run twice here, once its claim went stale), while they run.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -40,8 +40,9 @@ class Calling:
     keep: Keep
     made: Made
     concurrency: int
-    batchers: dict[str, Batcher]
-    contexts: WeakValueDictionary[int, SyncContext]
+    stopping: Callable[[], bool]
+    batchers: dict[str, Batcher] = field(default_factory=dict)
+    contexts: WeakValueDictionary[int, SyncContext] = field(default_factory=WeakValueDictionary)
 
     def runner(self, task: Task[..., Any]) -> Runner:
         """What runs one job of the task."""
@@ -55,7 +56,7 @@ class Calling:
             return await run(items[0].job, [items], {}, {})
 
         size = min(task.running.batch, self.concurrency)  # no more can be collected at once
-        batcher = Batcher(call, size, task.running.batch_wait_s)
+        batcher = Batcher(call, size, task.running.batch_wait_s, self.stopping)
         self.batchers[task.name] = batcher
         return batcher.run
 

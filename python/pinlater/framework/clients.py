@@ -194,7 +194,8 @@ class AppClients:
 
     async def aclose(self) -> None:
         """Closes the running loop's client."""
-        client = self._async.pop(asyncio.get_running_loop(), None)
+        with self._lock:  # a loop of another thread may be adding its own
+            client = self._async.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
         if self.source is not None:

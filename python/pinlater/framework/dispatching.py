@@ -14,16 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
-from weakref import WeakValueDictionary
 
 from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.framework import envelope, hooks
 from pinlater.framework.app import PinLater
 from pinlater.framework.backoff import Exponential, milliseconds
-from pinlater.framework.batches import Batcher
 from pinlater.framework.calling import Calling
-from pinlater.framework.context import SyncContext, current_trace
+from pinlater.framework.context import current_trace
 from pinlater.framework.depending import Made
 from pinlater.framework.ends import Cancel, Expired, RaisedInProcess, Retry, Snooze
 from pinlater.framework.logs import current_job, raised, raw_tasks
@@ -87,20 +85,10 @@ class Dispatcher:
         seen = sees_values(app.middleware)
         url = None if app.clients.source is None else app.clients.source.url()
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
-        #: By task.
-        self._batchers: dict[str, Batcher] = {}
-        #: By id() of the job, of tasks in threads: gone with its task.
-        self._contexts: WeakValueDictionary[int, SyncContext] = WeakValueDictionary()
         calling = Calling(
-            self._loop,
-            self._threads,
-            self._processes,
-            self._keep_headers,
-            made or {},
-            concurrency,
-            self._batchers,
-            self._contexts,
+            self._loop, self._threads, self._processes, self._keep_headers, made or {}, concurrency, self._is_stopping
         )
+        self._batchers, self._contexts = calling.batchers, calling.contexts
         self._hooks = hooks.HookTimes(self._give_up)
         known = {name: self._known(app, calling, task) for name, task in app.tasks.items()}
         self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
@@ -124,6 +112,9 @@ class Dispatcher:
         """The worker begins to stop: batches that were not started are handed back."""
         for batcher in self._batchers.values():
             batcher.hand_back()
+
+    def _is_stopping(self) -> bool:
+        return self.worker is not None and self.worker._stopping.is_set()
 
     async def __call__(self, job: Job) -> End:
         """Runs the task of a job."""
@@ -201,7 +192,7 @@ class Dispatcher:
             self._meter(task, "snoozed", began_s)
             return postponed
         except asyncio.CancelledError as error:
-            if hooks.cut_off() or (self.worker is not None and self.worker._stopping.is_set()):
+            if hooks.cut_off() or self._is_stopping():
                 raise  # handed back; it may have been cancelled behind a middleware
             return await self._failed(task, job, args, kwargs, error, began_s)
         except GeneratorExit:

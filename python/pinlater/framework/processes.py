@@ -82,7 +82,8 @@ class _Child:
         except (EOFError, OSError):
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
             self.kill()
-            raise ProcessDied(f"its process {how(await self.exited)}") from None
+            await asyncio.wait([self.exited])  # who is cancelled here does not end what others wait for
+            raise ProcessDied(f"its process {how(self.exited.result())}") from None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -94,7 +95,7 @@ class _Child:
         if not done:
             log.warning("task process %d did not end in time and is killed", self.process.pid)
             self.kill()
-        await self.exited
+        await asyncio.wait([self.exited])
 
 
 class ProcessPool:
@@ -176,6 +177,9 @@ class ProcessPool:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
+            reader, writer = await asyncio.open_unix_connection(sock=ours)  # a cancellation here leaves no process
+            unless_started.pop_all()
+            unless_started.callback(writer.transport.abort)
             told = {
                 "path": sys.path,
                 "app": self._app,
@@ -194,7 +198,7 @@ class ProcessPool:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-            child = _Child(process, *await asyncio.open_unix_connection(sock=ours))
+            child = _Child(process, reader, writer)
             unless_started.pop_all()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

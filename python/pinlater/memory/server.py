@@ -134,7 +134,7 @@ class MemoryServer:
 
     def _serve_blocked(self) -> None:
         for key in [key for key in self._blocked if key in self._store.values]:
-            peers, found = self._blocked[key], self._store.get(key, list)
+            peers, found = self._blocked.get(key, []), self._store.get(key, list)  # who was served may serve others
             while peers and found:
                 peers.pop(0).unblock([key, found.pop(0)])
             self._store.drop_empty(key)
