@@ -28,7 +28,7 @@ local wake = false
 local function lease_at(field, value)
   if level == 0 then
     if #field == 8 then return field, sub(value, 3 + unp('>I2', value)) end
-  elseif byte(value, 11) >= 8 then
+  elseif #value >= 11 and byte(value, 11) >= 8 then
     return lease_of(value, level, field), sub(value, 12)
   end
 end

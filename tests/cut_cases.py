@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig, exchange
+from pinlater.dequeuing import PLAIN_RUN
 from pinlater.enqueuing import pack_jobs
 from pinlater.errors import QueueNotFound
 from pinlater.exchange import write
@@ -68,8 +69,8 @@ def _running(direct: Client, queue: str) -> Any:
 
 
 def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
-    """As after a claim that gave jobs."""
-    calls.client._session.place(queue, "1").plain = True
+    """As after claims that gave one plain job each."""
+    calls.client._session.place(queue, "1").plain_claims = PLAIN_RUN
     return calls.dequeue(queue)
 
 

@@ -188,7 +188,12 @@ def of_working() -> Iterator[tuple[str, Call, str]]:
     for delay in (-1, 2**44, BIG, NAN, 1.5, "1", True):
         yield f"ack delay {delay}", on(lambda c, v: c.ack(failed=[Ack((SOME, TOKEN), "", v)]), delay), "delay_ms"
     yield "ack status type", (lambda c, d: c.ack(failed=[Ack((d, TOKEN), b"")])), "status"  # type: ignore[arg-type]
-    yield "ack source", (lambda c, d: c.ack(succeeded=[d], source=1)), "source"
+    for source in (1, "x" * 256, "\ud800"):
+        yield (
+            f"ack source {source!a:.9}",
+            on(lambda c, s: c.ack(succeeded=[SOME], source=s), source),
+            "source: expected",
+        )
     yield "ack not a list", (lambda c, d: c.ack(succeeded=None)), "expected"
 
     def point(descriptor: str, **options: Any) -> Checkpoint:

@@ -412,3 +412,26 @@ def test_a_closed_client_says_so_and_lets_nobody_wait(server: Server, kind: Call
         wait_until(lambda: "pinlater" not in names_of_connections(server), "no connection of ours")
     finally:
         calls.close()
+
+
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_jobs_that_are_not_plain_and_the_last_ones_of_a_queue_cost_one_call_each(
+    server: Server, kind: CallsKind
+) -> None:
+    """After some plain ones claims of one job ask for such a job alone first; they do no more where it was in vain."""
+    calls = make_calls(kind, server.url)
+    try:
+        calls.create_queue("q")
+        calls.enqueue_many("q", [*[b"plain"] * 9, *[NewJob(b"told", status="s")] * 9])
+        for _ in range(4):  # by then all scripts are loaded
+            calls.dequeue("q")
+        before = script_calls(server)
+        assert [len(calls.dequeue("q")) for _ in range(17)] == [1] * 14 + [0] * 3
+        assert script_calls(server) == before + 18
+        for _ in range(3):
+            calls.enqueue("q", b"the only one")
+            assert len(calls.dequeue("q")) == 1
+            assert calls.dequeue("q") == []
+        assert script_calls(server) == before + 27
+    finally:
+        calls.close()

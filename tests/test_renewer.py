@@ -13,14 +13,18 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
+from pinlater import Client, NewJob, QueueConfig
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
 from pinlater.keys import script_keys
+from pinlater.renewal import Renewal
 from pinlater.scripts import load_scripts
 from tests.renewing import (
     DEADLINE_S,
@@ -95,6 +99,23 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     wait_until(lambda: renewer.stats().held == 0, "the tokens of a deleted queue let go")
     assert renewer.take_lost() == [(queue, token(1))]
     assert renewer.stats().failures == 0
+
+
+def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(server: Server) -> None:
+    lease = QueueConfig(lease_ms=300)
+    renewal = Renewal(5.0)
+    with Client(server.url) as client, connect(server) as raw:
+        client.create_queue("q", replace(lease, levels=5))
+        client.enqueue_many("q", [NewJob(b"", priority=level) for level in (1, 5)])
+        jobs = client.dequeue("q", 2)
+        try:
+            renewal.hold(client._session.place("q", "1"), jobs, lease, time.monotonic())
+            (renewer,) = renewal._renewers.values()
+            assert renewer.wait_renewed(2, 30)
+            assert raw.zcard("pl:{q/1}:e") == 1
+            assert (renewer.stats().failures, renewer.take_lost()) == (0, [])
+        finally:
+            renewal.close()
 
 
 def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make) -> None:

@@ -155,6 +155,19 @@ def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
     assert lease_fields(wire) == (0, 0)
 
 
+def test_the_leases_of_others_are_looked_through_a_part_a_call(wire: Wire) -> None:
+    for _ in range(3):
+        wire.enqueue(*[Job()] * 1000)
+    for _ in range(3000):
+        wire.claim_one(b"host:0:17:another:1")
+    calls, cursor = 0, b"0:0"
+    while cursor:
+        *counts, cursor = wire.end_leases(SOURCE, b"", cursor)
+        assert counts == [0, 0, 0, 0]
+        calls += 1
+    assert calls >= 3
+
+
 def test_jobs_that_may_not_crash_once_more_come_back_one_after_the_other(timed: Timed) -> None:
     wire = timed.wire
     wire.enqueue(*(Job(b"%d" % i) for i in range(4)))

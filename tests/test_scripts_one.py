@@ -7,19 +7,21 @@ Risks: which way a call takes is not seen; that there are cases for each is by c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import pytest
 
 from pinlater.scripts import load_scripts
-from tests.servers import Server
-from tests.wire import Wire, connect, is_clean, known, refused, snapshot
+from tests.servers import Server, wait_until
+from tests.wire import Wire, connect, expiries, is_clean, known, refused, snapshot
 from tests.wire_format import (
     ABSOLUTE,
     CLAIM,
     DELAY,
+    NOW,
     Claimed,
+    End,
     Job,
     created_ms,
     ends,
@@ -84,8 +86,8 @@ def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, level
 
 @pytest.mark.parametrize(
     "job",
-    [None, Job(b"odd", 2, ABSOLUTE, 1), Job(b"told", 1, status=b"s"), Job(b"late", 3, DELAY, 0)],
-    ids=["nothing", "early", "status", "due"],
+    [None, Job(b"odd", 2, ABSOLUTE, 1), Job(b"told", 1, status=b"s")],
+    ids=["nothing", "early", "status"],
 )
 def test_a_claim_of_one_plain_job_leaves_others_where_they_are(wire: Wire, job: Job | None) -> None:
     if job is not None:
@@ -94,6 +96,50 @@ def test_a_claim_of_one_plain_job_leaves_others_where_they_are(wire: Wire, job: 
     assert wire.claim_one().jobs == wire.replayed_claim().jobs == []
     assert snapshot(wire, lane=False) == before
     assert len(wire.claim(1).jobs) == (job is not None)
+
+
+def test_a_claim_of_one_plain_job_gives_none_while_another_is_due(wire: Wire) -> None:
+    wire.enqueue(Job(b"plain", 3), Job(b"due", 1, DELAY, 1))
+    wait_until(lambda: wire.dry_run().bodies == [b"due", b"plain"], "the other to be due")
+    assert wire.claim_one().jobs == []
+    assert wire.claim(1).bodies == [b"due"]
+    assert wire.claim_one().bodies == [b"plain"]
+
+
+def names(held: Iterable[list[End]]) -> set[bytes]:
+    """Of leases of one job without an entry."""
+    return {bytes([end.level]) + end.id + end.token for part in held for end in part}
+
+
+def test_leases_of_one_job_end_with_it_whatever_ends_it(wire: Wire) -> None:
+    wire.enqueue(*[Job(b"x", 1 + i % 3) for i in range(24)])
+    held: dict[int, list[End]] = {1: [], 2: [], 3: []}
+    for _ in range(24):
+        (end,) = ends(wire.claim_one())
+        held[end.level].append(end)
+    for level in (1, 2, 3):
+        assert set(expiries(wire)) == names(held.values())
+        first, second, *more, last = held[level]
+        assert wire.ack(first, second, first) == [2]
+        assert wire.ack(more[0]._replace(failed=True), more[1], tombstones=True) == []
+        assert wire.release(more[2]) == []
+        assert wire.delete_jobs(b"", level, 0, ids=[more[3].id]) == (1, True)
+        assert wire.checkpoint(more[4], move=(NOW, 0)) == []
+        held[level] = [last]
+    assert set(expiries(wire)) == names(held.values())
+    (kept,), (other,) = held[2], held[3]
+    assert wire.renew(kept._replace(token=other.token), kept._replace(level=3), kept) == [0, 1]
+
+
+def test_a_lease_of_one_job_that_lost_its_expiry_gets_one_again(wire: Wire) -> None:
+    wire.enqueue_bodies(b"a")
+    (end,) = ends(wire.claim_one())
+    wire.expire(None)
+    assert wire.client.delete(wire.key("e")) == 1
+    looked = wire.expire(sweep=b"1:0")
+    assert (looked.leases, looked.retried) == (0, 0)
+    assert set(expiries(wire)) == names([[end]])
+    assert wire.ack(end) == []
 
 
 def test_a_claim_of_one_plain_job_gives_none_of_a_paused_queue_and_none_without_a_record(wire: Wire) -> None:

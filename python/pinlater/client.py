@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pinlater import dequeuing, enqueuing, holding, inspecting, maintaining, queues
-from pinlater.config import QueueConfig
+from pinlater.config import QueueConfig, check_source
 from pinlater.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -58,22 +58,13 @@ class ClientSettings:
     ) -> None:
         self.session = Session(resolve_shards(url, shards))
         self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
-        if not isinstance(self.source, str) or not 1 <= _utf8_bytes(self.source) <= 255:
-            raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
+        check_source(self.source)
         self.timeout_s = _seconds("timeout_s", timeout_s)
         self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
 
     def deadline_s(self) -> float:
         """When a call that begins now has to end (monotonic seconds)."""
         return time.monotonic() + self.timeout_s
-
-
-def _utf8_bytes(text: str) -> int:
-    """Length in UTF-8; 0 for text that has none (a lone surrogate)."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return 0
 
 
 def listed(name: str, values: Iterable[T]) -> list[T]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
@@ -133,6 +134,14 @@ def check_queue_name(name: object) -> str:
     if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
         raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
     return name
+
+
+def check_source(source: object) -> str:
+    """Returns the source of a claim descriptor, or raises InvalidArgument."""
+    with suppress(UnicodeEncodeError):  # a lone surrogate
+        if isinstance(source, str) and 1 <= len(source.encode()) <= 255:
+            return source
+    raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
 
 
 def check_shard_name(name: object) -> str:

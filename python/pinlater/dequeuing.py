@@ -32,6 +32,10 @@ from pinlater.shards import QueueShard, Session
 SAFETY_S: Final = (10.0, 15.0)
 #: What a script said of a queue is trusted for so long before it is peeked again.
 HINT_S: Final = 0.05
+#: After so many plain jobs one by one the next one is asked for as a plain one: one alone may have been all.
+PLAIN_RUN: Final = 2
+#: Elements of the reply of a claim that gave a plain job: sequence, h, and all else in one string.
+_PLAIN_REPLY: Final = 3
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
 _START_MS: Final = int(time.time() * 1000)
@@ -198,7 +202,7 @@ def claim_at(
             place.late_claims[claim.token] = place.unknown_sent_s
             return claim
     descriptor = claim_descriptor(session, source)
-    if limit == 1 and quota is None and place.plain and not bell:
+    if limit == 1 and quota is None and place.plain_claims >= PLAIN_RUN and not bell:
         claim = yield from _claim("claim_one", place, [descriptor], deadline_s)
         if claim.jobs:
             return claim
@@ -218,7 +222,7 @@ def _claim(
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
-        place.plain = bool(claim.jobs)
+        place.plain_claims = place.plain_claims + 1 if claim.jobs and len(reply) == _PLAIN_REPLY else 0
         if claim.left:
             place.left = claim.left
             place.left_at_s = time.monotonic()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from pinlater import _core
-from pinlater.config import QueueConfig, check_queue_name
+from pinlater.config import QueueConfig, check_queue_name, check_source
 from pinlater.enqueuing import pack_jobs, when
 from pinlater.errors import InvalidArgument, checked
 from pinlater.exchange import CommonKeys, write
@@ -171,9 +171,9 @@ def _checkpoint_as_job(item: Checkpoint) -> NewJob:
 
 
 def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
-    if not isinstance(source, str):
-        raise InvalidArgument(f"source: expected text, got {source!r:.80}")
-    if not source and any(batch.tokenless for batch in batches):
+    if source != "":
+        check_source(source)
+    elif any(batch.tokenless for batch in batches):
         raise InvalidArgument(
             "expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it"
         )

@@ -65,16 +65,19 @@ class Renewal:
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
     def hold(self, place: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
-        """Keeps a claim's lease renewed until all its jobs are done. seen_s: when the claim was sent."""
+        """Keeps a claim's lease renewed until all its jobs are done. jobs: all of the claim, as it gave them: by level.
+        seen_s: when the claim was sent.
+        """
         first = jobs[0]
         server = place.shard.server
         renewer = self._renewers.get(server)
         if renewer is None:
             renewer = self._renewers[server] = _make_renewer(server, self._timeout_s)
-        handle = self._handles.get((place, config.levels))
+        levels = max(config.levels, jobs[-1].priority)  # what is known of the queue may be older than the claim
+        handle = self._handles.get((place, levels))
         if handle is None:
-            handle = renewer.add_queue(place.keys("renew", config.levels))
-            self._handles[place, config.levels] = handle
+            handle = renewer.add_queue(place.keys("renew", levels))
+            self._handles[place, levels] = handle
         lease = Lease(place, first.token, len(jobs), config.lease_ms, handle, seen_s)
         self._leases[server, handle, first.token] = lease
         renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)

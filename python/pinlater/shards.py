@@ -56,7 +56,7 @@ class QueueShard:
         "late_claims",
         "left",
         "left_at_s",
-        "plain",
+        "plain_claims",
         "queue",
         "shard",
         "silent_until_s",
@@ -74,8 +74,8 @@ class QueueShard:
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
-        #: The last claim gave jobs: so the next job, too, is most likely there and plain.
-        self.plain = False
+        #: Claims in a row that were answered by a plain job: then the next job, too, is most likely there and plain.
+        self.plain_claims = 0
         #: A claim whose answer was lost: the next claim asks for it first, so that its jobs do not wait for their lease
         #: to end.
         self.unknown_claim: OutcomeUnknown | None = None
