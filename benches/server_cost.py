@@ -8,7 +8,6 @@ and the 1 % that is scheduled. Risks: the standing sets are small in figures 1 a
 from __future__ import annotations
 
 import itertools
-import statistics
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
@@ -209,8 +208,7 @@ def batches(kind: Kind, options: Options) -> list[Figure]:
 def singles(kind: Kind, options: Options) -> list[Figure]:
     """Figure 2: one job a call; native in three pipelines and the ZRANGE that a claim has to ask first.
 
-    For comparison, native with the ids of its claim foreseen: three round trips in all. A round is many short turns of
-    each side, so that what slows the machine for seconds slows both.
+    For comparison, native with the ids of its claim foreseen: three round trips in all.
     """
     jobs = options.scaled(4_000, 1_500)
     figures = []
@@ -244,13 +242,10 @@ def _compare(
 
         for side in sides.values():
             side.pass_through(max(batch, jobs // 4), batch)
-        found = interleave({name: _bind(measure, side) for name, side in sides.items()}, options.rounds * turns)
+        found = interleave({name: _bind(measure, side) for name, side in sides.items()}, options.rounds, turns)
         native.close()
         meter.close()
-        return {
-            name: [statistics.fmean(each[at : at + turns]) for at in range(0, len(each), turns)]
-            for name, each in found.items()
-        }
+        return found
 
 
 def _warm(queue: Queue) -> Queue:

@@ -73,15 +73,20 @@ def figure(
     return Figure(name, server, statistics.median(rounds), bar, aim, rounds=tuple(rounds), **more)
 
 
-def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each side gave in each round. The order turns round by round, so that no side is always the first."""
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, turns: int = 1) -> dict[str, list[float]]:
+    """What each side gave in each round, the mean of so many turns: short ones, so that what slows the machine for
+    seconds slows all sides. The order changes turn by turn, so that no side is always the first.
+    """
     found: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
-    for number in range(rounds):
+    for number in range(rounds * turns):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             found[name].append(sides[name]())
-    return found
+    return {
+        name: [statistics.fmean(each[at : at + turns]) for at in range(0, len(each), turns)]
+        for name, each in found.items()
+    }
 
 
 def ratios(top: Sequence[float], bottom: Sequence[float]) -> list[float]:
