@@ -18,7 +18,7 @@ MAX_LINES = 420
 #: Modules by layer, lowest first; docs/design.md has the same table.
 LAYERS = [
     {"_core"},
-    {"errors", "jobs", "config", "tracebacks"},
+    {"errors", "jobs", "config", "registry", "tracebacks"},
     {
         "async_link",
         "async_transport",
@@ -62,6 +62,7 @@ LAYERS = [
         "ending",
         "handlers",
         "monitor",
+        "os_process",
         "overtime",
         "process",
         "removals",
@@ -103,8 +104,7 @@ FRAMEWORK = [
     {"calling", "child", "dispatching", "dumps", "metrics", "options", "overseeing", "processes", "running"},
     {"draining", "immediate"},
 ]
-#: PinLater(immediate=True) is made by the app; what it runs jobs with it imports when it first does.
-UPWARD = {("app", "immediate")}
+UPWARD: set[tuple[str, str]] = set()
 
 
 def _layer(module: str) -> int:

@@ -31,7 +31,8 @@ from pinlater import (
     TaskFailed,
 )
 from pinlater.framework import envelope, processes
-from pinlater.framework.running import load_app, worker_of
+from pinlater.framework.app import load_app
+from pinlater.framework.running import worker_of
 from pinlater.worker import WorkerConfig
 from tests import calls_app
 from tests.calls_app import app

@@ -37,6 +37,11 @@ from pinlater.errors import (
     TaskFailed,
 )
 from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
+from pinlater.registry import register as _register
+
+_register("embedded://", "pinlater.embedded")
+_register("memory://", "pinlater.memory.server")
+_register("immediate mode", "pinlater.framework.immediate")
 
 if typing.TYPE_CHECKING:
     from pinlater.framework import (

@@ -22,7 +22,8 @@ from pinlater.ending import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.errors import PinLaterError, QueueNotFound
 from pinlater.exchange import write
 from pinlater.flows import Flow
-from pinlater.process import Process, how
+from pinlater.os_process import exit_in_words
+from pinlater.process import Process
 from pinlater.queues import known_places
 from pinlater.shards import QueueShard
 
@@ -58,7 +59,7 @@ class Deaths:
 
     def __call__(self, process: Process, code: int) -> None:
         """That process ended with this code."""
-        task = asyncio.get_running_loop().create_task(self._end(process, how(code)))
+        task = asyncio.get_running_loop().create_task(self._end(process, exit_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

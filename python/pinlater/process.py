@@ -1,14 +1,12 @@
 """One process that a supervisor started: how it is started and killed, what it reports, what memory it uses; and the
 places where one runs at a time.
 
-Promises that a process ends when its supervisor is killed, and that its last whole report is kept. Risks: memory is
-what /proc tells (pages shared with others included); what it can not read counts as nothing.
+Promises that a process ends when its supervisor is killed, and that its last whole report is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
 import os
@@ -21,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from pinlater.begun import BEGUN_VARIABLE, shared_memory
 from pinlater.client import MARK_VARIABLE, source_of
+from pinlater.os_process import end_with_parent, memory_bytes
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -44,8 +42,6 @@ KILL_FACTOR: Final = 1.5
 FIRST_RESTART_S: Final = 0.5
 MIB: Final = 1024 * 1024
 NEVER_S: Final = float("inf")
-PR_SET_PDEATHSIG: Final = 1
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,31 +185,9 @@ def rearrange(places: Sequence[Place], sets: Sequence[ProcessSet]) -> tuple[list
     return [kept.get(at) or Place(of) for at, of in enumerate(wanted)], left
 
 
-def how(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
-def memory_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it."""
-    try:
-        used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except (OSError, IndexError):  # it ended
-        return 0
-    return used + sum(memory_bytes(int(child)) for text in texts for child in text.split())
-
-
 def _begin(parent: int) -> None:
     """In a new process: SIGTERM when the supervisor dies, so that a SIGKILL of it leaves nothing running; the signal
     for a dump of running jobs does not end it before it listens.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
+    end_with_parent(signal.SIGTERM, parent)

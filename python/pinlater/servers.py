@@ -7,35 +7,70 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlater import embedded
 from pinlater.errors import InvalidArgument, ServerTooOld
+from pinlater.registry import registered, registered_names
 
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
 #: What one read of a socket takes at most.
 READ_BYTES: Final = 65_536
-SCHEMES: Final = ("redis", "rediss", "unix", "embedded", "memory")
+#: Schemes of servers that somebody else runs.
+REMOTE_SCHEMES: Final = ("redis://", "rediss://", "unix://")
+
+
+class Attachment(Protocol):
+    """A server that this process holds: it runs until its last holder releases it."""
+
+    @property
+    def redis_url(self) -> str:
+        """Where it listens."""
+
+    def release(self) -> None:
+        """Ends this hold. Twice is fine."""
+
+
+class Starter(Protocol):
+    """A module that starts servers of its own, registered under the scheme of their URLs (`embedded://`)."""
+
+    def check_url(self, url: str) -> object:
+        """Raises InvalidArgument for a URL that it cannot serve."""
+
+    def absolute(self, url: str) -> str:
+        """The URL, independent of the working directory."""
+
+    def attach(self, url: str) -> Attachment:
+        """Starts the server if it does not run, and holds it."""
+
+
+def absolute(url: object) -> Any:
+    """A server URL, independent of the working directory; anything that is not one as it is."""
+    starter = _starter_of(url)
+    return url if starter is None else starter.absolute(cast(str, url))
+
+
+def _starter_of(url: object) -> Starter | None:
+    return cast("Starter | None", registered(f"{_scheme(url)}://"))
 
 
 class Server:
     """One server. `contacted`: a connection to it has worked before (then a refused one is worth waiting for)."""
 
     def __init__(self, url: str) -> None:
-        if _scheme(url) not in SCHEMES:
-            raise InvalidArgument(
-                "server URL: expected redis://, rediss://, unix://, embedded:// or memory://, "
-                f"got {hide_password(url)!r}"
-            )
+        known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
+        if f"{_scheme(url)}://" not in known:
+            *first, last = known
+            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {hide_password(url)!r}")
         self.url = url
         self.contacted = False
         self.version: str | None = None
-        self._attachment: embedded.EmbeddedServer | None = None
+        self._starter = _starter_of(url)
+        self._attachment: Attachment | None = None
 
     def __repr__(self) -> str:
         return hide_password(self.url)
@@ -57,16 +92,11 @@ class Server:
 
     def resolve(self) -> str:
         """The URL to connect to; an embedded server, or a memory store, is started if it does not run."""
-        scheme = urlsplit(self.url).scheme
-        if scheme == "memory":
-            from pinlater.memory.server import attach  # for tests alone
-
-            return attach(self.url)
-        if scheme != "embedded":
+        if self._starter is None:
             return self.url
         attachment = self._attachment  # another thread may let go of it meanwhile
         if attachment is None:
-            attachment = self._attachment = embedded.attach(self.url)
+            attachment = self._attachment = self._starter.attach(self.url)
         return attachment.redis_url
 
     def restart_embedded(self) -> None:
@@ -108,15 +138,9 @@ def _library() -> dict[str, Any]:
 
 def check_url(url: str) -> None:
     """Raises InvalidArgument for a URL that redis-py can not read."""
-    server = Server(url)
-    scheme = urlsplit(server.url).scheme
-    if scheme == "memory":
-        from pinlater.memory.server import check_url as check_memory_url
-
-        check_memory_url(url)
-        return
-    if scheme == "embedded":
-        embedded.check_url(url)
+    Server(url)
+    if (starter := _starter_of(url)) is not None:
+        starter.check_url(url)
         return
     try:
         pool = redis.ConnectionPool.from_url(url, **_library())

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-from pinlater import embedded
 from pinlater._core import CommandHead
 from pinlater.config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.errors import InvalidArgument, OutcomeUnknown
 from pinlater.keys import wake_channel
 from pinlater.lanes import LanePool
 from pinlater.scripts import load_scripts
-from pinlater.servers import Server, check_url
+from pinlater.servers import Server, absolute, check_url
 
 URL_VARIABLE: Final = "PINLATER_URL"
 DEFAULT_URL: Final = "embedded://"
@@ -204,17 +203,13 @@ def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[st
     if shards is not None:
         if not isinstance(shards, Mapping):
             raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
-        return {name: _absolute(url) for name, url in shards.items()}
+        return {name: absolute(url) for name, url in shards.items()}
     text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(text, str):
         raise InvalidArgument(f"server URL: expected a str, got {text!r}")
     names = list(_NAMED.finditer(text))
     if not names:
-        return {"1": _absolute(text)}
+        return {"1": absolute(text)}
     ends = [match.start() for match in names[1:]] + [len(text)]
     urls = [text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)]
-    return {match[1]: _absolute(url) for match, url in zip(names, urls, strict=True)}
-
-
-def _absolute(url: str) -> str:
-    return embedded.absolute(url) if isinstance(url, str) else url  # what is no text is refused by its server
+    return {match[1]: absolute(url) for match, url in zip(names, urls, strict=True)}

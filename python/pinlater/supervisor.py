@@ -27,6 +27,7 @@ from pinlater.ending import counts_of, in_words
 from pinlater.errors import InvalidArgument
 from pinlater.handlers import Handler, load_handler
 from pinlater.monitor import TICK_S, Monitor
+from pinlater.os_process import exit_in_words
 from pinlater.process import (
     FIRST_RESTART_S,
     NEVER_S,
@@ -36,7 +37,6 @@ from pinlater.process import (
     Place,
     Process,
     ProcessSet,
-    how,
     rearrange,
 )
 from pinlater.stop_signals import OVERTIME_S, STOP_SIGNALS, StopSignals
@@ -332,7 +332,7 @@ class Supervisor:
             self._observer.ended(fresh, "crash")
             if not self._signals:
                 told = "; the old one goes on" if place.process is not None else ""
-                log.error("reload: process %d %s before it was ready%s", fresh.pid, how(code), told)
+                log.error("reload: process %d %s before it was ready%s", fresh.pid, exit_in_words(code), told)
         if place.process is not None and (code := self._poll(place.process)) is not None:
             process, place.process, place.fresh = place.process, place.fresh, None
             self._ended(place, process, code, now_s)
@@ -358,7 +358,7 @@ class Supervisor:
         told = f"starting another in {place.next_start_s - now_s:.1f} s"
         if place.process is not None:
             told = f"{place.process.pid} takes its place"
-        log.log(level, "%s %d %s; %s", process.of.name, process.pid, how(code), told)
+        log.log(level, "%s %d %s; %s", process.of.name, process.pid, exit_in_words(code), told)
 
     def _put_off(self, place: Place, now_s: float) -> None:
         """The next start there: later each time."""

@@ -134,9 +134,10 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     from pinlater.stop_signals import ignore_others
 
     ignore_others()
+    from pinlater.framework.app import load_app
     from pinlater.framework.logs import set_up
     from pinlater.framework.options import options_of
-    from pinlater.framework.running import load_app, run_app
+    from pinlater.framework.running import run_app
 
     options = options_of(told, config)
     _name_servers(settings, options, load_app(options.app).clients.named)

@@ -24,11 +24,11 @@ from pinlater.framework.context import Context, SyncContext
 from pinlater.framework.depending import Lifespan, Made, living
 from pinlater.framework.envelope import CODEC_BYTES, Codec
 from pinlater.framework.handles import Handle
-from pinlater.framework.immediate import Immediate
 from pinlater.framework.middleware import Middleware, check_middleware, enqueue_hook
 from pinlater.framework.reports import Failure
 from pinlater.framework.tasks import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
-from pinlater.handlers import check_function
+from pinlater.handlers import check_function, load_object
+from pinlater.registry import registered
 from pinlater.tracebacks import is_ours
 
 P = ParamSpec("P")
@@ -94,7 +94,7 @@ class PinLater:
         self.middleware: list[Middleware] = []
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         if immediate:
-            self.clients.source = Immediate(self)
+            self.clients.source = registered("immediate mode").Immediate(self)
         self._lifespan: Lifespan | None = None
         self._imported_as: str | None = None
         for each in middleware:
@@ -127,7 +127,8 @@ class PinLater:
         job that stays failed. What a task itself puts in line has run when the outermost call returns. Needs the
         package lupa (`pinlater[testing]`).
         """
-        return Immediate(self).switched_on()
+        switched_on: AbstractContextManager[None] = registered("immediate mode").Immediate(self).switched_on()
+        return switched_on
 
     # tasks
 
@@ -397,3 +398,12 @@ def _module_name(module: str) -> str:
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         return spec.name if spec is not None else Path(file).stem if file else module
     return module
+
+
+def load_app(name: str) -> PinLater:
+    """The app that `module:app` names, the current directory on the path. Raises InvalidArgument or AppFailed."""
+    found = load_object(name, "app")
+    if not isinstance(found, PinLater):
+        raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
+    found.imported_as(name)
+    return found

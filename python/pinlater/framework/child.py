@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import json
 import logging
@@ -29,7 +28,7 @@ import uvloop
 
 from pinlater import errors
 from pinlater.framework import envelope, pipes
-from pinlater.framework.app import PinLater
+from pinlater.framework.app import PinLater, load_app
 from pinlater.framework.calling import call_plain_task, with_context, with_progress
 from pinlater.framework.clients import Direct
 from pinlater.framework.context import current_trace
@@ -38,11 +37,10 @@ from pinlater.framework.dispatching import judged
 from pinlater.framework.ends import Cancel, Retry, Snooze, TaskEnd
 from pinlater.framework.logs import current_job, set_up
 from pinlater.framework.pipes import Said
-from pinlater.framework.running import load_app
 from pinlater.framework.tasks import Task
 from pinlater.handlers import clip, describe
 from pinlater.jobs import Job
-from pinlater.process import PR_SET_PDEATHSIG
+from pinlater.os_process import end_with_parent
 from pinlater.stop_signals import HANDLED, free_children_of_handlers
 
 #: Of an error and its traceback, in the worker's log.
@@ -136,9 +134,7 @@ def _error(name: str, text: str) -> errors.PinLaterError:
 def main() -> None:
     """Until the worker closes the socket. sys.argv: a JSON object, of processes.py."""
     told = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != told["parent"]:  # it died before that
-        os._exit(1)
+    end_with_parent(signal.SIGKILL, told["parent"])
     os.set_inheritable(told["socket"], False)
     _leave_signals()
     logging.basicConfig(level=told["log_level"], format=told["log_line"])

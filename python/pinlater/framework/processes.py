@@ -28,7 +28,7 @@ from pinlater.framework.pipes import Said
 from pinlater.framework.tasks import Task
 from pinlater.handlers import Failed, TimedOut
 from pinlater.jobs import Job
-from pinlater.process import how
+from pinlater.os_process import exit_in_words
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -83,7 +83,7 @@ class _Child:
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
             self.kill()
             await asyncio.wait([self.exited])  # who is cancelled here does not end what others wait for
-            raise ProcessDied(f"its process {how(self.exited.result())}") from None
+            raise ProcessDied(f"its process {exit_in_words(self.exited.result())}") from None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -32,7 +32,7 @@ from pinlater.deaths import Deaths
 from pinlater.ending import counts_of, in_words
 from pinlater.errors import AppFailed, InvalidArgument, OutcomeUnknown, QueueError, ServerError, ServerUnavailable
 from pinlater.framework import metrics
-from pinlater.framework.app import PinLater
+from pinlater.framework.app import PinLater, load_app
 from pinlater.framework.depending import Made
 from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.dumps import dump
@@ -42,8 +42,9 @@ from pinlater.framework.options import RunOptions
 from pinlater.framework.overseeing import Overseer
 from pinlater.framework.probes import METRICS_TYPE, Answer, Answers, probe, serving
 from pinlater.framework.watching import folder_of, watch
-from pinlater.handlers import TOLD_BYTES, Handler, describe, load_object
-from pinlater.process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet, memory_bytes
+from pinlater.handlers import TOLD_BYTES, Handler, describe
+from pinlater.os_process import memory_bytes
+from pinlater.process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet
 from pinlater.stop_signals import StopSignals
 from pinlater.supervisor import Supervisor, kill_after_s
 from pinlater.worker import Worker, WorkerConfig
@@ -55,15 +56,6 @@ REPORT_S: Final = 1.0
 FIRST_REPORTS_S: Final = 0.1
 #: Options that a supervisor lives by: a reload leaves them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
-
-
-def load_app(name: str) -> PinLater:
-    """The app that `module:app` names, the current directory on the path. Or InvalidArgument, or AppFailed."""
-    found = load_object(name, "app")
-    if not isinstance(found, PinLater):
-        raise InvalidArgument(f"app {name!r}: expected a PinLater, got {found!r:.60}")
-    found.imported_as(name)
-    return found
 
 
 @asynccontextmanager

@@ -328,11 +328,26 @@ def check_url(url: str) -> None:
     require_lupa()
 
 
-def attach(url: str) -> str:
-    """The unix:// URL of the store a memory:// URL names: one a name in this process, there until it ends."""
+class Attachment:
+    """A hold of a store. release() does nothing: the store is there until the process ends."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.redis_url = redis_url
+
+    def release(self) -> None:
+        """See store.servers.Attachment."""
+
+
+def absolute(url: str) -> str:
+    """The URL itself: a store's name has no folder."""
+    return url
+
+
+def attach(url: str) -> Attachment:
+    """The store that a memory:// URL names: one a name in this process, there until it ends."""
     name = urlsplit(url).netloc
     with _naming:
         server = _named.get(name)
         if server is None:
             server = _named[name] = MemoryServer()
-    return server.url
+    return Attachment(server.url)

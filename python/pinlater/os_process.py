@@ -1,0 +1,42 @@
+"""What the operating system knows of a process: how it ended, its memory, and that it ends with its parent.
+
+Risks: memory is what /proc says (pages shared with others included); what cannot be read counts as nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def exit_in_words(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it."""
+    try:
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (OSError, IndexError):  # it ended
+        return 0
+    return used + sum(memory_bytes(int(child)) for text in texts for child in text.split())
+
+
+def end_with_parent(number: signal.Signals, parent: int) -> None:
+    """In a new process: it gets this signal when its parent ends, and ends now if that has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
