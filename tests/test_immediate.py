@@ -178,7 +178,7 @@ def test_calls_share_their_connections() -> None:
     note.enqueue(2)
 
     def clients() -> set[str]:  # the worker's renewer is made anew, if it connects at all
-        with redis.Redis.from_url(source.url(), client_name="look") as look:
+        with redis.Redis.from_url(source.url(), protocol=2, client_name="look") as look:
             return {each["id"] for each in look.client_list() if each["name"] not in ("look", "pinlater-renewer")}
 
     peers = clients()
