@@ -42,7 +42,7 @@ def _measure(kind: Kind, count: int) -> Figure:
         with Client(server.url, timeout_s=60) as client:
             for _ in range(count // 1000):
                 client.enqueue_many("memory", [BODY] * 1000)
-            shard = next(iter(client._session.shards))
+            shard = next(iter(client.session.shards))
         tables = [queue_key("memory", shard, "j"), queue_key("memory", shard, "p1")]
         used = (_settled_bytes(server, native, tables) - before) / count
         native.close()

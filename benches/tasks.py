@@ -92,8 +92,8 @@ def _draining(
                 return await drained(Worker(client, QUEUE, nothing, config))
         async with worker_of(app, config=config) as worker:
             if metered:  # as with --http
-                assert isinstance(worker._handler, Dispatcher)
-                worker._handler.meters = {name: Meter() for name in app.tasks}
+                assert isinstance(worker.handler, Dispatcher)
+                worker.handler.meters = {name: Meter() for name in app.tasks}
             return await drained(worker)
 
     return lambda: runner.run(side())

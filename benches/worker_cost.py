@@ -87,7 +87,7 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
     processes = min(workers, PROCESSES)
     with Client(server.url) as client:
         client.create_queue(QUEUE)
-        shard = next(iter(client._session.shards))
+        shard = next(iter(client.session.shards))
         native = Native(server)
         waiting = queue_key(QUEUE, shard, "w")
         with _processes("stamp", server, QUEUE, workers // processes, processes) as stamping:
@@ -123,7 +123,7 @@ def idle(kind: Kind, options: Options) -> list[Figure]:
     seconds = options.scaled(120, 30)
     with serving(kind) as server, Client(server.url) as client:
         client.create_queue(QUEUE)
-        waiting = queue_key(QUEUE, next(iter(client._session.shards)), "w")
+        waiting = queue_key(QUEUE, next(iter(client.session.shards)), "w")
         native = Native(server)
         with process("idle", server, QUEUE, 1) as idling:
             wait_until(lambda: native.call("ZCARD", waiting) == 1, "a waiting worker")

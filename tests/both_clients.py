@@ -44,7 +44,7 @@ class Calls:
 
     def run(self, make: Callable[[float], Flow[Any]]) -> Any:
         """Drives a flow that has no method of its own."""
-        return self.client._run(make)
+        return self.client.run(make)
 
     def close(self) -> None:
         self.client.close()
@@ -75,7 +75,7 @@ class AsyncCalls(Calls):
         return self.wait(error.resolve)
 
     def run(self, make: Callable[[float], Flow[Any]]) -> Any:
-        return self.wait(lambda: self.client._run(make))
+        return self.wait(lambda: self.client.run(make))
 
     def wait(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Makes the call on the loop and waits for it."""

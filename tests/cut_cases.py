@@ -70,7 +70,7 @@ def _running(direct: Client, queue: str) -> Any:
 
 def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
     """As after claims that gave one plain job each."""
-    calls.client._session.place(queue, "1").plain_claims = PLAIN_RUN
+    calls.client.session.place(queue, "1").plain_claims = PLAIN_RUN
     return calls.dequeue(queue)
 
 
@@ -88,13 +88,13 @@ def _ticket(direct: Client, queue: str) -> bytes:
 
 
 def _prepare(calls: Any, queue: str) -> Any:
-    place = calls._session.place(queue, "1") if isinstance(calls, Client) else calls.client._session.place(queue, "1")
-    run = calls._run if isinstance(calls, Client) else calls.run
-    return run(lambda end: complete(write(place, "prepare", [2], end), lambda reply: reply[2]))
+    client = calls if isinstance(calls, Client) else calls.client
+    place = client.session.place(queue, "1")
+    return calls.run(lambda end: complete(write(place, "prepare", [2], end), lambda reply: reply[2]))
 
 
 def _load(calls: Calls, queue: str, ticket: bytes) -> Any:
-    place = calls.client._session.place(queue, "1")
+    place = calls.client.session.place(queue, "1")
     spec, statuses, records = pack_jobs(BODIES, QueueConfig())
     return calls.run(
         lambda end: complete(write(place, "load", [ticket, spec, statuses, *records], end), lambda reply: reply[0])

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from pinlater import AsyncClient, Job, QueueConfig
+from pinlater.rate import EndRate
 from pinlater.supervisor import run_worker
 from pinlater.worker import Worker, WorkerConfig
 from tests.servers import POLL_S, READY_DEADLINE_S, Server, wait_until
@@ -164,8 +165,14 @@ async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterato
 
 async def idle(worker: Worker) -> None:
     """The worker found nothing, is registered, and waits."""
-    claimer = worker._claimer
-    await until(lambda: not any(s.hungry or s.safety_s == 0 for s in claimer._sources.values()), "an idle worker")
+    await until(lambda: worker.claimer.empty, "an idle worker")
+
+
+class ShortJobs(EndRate):
+    """As of jobs that end at once: all that may be prefetched is."""
+
+    def per_s(self) -> float:
+        return 1e6
 
 
 class WorkerProcesses:

@@ -129,9 +129,9 @@ class Rig:
         self.queue = queue
         self.shards = ["a", "b"][:shards]
         self.client = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")
-        self.transport = RememberingTransport(self.client._session.channel, clock)
-        self.client._transport.close()
-        self.client._transport = self.transport
+        self.transport = RememberingTransport(self.client.session.channel, clock)
+        self.client.driver.close()
+        self.client.driver = self.transport
         self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")
         self._raw = server.client()
 
@@ -147,7 +147,7 @@ class Rig:
 
     def forget_hints(self) -> None:
         """So that the next dequeue over several shards peeks."""
-        for place in self.client._session.places(self.queue):
+        for place in self.client.session.places(self.queue):
             place.left_at_s = float("-inf")
 
     def resend(self, sent: Sent) -> Any:
@@ -158,7 +158,7 @@ class Rig:
 
         self.transport.remembers = False
         try:
-            return self.client._run(flow)
+            return self.client.run(flow)
         finally:
             self.transport.remembers = True
 

@@ -71,6 +71,6 @@ class TicketMachine(WorkingMachine):
 
     def ask(self, shard: str, verb: str, arguments: list[Any]) -> bytes:
         """The payload of a writing script's reply."""
-        place = self.client._session.place(self.queue, shard)
-        reply: bytes = self.client._run(lambda end: write(place, verb, arguments, end))[2]
+        place = self.client.session.place(self.queue, shard)
+        reply: bytes = self.client.run(lambda end: write(place, verb, arguments, end))[2]
         return reply

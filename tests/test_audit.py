@@ -70,7 +70,7 @@ def test_a_sound_queue(scene: Scene, server: Server) -> None:
 
     async def by_the_other_client() -> AuditReport:
         async with AsyncClient(server.url) as client:
-            return await client._run(lambda deadline_s: audit(client._session, "q", deadline_s))
+            return await client.run(lambda deadline_s: audit(client.session, "q", deadline_s))
 
     assert asyncio.run(by_the_other_client()) == expected
 

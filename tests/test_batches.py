@@ -226,12 +226,12 @@ async def test_what_was_only_collected_is_handed_back_at_a_stop_before_what_runs
         await runs.aenqueue()
         async with worker_of(app) as worker:
             await worker.start()
-            await until(lambda: len(worker._running) == 3, "three that run")
+            await until(lambda: len(worker.running) == 3, "three that run")
             await asyncio.sleep(0.8)  # longer than the lease
             worker.request_stop()
             await until(lambda: worker.stats.released == 2, "two handed back")
             assert [await handle.astatus() for handle in handles] == [State.PENDING] * 2
-            assert len(worker._running) == 1
+            assert len(worker.running) == 1
             ended.set()
             await worker.stop()
         assert (worker.stats.released, worker.stats.succeeded, worker.stats.stale) == (2, 1, 0)
@@ -261,14 +261,14 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
         async with worker_of(app, config=WorkerConfig(stop_timeout_s=3600)) as worker:
             await worker.start()
             await asyncio.wait_for(begun.wait(), 30)
-            on_stop = worker._on_stop
+            on_stop = worker.on_stop
             assert on_stop is not None
 
             def stopped() -> None:
                 on_stop()
                 gate.set()
 
-            worker._on_stop = stopped
+            worker.on_stop = stopped
             await asyncio.wait_for(worker.stop(), 30)
         assert worker.stats.released == 1
         assert await handle.astatus() is State.PENDING
@@ -355,13 +355,13 @@ async def test_a_job_that_is_removed_is_in_no_batch_that_has_not_begun(server: S
         async with worker_of(app) as worker:
             await worker.start()
             handles = [await task.aenqueue(1)]
-            await until(lambda: worker._running, "its collection")
+            await until(lambda: worker.running, "its collection")
             assert await handles[0].acancel()
             await until(lambda: worker.stats.cancelled == 1, "its end")
             handles = await task.aenqueue_many([(2,), (3,)])
             await asyncio.wait_for(began.wait(), 30)
             assert await handles[0].acancel()  # too late for that
-            await until(lambda: worker._removals.stopped or worker.stats.cancelled == 2, "its word")
+            await until(lambda: worker.cancelling or worker.stats.cancelled == 2, "its word")
             gate.set()
             await until(lambda: worker.stats.cancelled == 2 and worker.stats.succeeded == 1, "their ends")
             await worker.stop()

@@ -156,11 +156,11 @@ def test_what_waits_in_the_parent_at_a_fork_is_the_parents_alone(server: Server,
                 assert await client.ack(succeeded=[other]) == []
             await client.close()
 
+        before = script_calls(server)
         waiting: list[Any] = [asyncio.ensure_future(client.enqueue("q", b"parent")) for _ in range(3)]
         waiting += [asyncio.ensure_future(client.ack(succeeded=[job])) for job in jobs]
         await asyncio.sleep(0)
-        assert client._enqueues["q"]._waiting
-        assert client._acks["q", "1"]._waiting
+        assert script_calls(server) == before
         assert in_child_on_a_loop(child) == 0
         answers = await asyncio.gather(*waiting)
         assert len(set(answers[:3])) == 3
@@ -233,7 +233,7 @@ def test_cancelling_one_caller_cancels_nobody_else(server: Server) -> None:
             tasks = [asyncio.create_task(client.enqueue("q", b"%d" % i)) for i in range(10)]
             for _ in range(2):  # one turn to join, one to leave together
                 await asyncio.sleep(0)
-            assert client._tasks
+            assert asyncio.all_tasks() - {*tasks, asyncio.current_task()}, "a call of them all"
             tasks[3].cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert isinstance(results.pop(3), asyncio.CancelledError)

@@ -54,7 +54,7 @@ def stored(server: Server, shard: str) -> StoredConfig | None:
 
 
 def forget_hints(calls: Calls) -> None:
-    for place in calls.client._session.places("q"):
+    for place in calls.client.session.places("q"):
         place.left_at_s = float("-inf")
 
 

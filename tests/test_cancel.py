@@ -6,6 +6,7 @@ Promises: shown on servers of each kind; each test ends by what the worker heard
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from pinlater import (
@@ -34,7 +36,7 @@ from pinlater.framework.running import worker_of
 from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
-from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
+from tests.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
 from tests.resp import Command
 from tests.servers import Server
 from tests.wire import Wire, connect
@@ -130,7 +132,7 @@ async def test_a_plain_function_sees_it_and_its_checkpoint_raises(app: PinLater,
         await asyncio.to_thread(began.wait, 30)
         assert seen == ["lost", with_context.name]
         assert await second.acancel()
-        await until(lambda: worker._removals.stopped, "its word")
+        await until(lambda: worker.cancelling, "its word")
         go.set()
         await until(lambda: worker.stats.cancelled == 2, "its end")
         await worker.stop()
@@ -151,14 +153,14 @@ async def test_a_prefetched_job_that_is_cancelled_never_starts(app: PinLater, se
 
     handles = await wait.aenqueue_many([(number,) for number in range(4)])
     async with worker_of(app, config=WorkerConfig(concurrency=2)) as worker:
-        worker._rate, worker._measure_rate = 1e6, lambda: 1e6  # type: ignore[method-assign]  # as if jobs were short
+        worker.rate = ShortJobs()
         await worker.start()
-        await until(lambda: len(worker._waiting) == 2, "two that wait")
-        waiting = [held.job.descriptor for held in worker._waiting]
+        await until(lambda: len(worker.prefetched) == 2, "two that wait")
+        waiting = [held.job.descriptor for held in worker.prefetched]
         for descriptor in waiting:
             assert await app.handle(descriptor).acancel()
         await until(lambda: worker.stats.cancelled == 2, "their end")
-        assert worker._bytes == sum(len(held.job.body) for held in worker._running.values())
+        assert worker.held_bytes == sum(len(held.job.body) for held in worker.running.values())
         gate.set()
         await until(lambda: worker.stats.succeeded == 2, "the others")
         await worker.stop()
@@ -167,41 +169,41 @@ async def test_a_prefetched_job_that_is_cancelled_never_starts(app: PinLater, se
     await app.aclose()
 
 
+def of_claim(command: Command) -> bool:
+    return command[1:2] == [load_scripts()["claim"].sha]
+
+
 @on_loop
 async def test_a_job_removed_while_its_claim_is_under_way_does_not_start(server: Server) -> None:
-    async with clients(server, 2) as (client, own):
-        ran = list[Job]()
+    ran, heard = list[Job](), asyncio.Event()
 
-        async def handler(job: Job) -> None:
-            ran.append(job)
+    async def handler(job: Job) -> None:
+        ran.append(job)
 
-        worker = Worker(own, "q", handler)
-        await worker.start()
-        take = worker._claimer._take
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
+            await client.create_queue("q")
+            job = await client.enqueue("q", b"")
+            server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
+            proxy.arm(Cut.DELAY, match=of_claim)
+            async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
+                await asyncio.to_thread(proxy.wait_cut)
+                hear = own.driver.waker.on_other
+                assert hear is not None
 
-        def late(queue: str, claims: list[Any], sent_s: float) -> None:
-            """The removal is heard before the claim's answer is."""
-            for claim in claims:
-                for job in claim.jobs:
-                    with connect(server) as redis_client:
-                        wire = Wire(redis_client, "q", job.shard)
-                        version = redis_client.hget(wire.key("m"), "c")
-                        assert version is not None
-                        wire.version = version[:8]
-                        ids = [job.id.to_bytes(8, "big")]
-                        assert wire.delete_jobs(b"", ids=ids) == (1, 0)
-                    channel = f"pl:wake:{{q/{job.shard}}}".encode()
-                    worker._on_removed(channel, ids[0])
-            take(queue, claims, sent_s)
+                def note(channel: bytes, ids: bytes) -> None:
+                    hear(channel, ids)
+                    heard.set()
 
-        worker._claimer._take = late
-        await client.enqueue("q", b"")
-        await until(lambda: worker.stats.cancelled == 1, "its end")
-        worker._claimer._take = take
-        await client.enqueue("q", b"next")
-        await until(lambda: worker.stats.succeeded == 1, "the next one")
-        assert [job.body for job in ran] == [b"next"]
-        await worker.stop()
+                own.driver.waker.on_other = note
+                assert await client.delete_jobs(descriptors=[job]) == 1
+                await asyncio.wait_for(heard.wait(), 30)
+                assert worker.stats.claimed == 0
+                proxy.release()
+                await until(lambda: worker.stats.cancelled == 1, "its end")
+                await client.enqueue("q", b"next")
+                await until(lambda: worker.stats.succeeded == 1, "the next one")
+    assert [job.body for job in ran] == [b"next"]
 
 
 @on_loop
@@ -235,9 +237,9 @@ async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(
 
 
 @asynccontextmanager
-async def deaf(server: Server, proxy: CutProxy, worker: Worker) -> AsyncIterator[None]:
-    """The worker's subscription is killed, and is made anew after the block; its other connections go on."""
-    waker, at = worker._client._transport.waker, worker._client._session.shards["1"].server
+async def deaf(server: Server, proxy: CutProxy, own: AsyncClient) -> AsyncIterator[None]:
+    """The subscription of a worker's client is killed, and made anew after the block; its other connections go on."""
+    waker, at = own.driver.waker, own.session.shards["1"].server
     proxy.refuse()
     server.call("CLIENT", "KILL", "TYPE", "pubsub")
     await until(lambda: not waker.listening(at), "no subscription")
@@ -258,10 +260,10 @@ async def test_jobs_removed_while_the_subscription_is_cut_are_stopped_when_it_st
         async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
             await client.create_queue("q", QueueConfig(lease_ms=600_000))
             async with Worker(own, "q", handler, WorkerConfig(concurrency=2, monitor=False)) as worker:
-                worker._measure_rate = lambda: 1e6  # type: ignore[method-assign]  # as if jobs were short
+                worker.rate = ShortJobs()
                 jobs = await client.enqueue_many("q", [b"0", b"1", b"2", b"3"])
-                await until(lambda: len(worker._waiting) == 2 and len(began) == 2, "two that run and two that wait")
-                async with deaf(server, proxy, worker):
+                await until(lambda: len(worker.prefetched) == 2 and len(began) == 2, "two that run and two that wait")
+                async with deaf(server, proxy, own):
                     assert await client.delete_jobs(descriptors=jobs[:3:2]) == 2  # one that runs, one that waits
                 await until(lambda: worker.stats.cancelled == 2, "their end")
                 gate.set()
@@ -274,9 +276,6 @@ async def test_jobs_removed_while_the_subscription_is_cut_are_stopped_when_it_st
 async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscription_is_cut_stops(
     server: Server,
 ) -> None:
-    def of_claim(command: Command) -> bool:
-        return command[1:2] == [load_scripts()["claim"].sha]
-
     async def handler(job: Job) -> None:
         if job.body != b"next":
             await asyncio.Event().wait()
@@ -285,15 +284,15 @@ async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscrip
         async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
             await client.create_queue("q", QueueConfig(lease_ms=600_000))
             async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
-                await until(lambda: worker._claimer.ready, "a claim")
+                await until(lambda: worker.ready, "a claim")
                 await idle(worker)
                 proxy.arm(Cut.DELAY, match=of_claim)
                 job = await client.enqueue("q", b"removed")
                 await asyncio.to_thread(proxy.wait_cut)
-                async with deaf(server, proxy, worker):
+                async with deaf(server, proxy, own):
                     assert await client.delete_jobs(descriptors=[job]) == 1
-                at = worker._client._session.shards["1"].server
-                await until(lambda: worker._client._transport.waker.listening(at), "the subscription")
+                at = own.session.shards["1"].server
+                await until(lambda: own.driver.waker.listening(at), "the subscription")
                 proxy.release()
                 await until(lambda: worker.stats.cancelled == 1, "its end")
                 await client.enqueue("q", b"next")
@@ -305,12 +304,19 @@ async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscrip
 @on_loop
 async def test_a_subscription_is_kept_alive(server: Server) -> None:
     async with clients(server, 1) as (own,), Worker(own, "q", nothing) as worker:
-        await until(lambda: worker._claimer.ready, "a subscription")
-        (subscription,) = worker._client._transport.waker._subscriptions.values()
-        end = subscription._transport.get_extra_info("socket")
-        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3]
+        await until(lambda: worker.ready, "a subscription")
+        with server.client() as client:
+            (port,) = (int(entry["addr"].rpartition(":")[2]) for entry in client.client_list(_type="pubsub"))
+        with connection_at(port) as end:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [10, 5, 3]
+
+
+def connection_at(port: int) -> socket.socket:
+    """The connection that this process has at its port, as another socket object."""
+    (found,) = (each for each in psutil.Process().net_connections("tcp4") if each.laddr.port == port)
+    return socket.socket(fileno=os.dup(found.fd))
 
 
 @on_loop
@@ -319,8 +325,8 @@ async def test_a_job_whose_removal_was_not_heard_learns_it_at_its_checkpoint(app
 
     @app.task(attempts=9)
     async def task(context: Context) -> None:
-        assert worker._claimer._client._transport.waker.on_other is not None
-        worker._claimer._client._transport.waker.on_other = None  # as if the subscription were away
+        assert own.driver.waker.on_other is not None
+        own.driver.waker.on_other = None  # as if the subscription were away
         await Handle(app.clients, context.job.descriptor).acancel()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
@@ -331,7 +337,7 @@ async def test_a_job_whose_removal_was_not_heard_learns_it_at_its_checkpoint(app
             raise
 
     handle = await task.aenqueue()
-    async with worker_of(app) as worker:
+    async with app.clients.new() as own, worker_of(app, client=own) as worker:
         await asyncio.wait_for(worker.run(burst=True), 30)
     assert seen == [f"ClaimLost: checkpoint: job {handle.descriptor} is not this worker's any more"]
     assert (worker.stats.stale, worker.stats.cancelled, await handle.astatus()) == (1, 0, None)
@@ -395,7 +401,7 @@ async def test_a_stale_run_is_stopped_and_not_the_next_one_of_the_same_worker(ap
         await worker.start()
         try:
             await until(lambda: runs, "the first run")
-            held = next(iter(worker._running.values())).job
+            held = next(iter(worker.running.values())).job
             assert await app.clients.of_loop().release([held]) == []
             await until(lambda: len(runs) == 2, "the second run")
             await until(lambda: runs[0].cancelled, "its word")

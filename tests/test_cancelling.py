@@ -37,7 +37,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 def forget_connections(client: AsyncClient) -> None:
-    free, client._transport._free = client._transport._free, {}
+    free, client.driver.free = client.driver.free, {}
     for connection in [connection for connections in free.values() for connection in connections]:
         connection.close()
 

@@ -164,7 +164,7 @@ async def test_a_dequeue_that_is_cancelled(server: Server) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, DEADLINE_S)
             assert await client.peek("q") == {1: 0, 2: 0, 3: 0}
-        assert client._transport.waker._waiters == set()
+        assert client.driver.waker.waiters == set()
 
 
 @on_loop
@@ -172,8 +172,8 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as other:
         await client.create_queue("q")
         waiting = asyncio.ensure_future(client.dequeue("q", wait=WAIT_S))
-        waker = client._transport.waker
-        await until(lambda: waker._waiters, "its wait")
+        waker = client.driver.waker
+        await until(lambda: waker.waiters, "its wait")
 
         def cancel(_: bytes) -> None:
             waiting.cancel()
@@ -187,25 +187,24 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None
 
 @on_loop
 async def test_an_app_whose_other_loop_closes_its_client_as_this_one_makes_its_own(server: Server) -> None:
-    app, other = PinLater(server.url), asyncio.new_event_loop()
-    closings = list[Any]()
+    app, closings = PinLater(server.url), list[Any]()
 
-    class Between:
-        """Looked at as a loop's client is made."""
+    class Between(asyncio.SelectorEventLoop):
+        """Looked at as another loop's client is made."""
 
         def is_closed(self) -> bool:
-            closings.append(asyncio.run_coroutine_threadsafe(app.aclose(), other))
-            wait([*closings], CLOSE_S)
-            return False
+            if not closings:
+                closings.append(asyncio.run_coroutine_threadsafe(app.aclose(), self))
+                wait([*closings], CLOSE_S)
+            return super().is_closed()
 
     async def of_other() -> AsyncClient:
         return app.clients.of_loop()
 
+    other = Between()
     thread = threading.Thread(target=other.run_forever, daemon=True)
     thread.start()
     closed = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other))
-    between: Any = Between()
-    app.clients._async[between] = closed
     mine = app.clients.of_loop()
     await asyncio.wrap_future(closings[0])
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other)) is not closed

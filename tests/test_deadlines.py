@@ -116,7 +116,7 @@ def test_a_shard_whose_configuration_can_not_be_read_any_more_is_left_at_once(
     def cut_first(places: list[QueueShard]) -> list[QueueShard]:
         return sorted(places, key=lambda place: place.shard.name)
 
-    monkeypatch.setattr(enqueuing, "_shuffled", cut_first)
+    monkeypatch.setattr(enqueuing, "shuffled", cut_first)
     with Client(shards={"cut": server.url, "whole": server.url}) as direct:
         calls = make(shards={"cut": proxy.url, "whole": server.url}, timeout_s=30)
         direct.create_queue("q")
@@ -170,7 +170,7 @@ def test_the_first_call_waits_for_a_server_that_comes_back(
     for server in servers:
         server.stop()
     # when last asked it was silent: it is asked all the same, once the other is silent too
-    calls.client._session.place("q", str(count - 1)).silent_until_s = float("inf")
+    calls.client.session.place("q", str(count - 1)).silent_until_s = float("inf")
     returning = threading.Timer(LATE_S, servers[-1].start)
     returning.start()
     began_s = time.monotonic()

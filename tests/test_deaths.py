@@ -116,7 +116,7 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
         await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
         job = await client.enqueue("q", b"")
         assert len(await dying.dequeue("q", wait=10)) == 1
-        process: Any = SimpleNamespace(pid=1, source=dying._settings.source, report={}, begun=b"")
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, begun=b"")
         deaths = Deaths(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
         async with deaths.open():
             await asyncio.to_thread(server.kill)

@@ -459,7 +459,7 @@ async def test_a_job_is_not_given_up_for_the_time_of_its_middleware_and_its_hook
 
     def note(who: str) -> None:
         """With how many jobs will be given up at some time."""
-        log.append((who, len(worker._overtime.timers)))
+        log.append((who, worker.limited))
 
     class Around(Middleware):
         async def before(self, execution: Execution) -> None:
@@ -520,7 +520,7 @@ async def test_middleware_makes_no_failure_of_a_batch_that_is_handed_back(server
         handle = await task.aenqueue(1)
         async with worker_of(app) as worker:
             await worker.start()
-            await until(lambda: worker._running, "its collection")
+            await until(lambda: worker.running, "its collection")
             await worker.stop()
         info = await handle.ainfo()
     assert info is not None

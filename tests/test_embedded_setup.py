@@ -113,7 +113,7 @@ def test_the_server_gets_the_malloc_tunable_beside_the_users(
     recorder = tmp_path / "recorder"
     recorder.write_text(f'#!/bin/sh\nenv > {tmp_path}/env\nexec {get_binary_path()} "$@"\n')
     recorder.chmod(0o700)
-    monkeypatch.setattr(embedded, "_find_binary", lambda: recorder)
+    monkeypatch.setattr(embedded, "find_binary", lambda: recorder)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
     attach(url).release()
     tunables = f"GLIBC_TUNABLES={embedded_keeper.MALLOC_TUNABLES}:glibc.malloc.tcache_count=7"
@@ -121,7 +121,7 @@ def test_the_server_gets_the_malloc_tunable_beside_the_users(
 
 
 def test_the_binary_is_valkeylites() -> None:
-    assert embedded._find_binary() == get_binary_path()
+    assert embedded.find_binary() == get_binary_path()
 
 
 @pytest.mark.parametrize(

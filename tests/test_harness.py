@@ -514,7 +514,7 @@ def test_nothing_is_left_of_a_store() -> None:
     server.close()
     assert not folder.exists()
     code = (
-        "import pinlater; c = pinlater.Client('memory://'); c.create_queue('q'); print(c._session.servers[0].resolve())"
+        "import pinlater; c = pinlater.Client('memory://'); c.create_queue('q'); print(c.session.servers[0].resolve())"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not Path(ran.stdout.strip().removeprefix("unix://")).parent.exists()

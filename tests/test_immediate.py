@@ -14,6 +14,7 @@ from contextvars import ContextVar
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import redis
 
 from pinlater import Cancel, Context, PinLater, Shared, Snooze, State
 from pinlater.errors import InvalidArgument, ResultTimeout
@@ -175,11 +176,10 @@ def test_calls_share_their_connections() -> None:
     assert isinstance(source, Immediate)
     note.enqueue(1)
     note.enqueue(2)
-    assert source._server is not None
-    server = source._server
 
-    def clients() -> set[object]:  # the worker's renewer is made anew, if it connects at all
-        return {peer for peer in server._peers if peer._name != b"pinlater-renewer"}
+    def clients() -> set[str]:  # the worker's renewer is made anew, if it connects at all
+        with redis.Redis.from_url(source.url(), protocol=2, client_name="look") as look:
+            return {each["id"] for each in look.client_list() if each["name"] not in ("look", "pinlater-renewer")}
 
     peers = clients()
     assert peers

@@ -162,8 +162,8 @@ class Machine(TicketMachine):
             assert self.model.tickets == []
 
     def look(self, verb: str, arguments: list[Any]) -> Iterator[tuple[bytes, str]]:
-        for place in self.client._session.places(self.queue):
-            reply = self.client._run(lambda end, place=place: write(place, verb, arguments, end))  # type: ignore[misc]
+        for place in self.client.session.places(self.queue):
+            reply = self.client.run(lambda end, place=place: write(place, verb, arguments, end))  # type: ignore[misc]
             yield reply[2], place.shard.name
 
     @rule(pick=st.integers(0, 5), followed=st.booleans())

@@ -38,7 +38,7 @@ async def lapsed_claim(client: AsyncClient, server: Server, **job: Any) -> Job:
 
 async def look(monitor: Monitor) -> float:
     """One look at everything, though it is not its turn."""
-    for post in monitor._posts.values():
+    for post in monitor.posts.values():
         post.next_look_s = 0.0
     return await monitor.run_once()
 
@@ -75,29 +75,24 @@ async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> N
 async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
     looks: Counter[tuple[Monitor, QueueShard]] = Counter()
 
-    def counted(monitor: Monitor) -> None:
-        inner = monitor._look
-
-        async def count(place: QueueShard) -> None:
-            await inner(place)
-            looks[monitor, place] += 1
-
-        monitor._look = count  # type: ignore[method-assign]
+    class Counted(Monitor):
+        async def look(self, place: QueueShard) -> None:
+            await super().look(place)
+            looks[self, place] += 1
 
     shards = {"1": server.url, "2": server.url}
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncClient(shards=shards)) for _ in range(6)]
         await clients[0].create_queue("q", QueueConfig(lease_ms=100))
         await clients[0].enqueue_many("q", [NewJob(b"", attempts=5)] * 100)
-        monitors = [Monitor(client, ["q"], tick_s=TICK_S) for client in clients]
+        monitors = [Counted(client, ["q"], tick_s=TICK_S) for client in clients]
         for monitor in monitors:
-            counted(monitor)
             await monitor.start()
         held = await clients[0].dequeue("q", 100)
         assert held
         await until(lambda: max(looks.values(), default=0) >= 20, "20 looks")
         by_shard = {
-            shard: [looks[m, place] for m in monitors for place in m._posts if place.shard.name == shard]
+            shard: [looks[m, place] for m in monitors for place in m.posts if place.shard.name == shard]
             for shard in "12"
         }
         owners = {shard: server.call("HGET", f"pl:{{q/{shard}}}:m", "o")[:8] for shard in "12"}
@@ -105,9 +100,9 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
             await monitor.stop()
         for shard, counts in by_shard.items():
             active = [
-                m for m in monitors for place, post in m._posts.items() if post.active and place.shard.name == shard
+                m for m in monitors for place, post in m.posts.items() if post.active and place.shard.name == shard
             ]
-            assert [m._id for m in active] == [owners[shard]]
+            assert [m.id for m in active] == [owners[shard]]
             first, *others = sorted(counts, reverse=True)
             assert len(others) == 5
             assert max(others) < 0.8 * first  # they look every second tick or so
@@ -172,24 +167,26 @@ async def test_collects_by_age_and_by_cap(server: Server) -> None:
 
 
 async def collect(monitor: Monitor) -> None:
-    for post in monitor._posts.values():
+    for post in monitor.posts.values():
         post.next_collect_s = 0.0
     await look(monitor)
 
 
 @on_loop
-async def test_finds_queues_by_itself_and_forgets_those_that_go(server: Server) -> None:
+async def test_finds_queues_by_itself_and_forgets_those_that_go(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.monitor.REDISCOVER_S", 0.0)
     async with AsyncClient(server.url) as client:
         monitor = Monitor(client, tick_s=TICK_S)
         assert await monitor.run_once() == pytest.approx(TICK_S)
         await client.create_queue("q")
-        monitor._rediscover_s = 0.0
         await monitor.run_once()
-        assert [place.queue for place in monitor._posts] == ["q"]
+        assert [place.queue for place in monitor.posts] == ["q"]
         await client.delete_queue("q")
         # no spinning: a queue that is gone has no turn that is over
         assert await look(monitor) == pytest.approx(TICK_S)
-        assert monitor._posts == {}
+        assert monitor.posts == {}
 
 
 @on_loop
@@ -217,7 +214,7 @@ async def test_start_and_stop(server: Server) -> None:
         for _ in range(2):
             await monitor.start()
             await monitor.start()
-            await until(lambda: any(post.active for post in monitor._posts.values()), "a look")
+            await until(lambda: any(post.active for post in monitor.posts.values()), "a look")
             await monitor.stop()
             await monitor.stop()
 

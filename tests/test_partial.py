@@ -46,10 +46,10 @@ class Places:
         """What a call raises while one shard is down and another's answers are lost."""
         self.down.stop()
         self.proxy.arm(cut, count=ALWAYS)
-        self.calls.client._settings.timeout_s = SHORT_S
+        self.calls.client.settings.timeout_s = SHORT_S
         with pytest.raises(PinLaterError) as raised:
             call()
-        self.calls.client._settings.timeout_s = 10.0
+        self.calls.client.settings.timeout_s = 10.0
         self.proxy.disarm()
         self.down.start()
         return raised.value
@@ -249,10 +249,10 @@ def test_resolve_counts_all_rounds_and_the_call_can_be_carried_on(
 ) -> None:
     calls, server, proxy = rounds
     proxy.arm(cut, match=second_round(verb), count=ALWAYS)
-    calls.client._settings.timeout_s = SHORT_S
+    calls.client.settings.timeout_s = SHORT_S
     with pytest.raises(OutcomeUnknown) as raised:
         IN_ROUNDS[verb](calls)
-    calls.client._settings.timeout_s = 10.0
+    calls.client.settings.timeout_s = 10.0
     proxy.disarm()
     assert calls.resolve(raised.value) == 2 * ROUND
     with Client(server.url) as direct:
@@ -272,10 +272,10 @@ def test_a_round_that_certainly_failed_tells_of_those_before(verb: str, rounds: 
         return False
 
     proxy.arm(Cut.BEFORE, match=stop_then)
-    calls.client._settings.timeout_s = SHORT_S
+    calls.client.settings.timeout_s = SHORT_S
     with pytest.raises(PartialOutcome, match=r"1000 jobs done, then no more: .*NOREPLICAS") as raised:
         IN_ROUNDS[verb](calls)
-    calls.client._settings.timeout_s = 10.0
+    calls.client.settings.timeout_s = 10.0
     proxy.disarm()
     assert raised.value.result == ROUND
     server.call("CONFIG", "SET", "min-replicas-to-write", 0)

@@ -228,7 +228,7 @@ async def test_who_is_cancelled_as_its_process_ends_ends_no_other_wait_for_that(
     process, killed = await asyncio.create_subprocess_exec("sleep", "600"), asyncio.Event()
     ours, theirs = socket.socketpair()
     theirs.close()
-    child = processes._Child(process, *await asyncio.open_unix_connection(sock=ours))
+    child = processes.Child(process, *await asyncio.open_unix_connection(sock=ours))
     monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(child, "kill", killed.set)
     hearing = asyncio.ensure_future(child.hear())

@@ -165,7 +165,7 @@ async def test_progress_that_can_not_be_written_ends_no_task_unless_its_job_is_l
                 await each.aenqueue()
                 async with worker_of(app) as worker:  # no burst, which would end where nobody answers for 0.2 s
                     await worker.start()
-                    await until(lambda: worker.stats.claimed and not worker._held, "its end")
+                    await until(lambda: worker.stats.claimed and not worker.held, "its end")
                     await worker.stop()
         direct.close()
     assert seen == ["async", "plain"]

@@ -109,8 +109,8 @@ def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(ser
         client.enqueue_many("q", [NewJob(b"", priority=level) for level in (1, 5)])
         jobs = client.dequeue("q", 2)
         try:
-            renewal.hold(client._session.place("q", "1"), jobs, lease, time.monotonic())
-            (renewer,) = renewal._renewers.values()
+            renewal.hold(client.session.place("q", "1"), jobs, lease, time.monotonic())
+            (renewer,) = renewal.renewers.values()
             assert renewer.wait_renewed(2, 30)
             assert raw.zcard("pl:{q/1}:e") == 1
             assert (renewer.stats().failures, renewer.take_lost()) == (0, [])

@@ -38,6 +38,7 @@ from pinlater.audit import audit_queue
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from pinlater.keys import queue_key
+from pinlater.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
@@ -234,8 +235,7 @@ async def test_tasks_without_results_make_no_call_more_and_those_with_make_one_a
         for jobs in (1, 10):
             await task.aenqueue_many([()] * jobs)
             before = calls()
-            async with worker_of(app, [task.queue]) as worker:
-                worker._monitor = None
+            async with worker_of(app, [task.queue], WorkerConfig(monitor=False)) as worker:
                 await worker.run_once()
             spent.append(calls() - before)
     assert spent[3] == spent[1] + 1
@@ -281,7 +281,7 @@ def test_threads_wait_side_by_side_and_use_connections_again(app: PinLater, serv
         for thread in threads:
             thread.join(30)
         assert sorted(found) == [0, 1, 2, 3]
-    (free,) = app.clients.sync()._transport._watcher._free.values()
+    (free,) = app.clients.sync().driver.watcher.free.values()
     assert len(free) == 4  # of the first round, in use again in the second
 
 
@@ -446,11 +446,11 @@ async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server)
         await client.enqueue_many("q", [b""] * 30)
         jobs = await client.dequeue("q", 30)
         kept = [(job, b"\0" + bytes(500_000), HOUR_MS) for job in jobs]
-        assert [len(part) for part in core._parts(kept)] == [8, 8, 8, 6]
-        assert await client._run(lambda end: core.store(client._session, kept, end)) == []
+        assert [len(part) for part in core.in_parts(kept)] == [8, 8, 8, 6]
+        assert await client.run(lambda end: core.store(client.session, kept, end)) == []
         gone = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
         await client.ack(succeeded=jobs[:1])
-        assert await client._run(lambda end: core.store(client._session, gone, end)) == jobs[:1]
+        assert await client.run(lambda end: core.store(client.session, gone, end)) == jobs[:1]
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -118,10 +118,10 @@ def places(app: PinLater) -> list[str]:
 
     async def of_loop() -> list[str]:
         async with app.clients.new() as client:
-            return [str(shard) for shard in client._session.shards.values()]
+            return [str(shard) for shard in client.session.shards.values()]
 
     with app:
-        found = [str(shard) for shard in app.clients.sync()._session.shards.values()]
+        found = [str(shard) for shard in app.clients.sync().session.shards.values()]
         assert asyncio.run(of_loop()) == found
     return found
 

@@ -377,7 +377,7 @@ def test_a_worker_without_its_server_is_alive_and_not_ready(tmp_path: Path, fres
 def test_a_queue_that_was_deleted_is_not_made_again(server: Server, client: Client) -> None:
     async def make() -> None:
         async with AsyncClient(server.url) as own:
-            await own._run(lambda end: make_lost(own._session, "q", QueueConfig(lease_ms=2_000), end))
+            await own.run(lambda end: make_lost(own.session, "q", QueueConfig(lease_ms=2_000), end))
 
     asyncio.run(make())
     assert client.queue_config("q").lease_ms == 2_000

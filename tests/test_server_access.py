@@ -191,17 +191,17 @@ def test_the_documented_acl_is_enough_for_every_operation(make: Callable[..., Ca
 
 def check_wakes(calls: Calls) -> None:
     calls.create_queue("wakes")
-    with Client(calls.client._session.servers[0].url) as other:
+    with Client(calls.client.session.servers[0].url) as other:
         thread = threading.Thread(target=put_in_for_waiter, args=(other,))
         thread.start()
         assert len(calls.dequeue("wakes", wait=8)) == 1  # less than the safety claim: it was rung
         thread.join()
-        place = other._session.place("wakes", "1")
-        other._run(lambda end: write(place, "wake", [b""], end))
+        place = other.session.place("wakes", "1")
+        other.run(lambda end: write(place, "wake", [b""], end))
 
 
 def put_in_for_waiter(client: Client) -> None:
-    connection = client._transport.connect(client._session.servers[0])
+    connection = client.driver.connect(client.session.servers[0])
 
     def registered() -> bool:
         connection.send_command("EXISTS", "pl:{wakes/1}:w")

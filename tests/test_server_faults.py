@@ -171,7 +171,7 @@ def test_an_unknown_outcome_never_goes_to_another_shard(
         direct.enqueue("q", b"the server knows the script")
         calls.count("q")
         proxy.arm(Cut.AFTER, count=10**9)
-        settings = calls.client._settings
+        settings = calls.client.settings
         settings.timeout_s = 0.03
         known: list[str] = []
         unknown: list[OutcomeUnknown] = []

@@ -225,7 +225,7 @@ def test_a_call_that_can_not_wait_says_what_the_server_said_and_changed_nothing(
         needed = {case.name: begin(case, calls, direct, queue_of(case)) for case in WRITES}
         before = contents(server)
         with REFUSALS[code][0](server):
-            calls.client._settings.timeout_s = 0.1
+            calls.client.settings.timeout_s = 0.1
             for case in WRITES:
                 with pytest.raises(
                     Exception, match=f"{code}|READONLY"
@@ -234,7 +234,7 @@ def test_a_call_that_can_not_wait_says_what_the_server_said_and_changed_nothing(
                 errors = getattr(raised.value, "errors", {"": raised.value})  # of a queue to delete: by shard
                 assert [type(error) for error in errors.values()] == [ServerUnavailable], case.name
         assert contents(server) == before
-        calls.client._settings.timeout_s = CERTAIN_S
+        calls.client.settings.timeout_s = CERTAIN_S
         for case in WRITES:
             answer = case.call(calls, queue_of(case), needed[case.name])
             assert case.holds(direct, queue_of(case), answer, needed[case.name]), case.name
@@ -259,7 +259,7 @@ def test_a_server_that_became_a_replica_takes_nothing_and_its_successor_has_ever
     old.call("FAILOVER")
     wait_until(lambda: new.info("replication")["role"] == "master", "the successor")
     wait_until(lambda: old.info("replication")["role"] == "slave", "the old primary to step back")
-    calls.client._settings.timeout_s = 0.1
+    calls.client.settings.timeout_s = 0.1
     with pytest.raises(ServerUnavailable, match="READONLY"):
         calls.enqueue("q", b"late")
     with pytest.raises(ServerUnavailable, match="READONLY"):

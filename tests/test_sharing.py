@@ -14,7 +14,7 @@ import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, Worker, WorkerConfig
 from pinlater.sharing import Order
-from tests.handlers_for_tests import on_loop, until
+from tests.handlers_for_tests import ShortJobs, on_loop, until
 from tests.servers import Server
 
 
@@ -105,19 +105,19 @@ async def test_a_strict_order_goes_on_to_the_next_queue_when_there_is_nothing(se
 @on_loop
 async def test_what_waits_for_a_slot_is_kept_in_strict_order(server: Server) -> None:
     runs = Runs()
-    async with AsyncClient(server.url) as client:
+    runs.gate.clear()
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         for queue in "ab":
             await client.create_queue(queue)
         await client.enqueue_many("b", [b"x"] * 5)
-        worker = Worker(client, ["a", "b"], runs, WorkerConfig(concurrency=1, order=Order(strict=True)))
-        worker._open(bells=False)  # as in run(), with claims by hand: nothing runs while the gate is shut
-        runs.gate.clear()
-        await worker._claimer.claim_once("b", 5)
-        await client.enqueue_many("a", [b"x"] * 5)
-        await worker._claimer.claim_once("a", 5)
-        runs.gate.set()
-        await until(lambda: len(runs.queues) == 10, "all")
-        await worker._close(None)
+        worker = Worker(own, ["a", "b"], runs, WorkerConfig(concurrency=1, order=Order(strict=True)))
+        worker.rate = ShortJobs()
+        async with worker:
+            await until(lambda: worker.stats.claimed == 5, "those of b")
+            await client.enqueue_many("a", [b"x"] * 5)
+            await until(lambda: worker.stats.claimed == 10, "those of a")
+            runs.gate.set()
+            await until(lambda: len(runs.queues) == 10, "all")
     assert runs.queues == ["b"] + ["a"] * 5 + ["b"] * 4
 
 

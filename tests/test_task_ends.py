@@ -246,7 +246,7 @@ async def _ends_otherwise(app: PinLater) -> None:
         lines = info.status.splitlines()
         assert lines[0] == "TimedOut: it ran longer than its timeout, 0.05 s"
         assert lines[1].startswith(cause or "  attempt 1 of 5")
-        assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+        assert worker.handler.stats.timeouts == 1  # type: ignore[union-attr]
 
 
 @line("the same, and it does not end when it is cancelled")
@@ -382,7 +382,7 @@ async def _middleware_hangs(app: PinLater) -> None:
             assert is_pending(info, 1)
             assert info is not None
             assert info.status.startswith("TimedOut: its middleware ran longer than its timeout, 0.1 s\n")
-            assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+            assert worker.handler.stats.timeouts == 1  # type: ignore[union-attr]
 
 
 @line("its `on_failure` takes longer than hooks may")
@@ -578,7 +578,7 @@ async def _collected_at_a_stop(app: PinLater) -> None:
     handle = await task.aenqueue(1)
     async with worker_of(app) as worker:
         await worker.start()
-        await until(lambda: worker._running, "its collection")
+        await until(lambda: worker.running, "its collection")
         await worker.stop()
     info = await handle.ainfo()
     assert is_pending(info, 0)
@@ -707,7 +707,7 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
         await task.aenqueue_many([(x,) for x in range(10)])
         async with worker_of(old) as worker:
             await worker.run_once()
-            assert worker._handler.stats.unknown == {"new": 10}  # type: ignore[union-attr]
+            assert worker.handler.stats.unknown == {"new": 10}  # type: ignore[union-attr]
         assert len([each for each in caplog.records if "no task 'new' here" in each.message]) == 1
         await run(new)
     assert sorted(ran) == list(range(10))
@@ -727,18 +727,18 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
 
         with monkeypatch.context() as later:
             later.setattr(envelope, "VERSION", 2)
-            later.setattr(envelope, "_START", b"\xfe\x02")
+            later.setattr(envelope, "START", b"\xfe\x02")
             await app.by_name("t").using().aenqueue_many([(x,) for x in range(10)])
         async with worker_of(app) as worker:
             await worker.run_once()
-            assert isinstance(worker._handler, Dispatcher)
-            told = metrics.text(metrics.samples(worker, worker._handler))
+            assert isinstance(worker.handler, Dispatcher)
+            told = metrics.text(metrics.samples(worker, worker.handler))
         assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in told
         [line] = [each.message for each in caplog.records if "its envelope is of version 2" in each.message]
         assert line.endswith("and this worker reads 1; such jobs are put back for 0 s each time, for a newer worker")
         with monkeypatch.context() as later:
             later.setattr(envelope, "VERSION", 2)
-            later.setattr(envelope, "_START", b"\xfe\x02")
+            later.setattr(envelope, "START", b"\xfe\x02")
             await run(app)
     assert sorted(ran) == list(range(10))
 
@@ -773,7 +773,7 @@ async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
             gate.set()
             await until(lambda: left, "its end")
             await asyncio.sleep(0.05)
-            assert worker._handler.stats.timeouts == 1  # type: ignore[union-attr]
+            assert worker.handler.stats.timeouts == 1  # type: ignore[union-attr]
     assert len(failures) == 1
 
 

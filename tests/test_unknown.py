@@ -40,7 +40,7 @@ RESOLVABLE = [case for case in WRITES if case.name != "delete_queue"]  # that on
 
 @contextmanager
 def deadline(client: Client | AsyncClient, seconds: float) -> Iterator[None]:
-    settings = client._settings
+    settings = client.settings
     before, settings.timeout_s = settings.timeout_s, seconds
     yield
     settings.timeout_s = before
@@ -286,11 +286,11 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
             await client.create_queue("q")
             key = next(str(n) for n in range(100) if shard_for_key(str(n).encode(), ["a", "b"]) == "b")
             await client.enqueue("q", b"", key=key)
-            session, place = client._session, client._session.place("q", "b")
+            session, place = client.session, client.session.place("q", "b")
 
             async def claim(seconds: float) -> list[Claim]:
                 end_s = time.monotonic() + seconds
-                return await client._run(lambda _: claim_round(session, session.places("q"), 9, False, "", end_s))
+                return await client.run(lambda _: claim_round(session, session.places("q"), 9, False, "", end_s))
 
             proxy.arm(Cut.AFTER, match=lambda command: command[1] == load_scripts()["claim"].sha, count=ALWAYS)
             began_s = time.monotonic()

@@ -206,17 +206,18 @@ async def test_no_claim_while_the_bodies_held_are_too_many_bytes(server: Server)
         # follow
         await client.enqueue_many("q", [bytes(1024 * 1024)] * 30)
         async with Worker(own, "q", handler, WorkerConfig(concurrency=30, prefetch_bytes=1024 * 1024)) as worker:
-            await until(lambda: len(worker._running) > 0, "running jobs")
+            await until(lambda: len(worker.running) > 0, "running jobs")
             first = worker.stats.claimed
             claims = worker.stats.claims
             await client.enqueue("q", b"")
-            await until(lambda: not worker._claimer._sources["q"].rung, "no ring unanswered")
+            worker.claimer.look_again()
+            await own.count("q")
             assert (worker.stats.claimed, worker.stats.claims) == (first, claims)
             assert first <= 8
-            assert worker._bytes == first * 1024 * 1024
+            assert worker.held_bytes == first * 1024 * 1024
             gate.set()
             await until(lambda: worker.stats.succeeded == 31, "31 jobs")
-            assert worker._bytes == 0
+            assert worker.held_bytes == 0
 
 
 @on_loop
@@ -284,9 +285,11 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
         async with full:
             await idle(full)
             await client.enqueue("q", b"later", delay_ms=800)
-            await until(lambda: full._claimer._sources["q"].timer_s != float("inf"), "the timer to be held")
+            await until(
+                lambda: any(server.call("HGET", f"pl:{{q/{shard}}}:m", "t") for shard in "12"), "the timer to be held"
+            )
             await client.enqueue("q", b"blocks")
-            await until(lambda: len(full._running) == 1, "the blocking job")
+            await until(lambda: len(full.running) == 1, "the blocking job")
             async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as free:
                 await until(lambda: free.stats.succeeded == 1, "the scheduled job on the free worker", DEADLINE_S)
                 for count in range(2, 6):
@@ -301,7 +304,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
 @on_loop
 async def test_queue_created_after_the_worker_started(server: Server) -> None:
     async with clients(server) as (client, own), Worker(own, ["q", "young"], nothing) as worker:
-        await until(lambda: worker._claimer._sources["young"].not_before_s > 0, "a refused claim")
+        await until(lambda: "young" in worker.claimer.told, "a refused claim")
         await client.create_queue("young")
         await client.enqueue("young", b"")
         await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
@@ -318,15 +321,14 @@ async def test_queue_deleted_and_made_again_while_jobs_run(server: Server) -> No
     async with clients(server) as (client, own):
         await client.enqueue("q", b"gate")
         async with Worker(own, "q", handler) as worker:
-            await until(lambda: len(worker._running) == 1, "a running job")
+            await until(lambda: len(worker.running) == 1, "a running job")
             await client.delete_queue("q")
             gate.set()
             await until(lambda: worker.stats.stale == 1, "the job of the deleted queue to be refused")
             await client.create_queue("q")
             await client.enqueue("q", b"")
             # who waited went with the old queue: a safety claim finds the job, here at once and not in 10 s
-            worker._claimer._sources["q"].safety_s = 0.0
-            worker._claimer.wake()
+            worker.claimer.look_again()
             await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
 
 

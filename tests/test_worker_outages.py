@@ -188,13 +188,13 @@ async def test_a_burst_that_holds_nothing_ends_when_its_server_is_gone(fresh_ser
         await client.create_queue("q")
         await client.enqueue("q", b"")
         worker = Worker(own, "q", handler, WorkerConfig(tick_s=0.5))
-        look_again = worker._claimer.look_again
+        look_again = worker.claimer.look_again
 
         def after_its_death() -> None:
             server.kill()
             look_again()
 
-        worker._claimer.look_again = after_its_death  # type: ignore[method-assign]
+        worker.claimer.look_again = after_its_death  # type: ignore[method-assign]
         with pytest.raises(ServerUnavailable, match=r"no claim or ack was answered in 3 s: "):
             await asyncio.wait_for(worker.run(burst=True), DEADLINE_S)
         assert (len(ran), worker.stats.succeeded) == (1, 1)
@@ -229,12 +229,12 @@ async def test_no_job_is_acked_twice_when_one_of_the_calls_of_a_large_flush_is_r
             config = WorkerConfig(concurrency=jobs, prefetch=0, monitor=False)
             try:
                 async with Worker(own, "q", handler, config) as worker:
-                    await until(lambda: len(worker._running) == jobs, "running jobs", DEADLINE_S)
+                    await until(lambda: len(worker.running) == jobs, "running jobs", DEADLINE_S)
                     proxy.arm(Cut.BEFORE, match=refuse)
                     gate.set()
                     await until(lambda: len({request_of(ack) for ack in acks}) > 3, "an ack given up", DEADLINE_S)
                     server.call("CONFIG", "SET", "min-replicas-to-write", 0)
-                    await until(lambda: worker._ending.count == 0, "the acks", DEADLINE_S)
+                    await until(lambda: worker.unacked == 0, "the acks", DEADLINE_S)
                     assert (worker.stats.succeeded, worker.stats.stale) == (jobs, 0)
             finally:
                 server.call("CONFIG", "SET", "min-replicas-to-write", 0)

@@ -18,7 +18,7 @@ from pinlater.keys import wake_channel
 from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
-from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
+from tests.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
 from tests.resp import Command
 from tests.servers import Server
 
@@ -41,7 +41,7 @@ async def test_start_and_stop(server: Server) -> None:
             await asyncio.gather(worker.stop(), worker.stop())
         assert await worker.run_once() == 0
         await client.enqueue("q", b"")
-        for place in own._session.places("q"):  # a hint of the last look may be 50 ms old
+        for place in own.session.places("q"):  # a hint of the last look may be 50 ms old
             place.left_at_s = float("-inf")
         assert await worker.run_once() == 1
         assert worker.stats.succeeded == 3
@@ -73,15 +73,15 @@ async def test_a_worker_that_stops_hands_its_timer_on_at_once(server: Server) ->
         shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
         stopped = Worker(first, "q", handler, config)
         await stopped.start()
-        await until(lambda: timers(server, shard) == first._session.channel, "a timer")
+        await until(lambda: timers(server, shard) == first.session.channel, "a timer")
         await client.enqueue("q", b"")  # it does not end: the timer is handed on before
-        await until(lambda: len(stopped._running) == 1, "a running job")
+        await until(lambda: len(stopped.running) == 1, "a running job")
         async with Worker(second, "q", handler, config) as other:
             await idle(other)
-            assert timers(server, shard) == first._session.channel
+            assert timers(server, shard) == first.session.channel
             stopping = asyncio.create_task(stopped.stop())
-            await until(lambda: timers(server, shard) == second._session.channel, "the timer handed on", DEADLINE_S)
-            assert all(first._session.channel not in waiters(server, name) for name in "12")
+            await until(lambda: timers(server, shard) == second.session.channel, "the timer handed on", DEADLINE_S)
+            assert all(first.session.channel not in waiters(server, name) for name in "12")
             assert not stopping.done()
             gate.set()
             await stopping
@@ -93,16 +93,16 @@ async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) ->
         await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
         shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
         ending = asyncio.create_task(first.dequeue("q", wait=0.5))
-        await until(lambda: timers(server, shard) == first._session.channel, "a timer")
+        await until(lambda: timers(server, shard) == first.session.channel, "a timer")
         longer = asyncio.create_task(first.dequeue("q", wait=4.0))  # of the same client: it still waits then
         async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as other:
             await idle(other)
             assert await ending == []
-            assert timers(server, shard) == first._session.channel
-            assert first._session.channel in waiters(server, shard)
+            assert timers(server, shard) == first.session.channel
+            assert first.session.channel in waiters(server, shard)
             assert await longer == []
-            await until(lambda: timers(server, shard) == second._session.channel, "the timer handed on", DEADLINE_S)
-            assert all(first._session.channel not in waiters(server, name) for name in "12")
+            await until(lambda: timers(server, shard) == second.session.channel, "the timer handed on", DEADLINE_S)
+            assert all(first.session.channel not in waiters(server, name) for name in "12")
 
 
 @on_loop
@@ -110,11 +110,10 @@ async def test_an_idle_worker_notices_at_once_that_its_queue_is_deleted_and_made
     async with clients(server, 3) as (client, own, other):
         waiting = asyncio.create_task(other.dequeue("q", wait=600.0))
         async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
-            (source,) = worker._claimer._sources.values()
             for count in (1, 2):
                 await idle(worker)
                 await client.delete_queue("q")
-                await until(lambda: source.not_before_s > 0, "a claim that failed", DEADLINE_S)
+                await until(lambda: worker.claimer.told, "a claim that failed", DEADLINE_S)
                 await client.create_queue("q")
                 await client.enqueue("q", b"")
                 await until(lambda: worker.stats.succeeded == count, "a job", DEADLINE_S)  # noqa: B023
@@ -154,8 +153,7 @@ async def test_stop_lets_running_jobs_end_and_hands_back_the_rest(server: Server
     async with clients(server) as (client, own):
         await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 10)
         worker = Worker(own, "q", handler, WorkerConfig(concurrency=3))
-        worker._rate = 1000.0  # as after a burst of short jobs: all ten are prefetched
-        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
+        worker.rate = ShortJobs()  # all ten are prefetched
         await worker.start()
         await until(lambda: worker.stats.claimed == 10, "ten claimed jobs")
         stopping = asyncio.create_task(worker.stop())
@@ -176,7 +174,7 @@ def of_claim(command: Command) -> bool:
 async def held_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, shards: str, cut: Cut
 ) -> AsyncIterator[tuple[CutProxy, Worker, AsyncClient]]:
-    """A worker that claimed three jobs of one attempt, and did not hear of it; a client past the proxy."""
+    """A worker that claimed three jobs of one attempt, and did not hear of it; its client."""
     for module in ("worker", "ending"):
         monkeypatch.setattr(f"pinlater.{module}.GRACE_S", 0.05)
     monkeypatch.setattr("pinlater.dequeuing.PATIENCE_S", 0.5)
@@ -193,7 +191,7 @@ async def held_up(
             worker = Worker(own, "q", nothing, WorkerConfig(monitor=False))
             await worker.start()
             await until(lambda: sum(server.call("HLEN", f"pl:{{q/{s}}}:r1") for s in shards) == 3, "a claim")
-            yield proxy, worker, client
+            yield proxy, worker, own
             assert (worker.stats.claimed, worker.stats.released, worker.stats.succeeded) == (3, 3, 0)
             left = [info async for info in client.scan("q")]
             assert [(info.attempts_remaining, info.crashes) for info in left] == [(1, 0)] * 3
@@ -216,10 +214,9 @@ async def test_jobs_of_a_claim_under_way_at_a_stop_are_handed_back(
 async def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_at_a_stop(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: str
 ) -> None:
-    async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, _):
-        (source,) = worker._claimer._sources.values()
-        places = worker._client._session.places("q")
-        await until(lambda: source.resolve or any(place.unknown_claim for place in places), "an unknown claim")
+    async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
+        places = own.session.places("q")
+        await until(lambda: worker.claimer.told or any(place.unknown_claim for place in places), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")
         proxy.disarm()
@@ -243,7 +240,7 @@ async def test_stop_gives_up_jobs_that_do_not_end(server: Server, twice: bool) -
         config = WorkerConfig(stop_timeout_s=3600 if twice else 0.05)
         worker = Worker(own, "q", handler, config)
         await worker.start()
-        await until(lambda: len(worker._running) == 4, "four running jobs")
+        await until(lambda: len(worker.running) == 4, "four running jobs")
         worker.request_stop()
         if twice:
             worker.request_stop()
@@ -252,7 +249,7 @@ async def test_stop_gives_up_jobs_that_do_not_end(server: Server, twice: bool) -
         # a thread can not be stopped, its job is handed back all the same
         worker = Worker(own, "q", lambda job: hung.wait(), config)
         await worker.start()
-        await until(lambda: len(worker._running) == 4, "four running jobs")
+        await until(lambda: len(worker.running) == 4, "four running jobs")
         worker.request_stop()
         if twice:
             worker.request_stop()
@@ -272,8 +269,8 @@ async def test_a_lost_claim_is_reported_and_not_acked(server: Server, caplog: py
     async with clients(server, lease_ms=30_000) as (client, own):
         job = await client.enqueue("q", b"")
         async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
-            await until(lambda: len(worker._running) == 1, "a running job")
-            held = next(iter(worker._running.values())).job
+            await until(lambda: len(worker.running) == 1, "a running job")
+            held = next(iter(worker.running.values())).job
             await client.configure_queue("q", paused=True)
             assert await client.release([held]) == []  # by another client: it is nobody's now
             gate.set()
@@ -297,8 +294,8 @@ async def test_a_job_that_is_somebody_elses_by_now_is_stopped(server: Server, ca
     async with clients(server, lease_ms=600) as (client, own):
         job = await client.enqueue("q", b"")
         async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
-            await until(lambda: len(worker._running) == 1, "a running job")
-            held = next(iter(worker._running.values())).job
+            await until(lambda: len(worker.running) == 1, "a running job")
+            held = next(iter(worker.running.values())).job
             await client.configure_queue("q", paused=True)
             assert await client.release([held]) == []
             await asyncio.wait_for(cancelled.wait(), 30)
@@ -334,10 +331,10 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
         for _ in range(4):
             await client.enqueue("q", b"", key="one shard, one claim")
         worker = Worker(own, "q", handler, WorkerConfig(concurrency=1, monitor=False))
-        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
+        worker.rate = ShortJobs()
         async with worker:
-            await until(lambda: (len(worker._running), len(worker._waiting)) == (1, 3), "three prefetched jobs")
-            held = [*worker._running.values(), *worker._waiting]
+            await until(lambda: (len(worker.running), len(worker.prefetched)) == (1, 3), "three prefetched jobs")
+            held = [*worker.running.values(), *worker.prefetched]
             await client.configure_queue("q", paused=True)
             assert await client.release([one.job for one in held]) == []  # as if the lease had run out
             for one in held:
@@ -345,7 +342,7 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
             gate.set()
             await until(lambda: worker.stats.stale == 4, "four stale jobs")
         assert started == [held[0].job.descriptor]
-        assert (worker._bytes, worker.stats.succeeded) == (0, 0)
+        assert (worker.held_bytes, worker.stats.succeeded) == (0, 0)
 
 
 @on_loop
@@ -359,14 +356,14 @@ async def test_a_deleted_queue_ends_only_its_own_claims_in_doubt(server: Server)
     async with clients(server, lease_ms=60_000) as (client, own):
         await client.create_queue("gone")
         worker = Worker(own, ["q", "gone"], handler, WorkerConfig(concurrency=1, monitor=False))
-        worker._measure_rate = lambda: 1000.0  # type: ignore[method-assign]
+        worker.rate = ShortJobs()
         async with worker:
             await client.enqueue("q", b"")
-            await until(lambda: len(worker._running) == 1, "a running job")
+            await until(lambda: len(worker.running) == 1, "a running job")
             await client.enqueue_many("q", [b""] * 2)
             await client.enqueue_many("gone", [b""] * 2)
-            await until(lambda: len(worker._waiting) == 4, "prefetched jobs of both queues")
-            for one in worker._waiting:
+            await until(lambda: len(worker.prefetched) == 4, "prefetched jobs of both queues")
+            for one in worker.prefetched:
                 one.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
             await client.delete_queue("gone")
             gate.set()
@@ -398,5 +395,5 @@ async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_i
         await asyncio.wait_for(began.wait(), DEADLINE_S)
         await worker.stop()
         assert worker.stats.released == 1
-        assert worker._overtime.timers == {}
+        assert worker.limited == 0
         over.set()

@@ -37,7 +37,7 @@ class AsyncClient:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self._settings = ClientSettings(
+        self.settings = ClientSettings(
             url,
             shards=shards,
             source=source,
@@ -45,8 +45,8 @@ class AsyncClient:
             connect_timeout_s=connect_timeout_s,
             read_timeout_s=read_timeout_s,
         )
-        self._session = self._settings.session
-        self._transport = AsyncTransport(self._session.channel, *self._settings.timeouts)
+        self.session = self.settings.session
+        self.driver = AsyncTransport(self.session.channel, *self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         self._enqueues: dict[str, Coalescer[NewJob]] = {}
         self._acks: dict[tuple[str, str], Coalescer[tuple[list[Any], list[Any]]]] = {}
@@ -62,49 +62,49 @@ class AsyncClient:
         self._check_fork()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._transport.close()
-        for server in self._session.servers:
+        await self.driver.close()
+        for server in self.session.servers:
             server.release()
 
-    async def _run(self, make: Callable[[float], Flow[T]]) -> T:
+    async def run(self, make: Callable[[float], Flow[T]]) -> T:
         """Drives the flow that `make` gives for a deadline."""
         self._check_fork()
         try:
-            return await self._transport.drive(make(self._settings.deadline_s()))
+            return await self.driver.drive(make(self.settings.deadline_s()))
         except PinLaterError as error:
-            give_drive(error, self._run)
+            give_drive(error, self.run)
             raise
 
     def _check_fork(self) -> None:
         """A forked child begins anew: what waits or is on its way in the parent is the parent's alone."""
-        if self._session.forked:
-            self._session.renew()
-            self._transport.after_fork(self._session.channel)
+        if self.session.forked:
+            self.session.renew()
+            self.driver.after_fork(self.session.channel)
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 
     # queues
 
     async def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
         """See Client.create_queue."""
-        return await self._run(
-            lambda end: queues.create_queue(self._session, queue, QueueConfig() if config is None else config, end)
+        return await self.run(
+            lambda end: queues.create_queue(self.session, queue, QueueConfig() if config is None else config, end)
         )
 
     async def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
         """See Client.configure_queue."""
-        return await self._run(lambda end: queues.configure_queue(self._session, queue, changes, end))
+        return await self.run(lambda end: queues.configure_queue(self.session, queue, changes, end))
 
     async def queue_config(self, queue: str) -> QueueConfig:
         """See Client.queue_config."""
-        return await self._run(lambda end: queues.queue_config(self._session, queue, end))
+        return await self.run(lambda end: queues.queue_config(self.session, queue, end))
 
     async def delete_queue(self, queue: str) -> bool:
         """See Client.delete_queue."""
-        return await self._run(lambda end: queues.delete_queue(self._session, queue, end))
+        return await self.run(lambda end: queues.delete_queue(self.session, queue, end))
 
     async def queue_names(self) -> list[str]:
         """See Client.queue_names."""
-        return await self._run(lambda end: queues.queue_names(self._session, end))
+        return await self.run(lambda end: queues.queue_names(self.session, end))
 
     # putting in
 
@@ -133,13 +133,13 @@ class AsyncClient:
             status=status,
             key=key,
         )
-        return await self._enqueue_job(queue, job)
+        return await self.enqueue_job(queue, job)
 
-    def _enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
+    def enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
         """As enqueue, of a job made before; it is in the next call that leaves, awaited or not."""
-        if self._session.forked:
+        if self.session.forked:
             self._check_fork()
-        known, size = self._session.known_config(queue), len(job.body)
+        known, size = self.session.known_config(queue), len(job.body)
         if known is None:
             return self._enqueue_first(queue, job)
         if job.priority > known.levels or size > known.body_limit:
@@ -151,8 +151,8 @@ class AsyncClient:
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Before anything is known of the queue."""
-        await self._run(lambda end: queues.known_places(self._session, check_queue_name(queue), end))
-        return await self._enqueue_job(queue, job)
+        await self.run(lambda end: queues.known_places(self.session, check_queue_name(queue), end))
+        return await self.enqueue_job(queue, job)
 
     async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
         try:
@@ -163,7 +163,7 @@ class AsyncClient:
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = listed("jobs", jobs)
-        return await self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
+        return await self.run(lambda end: enqueuing.enqueue_many(self.session, queue, jobs, end))
 
     # working
 
@@ -172,9 +172,9 @@ class AsyncClient:
     ) -> list[Job]:
         """See Client.dequeue."""
         if dry_run:
-            return await self._run(lambda end: dequeuing.dry_run(self._session, queue, limit, end))
-        source, timeout_s = self._settings.source, self._settings.timeout_s
-        return await self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
+            return await self.run(lambda end: dequeuing.dry_run(self.session, queue, limit, end))
+        source, timeout_s = self.settings.source, self.settings.timeout_s
+        return await self.run(lambda _: dequeuing.dequeue(self.session, queue, limit, wait, source, timeout_s))
 
     async def ack(
         self,
@@ -189,7 +189,7 @@ class AsyncClient:
         ended = listed("succeeded", succeeded), listed("failed", failed)
         places = {} if source else holding.places_of_acks(*ended)
         if len(places) != 1:
-            return await self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
+            return await self.run(lambda end: holding.ack(self.session, *ended, source, False, end))
         # those of one queue and shard fare alike; another one's may be gone, or its server down
         [(place, ids)] = places.items()
         self._check_fork()
@@ -207,38 +207,36 @@ class AsyncClient:
             gone = {id(item) for item in refused}
             return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
 
-        return await self._run(
-            lambda end: complete(holding.ack(self._session, succeeded, failed, "", False, end), share)
-        )
+        return await self.run(lambda end: complete(holding.ack(self.session, succeeded, failed, "", False, end), share))
 
     async def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """See Client.release."""
         held = listed("jobs", jobs)
-        return await self._run(lambda end: holding.release(self._session, held, "", end))
+        return await self.run(lambda end: holding.release(self.session, held, "", end))
 
     async def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """See Client.renew."""
         held = listed("jobs", jobs)
-        return await self._run(lambda end: holding.renew(self._session, held, own, end))
+        return await self.run(lambda end: holding.renew(self.session, held, own, end))
 
     async def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
         """See Client.checkpoint."""
-        return await self._run(lambda end: holding.checkpoint(self._session, checkpoints, source, end))
+        return await self.run(lambda end: holding.checkpoint(self.session, checkpoints, source, end))
 
     # looking
 
     async def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """See Client.lookup."""
         asked = listed("descriptors", descriptors)
-        return await self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
+        return await self.run(lambda end: inspecting.lookup(self.session, asked, with_body, end))
 
     async def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
         """See Client.count."""
-        return await self._run(lambda end: inspecting.count(self._session, queue, priority, end))
+        return await self.run(lambda end: inspecting.count(self.session, queue, priority, end))
 
     async def peek(self, queue: str) -> dict[int, int]:
         """See Client.peek."""
-        return await self._run(lambda end: inspecting.peek(self._session, queue, end))
+        return await self.run(lambda end: inspecting.peek(self.session, queue, end))
 
     async def scan(
         self,
@@ -273,9 +271,9 @@ class AsyncClient:
         cursor: str = "",
     ) -> tuple[list[JobInfo], str]:
         """See Client.scan_page."""
-        return await self._run(
+        return await self.run(
             lambda end: inspecting.scan_page(
-                self._session, queue, state, priority, future, with_body, limit, cursor, end
+                self.session, queue, state, priority, future, with_body, limit, cursor, end
             )
         )
 
@@ -292,16 +290,16 @@ class AsyncClient:
         delay_ms: int | None = None,
     ) -> int:
         """See Client.retry_failed."""
-        return await self._run(
+        return await self.run(
             lambda end: maintaining.retry_failed(
-                self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
+                self.session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
             )
         )
 
     async def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """See Client.retry_jobs."""
         named = listed("descriptors", descriptors)
-        return await self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
+        return await self.run(lambda end: maintaining.retry_jobs(self.session, named, attempts, end))
 
     async def delete_jobs(
         self,
@@ -315,16 +313,16 @@ class AsyncClient:
         """See Client.delete_jobs."""
         if descriptors is not None:
             named = listed("descriptors", descriptors)
-            return await self._run(lambda end: maintaining.delete_named(self._session, named, end))
+            return await self.run(lambda end: maintaining.delete_named(self.session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
-        return await self._run(
-            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+        return await self.run(
+            lambda end: maintaining.delete_jobs(self.session, wanted_queue, wanted_state, priority, limit, end)
         )
 
     async def purge(self, queue: str) -> int:
         """See Client.purge."""
-        return await self._run(lambda end: maintaining.purge(self._session, queue, end))
+        return await self.run(lambda end: maintaining.purge(self.session, queue, end))
 
     async def reset_lost(self, queue: str) -> int:
         """See Client.reset_lost."""
-        return await self._run(lambda end: maintaining.reset_lost(self._session, queue, end))
+        return await self.run(lambda end: maintaining.reset_lost(self.session, queue, end))

@@ -28,7 +28,7 @@ class AsyncTransport:
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
-        self._free: dict[Server, list[Link]] = {}
+        self.free: dict[Server, list[Link]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
         self._joined: dict[Hashable, Coalescer[Any]] = {}
@@ -57,8 +57,8 @@ class AsyncTransport:
         """In a forked child: leaves the parent's connections alone. They are kept, for their end in the child would
         take them off the poll of the parent's loop too: the two processes share it.
         """
-        self._inherited = self._inherited, self._free, self._pools, self.waker, self._watcher
-        self._free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
+        self._inherited = self._inherited, self.free, self._pools, self.waker, self._watcher
+        self.free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
 
     def hang_up(self) -> None:
@@ -73,7 +73,7 @@ class AsyncTransport:
             task.cancel()
         await self.waker.close()
         self._watcher.close()
-        free, self._free = self._free, {}
+        free, self.free = self.free, {}
         for links in free.values():
             for link in links:
                 link.close()
@@ -144,7 +144,7 @@ class AsyncTransport:
             link.close()
             lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
-        free = self._free.setdefault(server, [])
+        free = self.free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed:
             free.append(link)
         else:
@@ -153,7 +153,7 @@ class AsyncTransport:
 
     def _take(self, server: Server) -> Link | None:
         """A free connection that is still open, if there is one."""
-        free = self._free.get(server)
+        free = self.free.get(server)
         while free:
             link = free.pop()
             if link.is_open():

@@ -26,7 +26,7 @@ class AsyncWaker:
         self._channel = channel
         self._connect = connect
         self._subscriptions: dict[Server, Subscription] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self.waiters: set[asyncio.Future[None]] = set()
         self.on_ring: Callable[[bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
         self.also: Callable[[Server], Sequence[bytes]] = _nothing
@@ -59,14 +59,14 @@ class AsyncWaker:
         if self._rings != since:
             return
         future = asyncio.get_running_loop().create_future()
-        self._waiters.add(future)
+        self.waiters.add(future)
         try:
             async with asyncio.timeout(min(seconds, LISTEN_AGAIN_S) if self._missing else seconds):
                 await future
         except TimeoutError:
             pass
         finally:
-            self._waiters.discard(future)
+            self.waiters.discard(future)
 
     async def close(self) -> None:
         """Ends every subscription; those who wait return."""
@@ -117,10 +117,10 @@ class AsyncWaker:
 
     def _tell(self) -> None:
         self._rings += 1
-        for future in self._waiters:
+        for future in self.waiters:
             if not future.done():
                 future.set_result(None)
-        self._waiters.clear()
+        self.waiters.clear()
 
 
 def _nothing(_: Server) -> Sequence[bytes]:

@@ -74,7 +74,7 @@ class AuditReport:
 
 def audit_queue(client: Client, queue: str) -> AuditReport:
     """Audits a queue on all its shards; the client's timeout is for each call. Raises if a shard can not be read."""
-    return client._run(lambda deadline_s: audit(client._session, queue, deadline_s))
+    return client.run(lambda deadline_s: audit(client.session, queue, deadline_s))
 
 
 def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:

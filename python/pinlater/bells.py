@@ -42,7 +42,7 @@ class Bells:
         self, client: AsyncClient, queues: Sequence[str], rang: Callable[[str, Claim | PinLaterError, float], None]
     ) -> None:
         self._client = client
-        self._few = len(queues) * len(client._session.shards) <= MAX_PLACES
+        self._few = len(queues) * len(client.session.shards) <= MAX_PLACES
         self._rang = rang
         self._wanted = False
         self._named: set[QueueShard] = set()
@@ -59,7 +59,7 @@ class Bells:
         """Claims that find nothing there register this worker by its bell from now on."""
         for place in places if self._wanted else ():
             if place not in self._named:
-                place.bell = bell_key(place.queue, place.shard.name, self._client._session.channel)
+                place.bell = bell_key(place.queue, place.shard.name, self._client.session.channel)
                 self._named.add(place)
 
     def hang(self, places: Iterable[QueueShard]) -> None:
@@ -80,7 +80,7 @@ class Bells:
                     self._waiting.pop(place).cancel()
             if tasks := list(self._waiting.values()):
                 await asyncio.wait(tasks, timeout=_ANSWER_S)
-            self._client._transport.hang_up()
+            self._client.driver.hang_up()
 
     async def close(self) -> None:
         """Without asking: what a claim gives now comes back when its lease ends. There are no bells any more."""
@@ -93,11 +93,11 @@ class Bells:
 
     async def _claim(self, place: QueueShard, bell: bytes) -> None:
         client = self._client
-        session, source, sent_s = client._session, client._settings.source, time.monotonic()
+        session, source, sent_s = client.session, client.settings.source, time.monotonic()
         answer: Claim | PinLaterError
         try:
             # without a deadline: a server that went away is waited for, to be asked what it gave
-            answer = await client._run(lambda _: claim_at(session, place, 1, None, False, source, _NEVER_S, bell=bell))
+            answer = await client.run(lambda _: claim_at(session, place, 1, None, False, source, _NEVER_S, bell=bell))
         except PinLaterError as error:
             log.debug("%s: no answer to a claim behind a bell: %s", place, error)
             answer = error
@@ -113,15 +113,15 @@ class Bells:
             log.info("%s: BLPOP is refused, jobs are waited for by messages (docs/acl.md)", place.shard)
         self.open(False)
         with suppress(PinLaterError):
-            await self._client._run(lambda end: write(place, "wake", [bell], end, patient=False))
+            await self._client.run(lambda end: write(place, "wake", [bell], end, patient=False))
 
     async def _ring(self, place: QueueShard) -> bool:
         """Whether the server answered."""
-        bell = bell_key(place.queue, place.shard.name, self._client._session.channel)
+        bell = bell_key(place.queue, place.shard.name, self._client.session.channel)
         commands = ("RPUSH", bell, b""), ("PEXPIRE", bell, _LEFT_MS)
 
         def ring(end_s: float) -> Flow[bool]:
             answers = (yield [Send(place.shard.server, commands, min(end_s, time.monotonic() + PATIENCE_S))])[0]
             return not any(isinstance(answer, Failure) for answer in answers)
 
-        return await self._client._run(ring)
+        return await self._client.run(ring)

@@ -152,8 +152,8 @@ class Claimer:
     @property
     def ready(self) -> bool:
         """The wake channel is subscribed on every server, claims are answered, and the last of no queue failed."""
-        waker = self._client._transport.waker
-        servers = {shard.server for shard in self._client._session.shards.values()}
+        waker = self._client.driver.waker
+        servers = {shard.server for shard in self._client.session.shards.values()}
         failing = any(source.not_before_s for source in self._sources.values())
         return self.claims > 0 and not failing and all(map(waker.listening, servers))
 
@@ -232,19 +232,19 @@ class Claimer:
                 source.not_before_s, source.retry_s, self.told = 0.0, FIRST_RETRY_S, ""
 
     async def _make(self, queue: str, config: QueueConfig) -> None:
-        session = self._client._session
+        session = self._client.session
         with suppress(PinLaterError):  # the next claim tells
-            await self._client._run(lambda end: make_lost(session, queue, config, end))
+            await self._client.run(lambda end: make_lost(session, queue, config, end))
 
     async def _places(self, source: _Source) -> list[QueueShard]:
-        session = self._client._session
-        return agreed_places(session, source.queue) or await self._client._run(
+        session = self._client.session
+        return agreed_places(session, source.queue) or await self._client.run(
             lambda end: known_places(session, source.queue, end)
         )
 
     async def _claim(self, source: _Source, limit: int, places: list[QueueShard], *, wait: bool) -> None:
         """wait: for a ring, if there is nothing."""
-        session, named = self._client._session, self._client._settings.source
+        session, named = self._client.session, self._client.settings.source
         source.rung = source.off_list = False
         resolve, source.resolve = source.resolve, None
         if resolve is None:
@@ -253,7 +253,7 @@ class Claimer:
             answer: Any = await (
                 resolve()
                 if resolve
-                else self._client._run(lambda end: claim_round(session, places, limit, wait, named, end))
+                else self._client.run(lambda end: claim_round(session, places, limit, wait, named, end))
             )
         except OutcomeUnknown as error:
             # it may have given us jobs that nobody else will see before their lease ends
@@ -280,7 +280,7 @@ class Claimer:
         now_s = time.monotonic()
         source.safety_s = now_s + random.uniform(*SAFETY_S)
         # an answer was lost: the jobs it may have given are asked for as soon as its server may be back
-        lost = [place for place in self._client._session.places(source.queue) if place.unknown_claim is not None]
+        lost = [place for place in self._client.session.places(source.queue) if place.unknown_claim is not None]
         for place in lost:
             source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
         source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
@@ -330,21 +330,21 @@ class Claimer:
                 self._background(self._give_back(claim.jobs))
 
     async def _give_back(self, jobs: Sequence[Job]) -> None:
-        session = self._client._session
+        session = self._client.session
         with suppress(PinLaterError):  # then they come back when their lease ends
-            await self._client._run(lambda end: release(session, jobs, "", end))
+            await self._client.run(lambda end: release(session, jobs, "", end))
 
     def _pass_on_if_rung(self, source: _Source) -> None:
         """Another worker may have room."""
         if not source.rung:
             return
         source.rung = False
-        for place in self._client._session.places(source.queue):
+        for place in self._client.session.places(source.queue):
             self._background(self._wake_another(place))
 
     async def _wake_another(self, place: QueueShard) -> None:
         try:
-            await self._client._run(lambda end: write(place, "wake", [b""], end, patient=False))
+            await self._client.run(lambda end: write(place, "wake", [b""], end, patient=False))
         except PinLaterError as error:
             log.debug("%s: a ring was not passed on: %s", place, error)
 
@@ -352,19 +352,19 @@ class Claimer:
 
     async def _leave(self) -> None:
         """Others are to wait from now on, and one of them is to hold the timers this client held."""
-        session = self._client._session
+        session = self._client.session
         places = [place for queue in self._sources for place in session.places(queue) if place.stored is not None]
-        await self._client._run(lambda end: leave(session, places, end))
+        await self._client.run(lambda end: leave(session, places, end))
 
     async def _ask_for_lost(self) -> bool:
         """Asks for claims whose answer was lost, until it is known what they gave; False if there are none."""
         lost = [(source, source.resolve) for source in self._sources.values() if source.resolve is not None]
         for source in self._sources.values():
             source.resolve = None
-            for place in self._client._session.places(source.queue):
+            for place in self._client.session.places(source.queue):
                 unknown, place.unknown_claim = place.unknown_claim, None
                 if unknown is not None:
-                    lost.append((source, partial(self._client._run, unknown.resume)))
+                    lost.append((source, partial(self._client.run, unknown.resume)))
         await asyncio.gather(*(self._ask_for(source, resolve) for source, resolve in lost))
         return bool(lost)
 
@@ -394,7 +394,7 @@ class Claimer:
             source.hungry = source.rung = True
         self.wake()
         self.heard_since_s = time.monotonic()
-        session = self._client._session
+        session = self._client.session
         self.check([job for job in self._held() if session.place(job.queue, job.shard).shard.server is server])
 
     def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:

@@ -124,7 +124,7 @@ class Client:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self._settings = ClientSettings(
+        self.settings = ClientSettings(
             url,
             shards=shards,
             source=source,
@@ -132,8 +132,8 @@ class Client:
             connect_timeout_s=connect_timeout_s,
             read_timeout_s=read_timeout_s,
         )
-        self._session = self._settings.session
-        self._transport = SyncTransport(self._session.channel, *self._settings.timeouts)
+        self.session = self.settings.session
+        self.driver = SyncTransport(self.session.channel, *self.settings.timeouts)
 
     def __enter__(self) -> Self:
         return self
@@ -143,44 +143,44 @@ class Client:
 
     def close(self) -> None:
         """Closes all connections and lets go of an embedded server. Twice is fine."""
-        self._transport.close()
-        for server in self._session.servers:
+        self.driver.close()
+        for server in self.session.servers:
             server.release()
 
-    def _run(self, make: Callable[[float], Flow[T]]) -> T:
+    def run(self, make: Callable[[float], Flow[T]]) -> T:
         """Drives the flow that `make` gives for a deadline."""
-        if self._session.forked:
-            self._session.renew()
-            self._transport.after_fork(self._session.channel)
+        if self.session.forked:
+            self.session.renew()
+            self.driver.after_fork(self.session.channel)
         try:
-            return self._transport.drive(make(time.monotonic() + self._settings.timeout_s))
+            return self.driver.drive(make(time.monotonic() + self.settings.timeout_s))
         except PinLaterError as error:
-            give_drive(error, self._run)
+            give_drive(error, self.run)
             raise
 
     # queues
 
     def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
         """Makes a queue; True if it was made, False if it was there (its configuration is left as it is)."""
-        return self._run(
-            lambda end: queues.create_queue(self._session, queue, QueueConfig() if config is None else config, end)
+        return self.run(
+            lambda end: queues.create_queue(self.session, queue, QueueConfig() if config is None else config, end)
         )
 
     def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
         """Changes settings of a queue (fields of QueueConfig) on every shard; returns the new configuration."""
-        return self._run(lambda end: queues.configure_queue(self._session, queue, changes, end))
+        return self.run(lambda end: queues.configure_queue(self.session, queue, changes, end))
 
     def queue_config(self, queue: str) -> QueueConfig:
         """The configuration of a queue."""
-        return self._run(lambda end: queues.queue_config(self._session, queue, end))
+        return self.run(lambda end: queues.queue_config(self.session, queue, end))
 
     def delete_queue(self, queue: str) -> bool:
         """Deletes a queue and all its jobs; True if it was there. Raises PartialDelete if a shard did not answer."""
-        return self._run(lambda end: queues.delete_queue(self._session, queue, end))
+        return self.run(lambda end: queues.delete_queue(self.session, queue, end))
 
     def queue_names(self) -> list[str]:
         """The names of all queues, sorted."""
-        return self._run(lambda end: queues.queue_names(self._session, end))
+        return self.run(lambda end: queues.queue_names(self.session, end))
 
     # putting in
 
@@ -212,18 +212,18 @@ class Client:
             status=status,
             key=key,
         )
-        return self._enqueue_job(queue, job)
+        return self.enqueue_job(queue, job)
 
-    def _enqueue_job(self, queue: str, job: NewJob) -> str:
+    def enqueue_job(self, queue: str, job: NewJob) -> str:
         """As enqueue, of a job made before."""
-        return self._run(partial(enqueuing.enqueue, self._session, queue, job))
+        return self.run(partial(enqueuing.enqueue, self.session, queue, job))
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """Puts many jobs in line; returns their descriptors in order. Raises PartialEnqueue if a part of over 1,000
         jobs failed.
         """
         jobs = listed("jobs", jobs)
-        return self._run(lambda end: enqueuing.enqueue_many(self._session, queue, jobs, end))
+        return self.run(lambda end: enqueuing.enqueue_many(self.session, queue, jobs, end))
 
     # working
 
@@ -233,9 +233,9 @@ class Client:
         wait: seconds to wait for the first job; None or 0: return at once. dry_run: only show what would be given.
         """
         if dry_run:
-            return self._run(lambda end: dequeuing.dry_run(self._session, queue, limit, end))
-        source, timeout_s = self._settings.source, self._settings.timeout_s
-        return self._run(lambda _: dequeuing.dequeue(self._session, queue, limit, wait, source, timeout_s))
+            return self.run(lambda end: dequeuing.dry_run(self.session, queue, limit, end))
+        source, timeout_s = self.settings.source, self.settings.timeout_s
+        return self.run(lambda _: dequeuing.dequeue(self.session, queue, limit, wait, source, timeout_s))
 
     def ack(
         self,
@@ -251,12 +251,12 @@ class Client:
         token: the source of the client that claimed them.
         """
         ended = listed("succeeded", succeeded), listed("failed", failed)
-        return self._run(lambda end: holding.ack(self._session, *ended, source, False, end))
+        return self.run(lambda end: holding.ack(self.session, *ended, source, False, end))
 
     def release(self, jobs: Iterable[Claimed]) -> list[Any]:
         """Hands unstarted jobs back: attempts and place in line stay. Returns those that were refused."""
         held = listed("jobs", jobs)
-        return self._run(lambda end: holding.release(self._session, held, "", end))
+        return self.run(lambda end: holding.release(self.session, held, "", end))
 
     def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
         """Gives the leases of running jobs their full length again; returns the jobs whose lease is gone.
@@ -264,26 +264,26 @@ class Client:
         A lease belongs to all jobs of one dequeue; own=True takes each of these jobs out into a lease of its own.
         """
         held = listed("jobs", jobs)
-        return self._run(lambda end: holding.renew(self._session, held, own, end))
+        return self.run(lambda end: holding.renew(self.session, held, own, end))
 
     def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
         """Keeps the progress of running jobs, or puts them back in line; returns the checkpoints that were refused."""
-        return self._run(lambda end: holding.checkpoint(self._session, checkpoints, source, end))
+        return self.run(lambda end: holding.checkpoint(self.session, checkpoints, source, end))
 
     # looking
 
     def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
         """What is known of jobs, by descriptor; unknown ones are left out."""
         asked = listed("descriptors", descriptors)
-        return self._run(lambda end: inspecting.lookup(self._session, asked, with_body, end))
+        return self.run(lambda end: inspecting.lookup(self.session, asked, with_body, end))
 
     def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
         """How many jobs there are in each state, of one priority or all."""
-        return self._run(lambda end: inspecting.count(self._session, queue, priority, end))
+        return self.run(lambda end: inspecting.count(self.session, queue, priority, end))
 
     def peek(self, queue: str) -> dict[int, int]:
         """How many jobs are due now, by priority; zeros for a paused queue."""
-        return self._run(lambda end: inspecting.peek(self._session, queue, end))
+        return self.run(lambda end: inspecting.peek(self.session, queue, end))
 
     def scan(
         self,
@@ -323,9 +323,9 @@ class Client:
         """One page of a scan, and the cursor of the next ("" at the end). Running jobs may come twice, in pages of any
         size.
         """
-        return self._run(
+        return self.run(
             lambda end: inspecting.scan_page(
-                self._session, queue, state, priority, future, with_body, limit, cursor, end
+                self.session, queue, state, priority, future, with_body, limit, cursor, end
             )
         )
 
@@ -348,16 +348,16 @@ class Client:
         unknown outcome gives how many by then, that round's included; PartialOutcome.result, how many before one that
         certainly failed.
         """
-        return self._run(
+        return self.run(
             lambda end: maintaining.retry_failed(
-                self._session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
+                self.session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
             )
         )
 
     def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
         """Puts the named failed jobs back in line, as retry_failed does; returns how many of them were failed."""
         named = listed("descriptors", descriptors)
-        return self._run(lambda end: maintaining.retry_jobs(self._session, named, attempts, end))
+        return self.run(lambda end: maintaining.retry_jobs(self.session, named, attempts, end))
 
     def delete_jobs(
         self,
@@ -373,19 +373,19 @@ class Client:
         """
         if descriptors is not None:
             named = listed("descriptors", descriptors)
-            return self._run(lambda end: maintaining.delete_named(self._session, named, end))
+            return self.run(lambda end: maintaining.delete_named(self.session, named, end))
         wanted_queue, wanted_state = both_given(queue, state)
-        return self._run(
-            lambda end: maintaining.delete_jobs(self._session, wanted_queue, wanted_state, priority, limit, end)
+        return self.run(
+            lambda end: maintaining.delete_jobs(self.session, wanted_queue, wanted_state, priority, limit, end)
         )
 
     def purge(self, queue: str) -> int:
         """Removes every job of a queue in every state, in rounds as retry_failed; the queue stays. Returns how many."""
-        return self._run(lambda end: maintaining.purge(self._session, queue, end))
+        return self.run(lambda end: maintaining.purge(self.session, queue, end))
 
     def reset_lost(self, queue: str) -> int:
         """Sets the count of lost records, which the doctor reports, back to 0; returns what it was."""
-        return self._run(lambda end: maintaining.reset_lost(self._session, queue, end))
+        return self.run(lambda end: maintaining.reset_lost(self.session, queue, end))
 
 
 def unseen(page: list[JobInfo], state: State | str, seen: set[str]) -> list[JobInfo]:

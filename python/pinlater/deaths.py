@@ -80,15 +80,15 @@ class Deaths:
                     log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
             else:
                 return
-            config = self._client._session.known_config(queue) or QueueConfig()
+            config = self._client.session.known_config(queue) or QueueConfig()
             if time.monotonic() - began_s >= config.lease_ms / 1000:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     async def _end_in(self, queue: str, process: Process, told: str) -> None:
-        session = self._client._session
-        places = await self._client._run(lambda end: known_places(session, queue, end))
+        session = self._client.session
+        places = await self._client.run(lambda end: known_places(session, queue, end))
         arguments = [process.source, told, ids_in(process.begun)]
         ended = await asyncio.gather(*(self._end_at(place, arguments) for place in places))
         leases, retried, failed, unbegun = (sum(counts) for counts in zip(*ended, strict=True))
@@ -106,7 +106,7 @@ class Deaths:
 
     async def _end_at(self, place: QueueShard, arguments: list[Any]) -> list[int]:
         """Returns leases, jobs tried again, jobs failed, jobs not begun. arguments: of end_leases, but its cursor."""
-        counts = await self._client._run(lambda end: _end_leases(place, arguments, end))
+        counts = await self._client.run(lambda end: _end_leases(place, arguments, end))
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 

@@ -198,17 +198,21 @@ def _examine_server(patient: _Patient) -> list[Finding]:
 
 
 def _version(patient: _Patient) -> Iterator[Finding]:
-    product, _, number = (patient.server.version or "").partition(" ")
+    yield judge_version(patient.server)
+
+
+def judge_version(server: Server) -> Finding:
+    """Whether the Lua engine of a server whose version is known has faults that are cured elsewhere."""
+    product, _, number = (server.version or "").partition(" ")
     parts = [int(part) for part in re.findall(r"\d+", number)[:3]]
     line, patch = (parts[0], parts[1]), parts[2] if len(parts) > 2 else 0
     cured = line >= FIRST_CURED_LINE[product] or patch >= CURED_PATCHES[product].get(line, patch + 1)
-    found = patient.server.version or ""
+    found = server.version or ""
     if cured:
-        yield patient.find(OK, "version", found)
-        return
+        return Finding(OK, repr(server), "version", found)
     newest = ", ".join(f"{a}.{b}.{c}" for (a, b), c in CURED_PATCHES[product].items())
     advice = f"{newest} or later cure it; a distribution's package may be patched under its old number"
-    yield patient.find(WARNING, "version", f"{found}: Lua engine with CVE-2025-49844", advice)
+    return Finding(WARNING, repr(server), "version", f"{found}: Lua engine with CVE-2025-49844", advice)
 
 
 def _role(patient: _Patient) -> Iterator[Finding]:

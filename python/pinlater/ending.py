@@ -169,7 +169,7 @@ class Ending:
 
     async def _release_at(self, held: list[Held]) -> None:
         jobs = [one.job for one in held]
-        session = self._client._session
+        session = self._client.session
         refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
         for one in held:
             self._renewal.done(one.lease)
@@ -214,7 +214,7 @@ class Ending:
         kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
         if not kept:
             return set()
-        session = self._client._session
+        session = self._client.session
         jobs = [job for job, _, _ in kept]
         return {id(job) for job in await self._persist(lambda end: results.store(session, kept, end), jobs)}
 
@@ -226,9 +226,9 @@ class Ending:
             if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
         ]
         if failed:
-            session = self._client._session
+            session = self._client.session
             with suppress(PinLaterError):  # then they see it when they look for themselves
-                await self._client._run(lambda end: results.tell(session, failed, end))
+                await self._client.run(lambda end: results.tell(session, failed, end))
 
     async def _checkpoint(self, live: list[_Ended]) -> set[int]:
         """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
@@ -238,7 +238,7 @@ class Ending:
         marks = [mark for held, end in live if end is not None and (mark := _mark(held.job, end)) is not None]
         if not marks:
             return set()
-        session = self._client._session
+        session = self._client.session
         items = await self._persist(lambda end: holding.checkpoint(session, marks, "", end), marks)
         return {id(mark.job) for mark in items}
 
@@ -252,7 +252,7 @@ class Ending:
         ]
         if not good and not bad:
             return set()
-        session = self._client._session
+        session = self._client.session
         items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
         return {id(item.job if isinstance(item, Ack) else item) for item in items}
 
@@ -274,7 +274,7 @@ class Ending:
         why: PinLaterError
         while True:
             try:
-                refused: list[Any] = await (resolve() if resolve else self._client._run(make))
+                refused: list[Any] = await (resolve() if resolve else self._client.run(make))
                 return refused
             except OutcomeUnknown as error:
                 resolve, why = error.resolve, error

@@ -89,11 +89,11 @@ def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> li
         (free if key is None else keyed.setdefault(shard_for_key(key, names), [])).append(position)
     groups = [([session.place(places[0].queue, name)], positions) for name, positions in keyed.items()]
     if free:
-        groups.append((_shuffled(places), free))
+        groups.append((shuffled(places), free))
     return groups
 
 
-def _shuffled(places: list[QueueShard]) -> list[QueueShard]:
+def shuffled(places: list[QueueShard]) -> list[QueueShard]:
     """In random order, those that answered when last asked first."""
     now_s = time.monotonic()
     return sorted(random.sample(places, len(places)), key=lambda place: place.silent_until_s > now_s)

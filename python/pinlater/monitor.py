@@ -48,7 +48,7 @@ _REPORT: Final = struct.Struct(">BBB6sIII6s")
 _COLLECTED: Final = struct.Struct(">IIIIIB")
 
 
-class _Post:
+class Post:
     """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look. sweep,
     cursor: where `expire` and `collect` go on.
     """
@@ -77,12 +77,12 @@ class Monitor:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
         self._client = client
-        self._id = secrets.token_bytes(8)
+        self.id = secrets.token_bytes(8)
         self._named = None if queues is None else list(queues)
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
-        self._posts: dict[QueueShard, _Post] = {}
+        self.posts: dict[QueueShard, Post] = {}
         self._missing: set[str] = set()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -125,7 +125,7 @@ class Monitor:
     async def run_once(self) -> float:
         """Looks at every queue and shard whose turn it is; returns the seconds until the next turn."""
         queues = await self._queues()
-        self._posts = {place: post for place, post in self._posts.items() if place.queue in queues}
+        self.posts = {place: post for place, post in self.posts.items() if place.queue in queues}
         for queue in queues:
             try:
                 await self._look_at(queue)
@@ -136,8 +136,8 @@ class Monitor:
                     log.warning("%s; looking for it again from time to time", error)
                     self._missing.add(queue)
                 # nothing is known of it any more: the next look is a first one
-                self._posts = {place: post for place, post in self._posts.items() if place.queue != queue}
-        turns = [post.next_look_s - time.monotonic() for post in self._posts.values()]
+                self.posts = {place: post for place, post in self.posts.items() if place.queue != queue}
+        turns = [post.next_look_s - time.monotonic() for post in self.posts.values()]
         return max(0.0, min([self._tick_s, *turns]))
 
     async def _queues(self) -> list[str]:
@@ -152,24 +152,25 @@ class Monitor:
         return self._found
 
     async def _look_at(self, queue: str) -> None:
-        places = await self._client._run(lambda end: known_places(self._client._session, queue, end))
+        places = await self._client.run(lambda end: known_places(self._client.session, queue, end))
         due = [place for place in places if self._post(place).next_look_s <= time.monotonic()]
-        results = await asyncio.gather(*(self._look(place) for place in due), return_exceptions=True)
+        results = await asyncio.gather(*(self.look(place) for place in due), return_exceptions=True)
         for place, result in zip(due, results, strict=True):
             if isinstance(result, PinLaterError):
                 log.warning("%s: %s", place, result)
-                self._posts[place] = _Post(time.monotonic() + self._tick_s)
+                self.posts[place] = Post(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
 
-    def _post(self, place: QueueShard) -> _Post:
-        return self._posts.setdefault(place, _Post())
+    def _post(self, place: QueueShard) -> Post:
+        return self.posts.setdefault(place, Post())
 
-    async def _look(self, place: QueueShard) -> None:
+    async def look(self, place: QueueShard) -> None:
+        """Looks at one queue and shard, though it is not its turn."""
         post = self._post(place)
         more = True
         while more:
-            more = await self._client._run(lambda end: self._expire(place, post, end))
+            more = await self._client.run(lambda end: self._expire(place, post, end))
         collects = post.active and time.monotonic() >= post.next_collect_s
         if collects or (post.active and place.stored is not None and place.stored.config.quarantine_queue):
             await self._move(place)
@@ -177,20 +178,20 @@ class Monitor:
             post.next_collect_s = time.monotonic() + COLLECT_S
             more = True
             while more:
-                more = await self._client._run(lambda end: self._collect(place, post, end))
+                more = await self._client.run(lambda end: self._collect(place, post, end))
 
     async def _move(self, place: QueueShard) -> None:
         """Jobs that reached the crash limit go to the queue for such; what can not yet is tried again."""
         try:
-            while await self._client._run(lambda end: move_quarantined(self._client._session, place, end)):
+            while await self._client.run(lambda end: move_quarantined(self._client.session, place, end)):
                 pass
         except PinLaterError as error:
             log.warning("%s: quarantined jobs not moved yet: %s", place, error)
 
-    def _expire(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
+    def _expire(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        arguments: list[Argument] = [self._id, hold_ms, post.expected(), post.sweep]
+        arguments: list[Argument] = [self.id, hold_ms, post.expected(), post.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(place, "expire", arguments, soon_s, patient=False)
         active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
@@ -206,7 +207,7 @@ class Monitor:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
         return bool(more)
 
-    def _collect(self, place: QueueShard, post: _Post, deadline_s: float) -> Flow[bool]:
+    def _collect(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if finished jobs are left to remove."""
         reply = yield from write(place, "collect", [post.cursor], deadline_s, patient=False)
         succeeded, failed, lanes, tickets, waiters, more = _COLLECTED.unpack_from(reply[2])

@@ -60,7 +60,7 @@ class Renewal:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._renewers: dict[Server, LeaseRenewer] = {}
+        self.renewers: dict[Server, LeaseRenewer] = {}
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
@@ -70,9 +70,9 @@ class Renewal:
         """
         first = jobs[0]
         server = place.shard.server
-        renewer = self._renewers.get(server)
+        renewer = self.renewers.get(server)
         if renewer is None:
-            renewer = self._renewers[server] = _make_renewer(server, self._timeout_s)
+            renewer = self.renewers[server] = _make_renewer(server, self._timeout_s)
         levels = max(config.levels, jobs[-1].priority)  # what is known of the queue may be older than the claim
         handle = self._handles.get((place, levels))
         if handle is None:
@@ -90,25 +90,25 @@ class Renewal:
             return
         server = lease.place.shard.server
         if self._leases.pop((server, lease.handle, lease.token), None) is not None:
-            self._renewers[server].drop(lease.handle, lease.token)
+            self.renewers[server].drop(lease.handle, lease.token)
 
     def limit(self, lease: Lease, job: Job, after_s: float) -> None:
         """After so many seconds the job is not kept by the lease of its claim any more, but by one of its own, which is
         as long and not renewed.
         """
-        renewer, id_ = self._renewers[lease.place.shard.server], job.id.to_bytes(8, "big")
+        renewer, id_ = self.renewers[lease.place.shard.server], job.id.to_bytes(8, "big")
         renewer.limit(lease.handle, job.priority, id_, job.token, after_s)
 
     def drop_limit(self, lease: Lease, job: Job) -> None:
         """The job ended in time."""
-        renewer = self._renewers.get(lease.place.shard.server)
+        renewer = self.renewers.get(lease.place.shard.server)
         if renewer is not None:
             renewer.drop_limit(lease.handle, job.id.to_bytes(8, "big"))
 
     def take_lost(self) -> list[Lease]:
         """Leases that were found gone since the last call."""
         found = []
-        for server, renewer in self._renewers.items():
+        for server, renewer in self.renewers.items():
             for handle, token in renewer.take_lost():
                 lease = self._leases.pop((server, handle, token), None)
                 if lease is not None:
@@ -118,9 +118,9 @@ class Renewal:
 
     def close(self) -> None:
         """Ends the threads."""
-        for renewer in self._renewers.values():
+        for renewer in self.renewers.values():
             renewer.close()
-        self._renewers, self._handles, self._leases = {}, {}, {}
+        self.renewers, self._handles, self._leases = {}, {}, {}
 
 
 async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
@@ -134,9 +134,9 @@ async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
 
 async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
     """Of leases of one queue and shard; True if it answered."""
-    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client._session
+    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client.session
     try:
-        refused = {job.token for job in await client._run(lambda end: holding.renew(session, jobs, False, end))}
+        refused = {job.token for job in await client.run(lambda end: holding.renew(session, jobs, False, end))}
     except QueueNotFound:
         refused = {job.token for job in jobs}
     except PinLaterError as error:

@@ -36,7 +36,7 @@ Kept: TypeAlias = tuple[Job, bytes, int]
 def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
     """Keeps results of running jobs of one queue and shard; returns the jobs that the caller does not hold."""
     place = session.place(kept[0][0].queue, kept[0][0].shard)
-    parts = _parts(kept)
+    parts = in_parts(kept)
     flows = [_store_part(place, part, deadline_s) for part in parts]
     return (
         yield from all_of(
@@ -45,7 +45,7 @@ def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[lis
     )
 
 
-def _parts(kept: Sequence[Kept]) -> list[list[Kept]]:
+def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
     """In calls of bounded size."""
     parts: list[list[Kept]] = []
     room = 0

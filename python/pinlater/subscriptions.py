@@ -41,27 +41,27 @@ class Subscriptions:
         jobs are told that were removed, and of their ids.
         """
         self._closed = False
-        waker = self._client._transport.waker
+        waker = self._client.driver.waker
         waker.on_ring, waker.on_lost = rang, self._on_lost
         waker.hear(self._gone_channels, removed)
 
     def close(self) -> None:
         """None is made again."""
         self._closed = True
-        self._client._transport.waker.on_lost = None
+        self._client.driver.waker.on_lost = None
 
     def forget(self) -> None:
         """What they hear is not told any more."""
-        waker = self._client._transport.waker
+        waker = self._client.driver.waker
         waker.on_ring = waker.on_other = None
 
     def _gone_channels(self, server: Server) -> list[bytes]:
-        shards = self._client._session.shards.values()
+        shards = self._client.session.shards.values()
         return [gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues]
 
     def heard(self, places: list[QueueShard]) -> list[QueueShard]:
         """The places whose server rings us; the others are subscribed meanwhile."""
-        listening = self._client._transport.waker.listening
+        listening = self._client.driver.waker.listening
         heard = [place for place in places if listening(place.shard.server)]
         if len(heard) < len(places):
             for place in places:
@@ -69,7 +69,7 @@ class Subscriptions:
         return heard
 
     def _on_lost(self, server: Server) -> None:
-        if server not in self._making and not self._client._transport.waker.listening(server) and not self._closed:
+        if server not in self._making and not self._client.driver.waker.listening(server) and not self._closed:
             self._making.add(server)
             self._background(self._make(server))
 
@@ -87,7 +87,7 @@ class Subscriptions:
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""
-        waker = self._client._transport.waker
+        waker = self._client.driver.waker
         try:
             await waker.listen([server])
         except ServerRefused as error:

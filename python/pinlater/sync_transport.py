@@ -56,7 +56,7 @@ class SyncTransport:
         self._free: dict[Server, list[_Link]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self._waker, self._watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
+        self._waker, self.watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -78,14 +78,14 @@ class SyncTransport:
         """In a forked child: forgets the parent's connections without a word on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self._waker, self._watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
+        self._waker, self.watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
         self._closed = True
         self._waker.close()
-        self._watcher.close()
+        self.watcher.close()
         with self._lock:
             free, self._free = self._free, {}
         for links in free.values():
@@ -109,7 +109,7 @@ class SyncTransport:
                 self._check_open()
             case Watch(server, channel):
                 self._check_open()
-                return self._watcher.watch(server, channel)
+                return self.watcher.watch(server, channel)
             case AwaitMessage(watch, seconds):
                 watch.wait(seconds)
                 self._check_open()

@@ -25,13 +25,13 @@ class SyncWatcher:
 
     def __init__(self, connect: Callable[[Server], Any]) -> None:
         self._connect = connect
-        self._free: dict[Server, list[Any]] = {}
+        self.free: dict[Server, list[Any]] = {}
         self._watches: set[SyncWatch] = set()
         self._closed = False
 
     def watch(self, server: Server, channel: bytes) -> SyncWatch | None:
         """Subscribes; None if the server does not answer. Raises ServerRefused where this user may not subscribe."""
-        free = self._free.setdefault(server, [])
+        free = self.free.setdefault(server, [])
         while True:
             try:
                 connection, fresh = free.pop(), False
@@ -60,7 +60,7 @@ class SyncWatcher:
     def close(self) -> None:
         """Closes the connections that are free, for good; those who wait return."""
         self._closed = True
-        free, self._free = self._free, {}
+        free, self.free = self.free, {}
         for watch in list(self._watches):
             watch.interrupt()
         for connections in free.values():
@@ -76,7 +76,7 @@ class SyncWatch:
         self._watches = watches
         watches.add(self)
         self._channel = channel
-        self._free = free
+        self.free = free
         self.lost = False
 
     def wait(self, seconds: float) -> None:
@@ -94,8 +94,8 @@ class SyncWatch:
             return
         with suppress(RedisError, OSError):
             self._connection.send_command("UNSUBSCRIBE", self._channel, check_health=False)
-            if len(self._free) < MAX_FREE:
-                self._free.append(self._connection)
+            if len(self.free) < MAX_FREE:
+                self.free.append(self._connection)
                 self.lost = True
                 return
         self._end()

@@ -89,8 +89,7 @@ class Harness:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)
             if self._shared is not None:
-                stack.callback(setattr, self.app, "_lifespan", self.app._lifespan)
-                self.app._lifespan = self._stand_in
+                stack.enter_context(self.app.with_lifespan(self._stand_in))
             stack.enter_context(self.app.clients.redirected(_Store(self)))
             self._stack = stack.pop_all()
         return self
@@ -159,7 +158,7 @@ class Harness:
         """
         if not isinstance(task, str | Producer):
             raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
-        name = task if isinstance(task, str) else task._sending.name
+        name = task if isinstance(task, str) else task.sending.name
         found = self.enqueued()
         matching = [
             job
@@ -180,11 +179,11 @@ class Harness:
     def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Arguments as they come out of a body: of tuples lists are made."""
         producer = self.app.by_name(task) if isinstance(task, str) else task
-        if producer._raw:
-            return call_of(self.app, producer._queue, args[0] if args else b"")
-        codec = producer._sending.codec
-        body = envelope.packer(codec)(envelope.document(args, kwargs, {}))
-        return call_of(self.app, "", envelope.head(producer._sending.name, codec) + body)
+        sending = producer.sending
+        if sending.codec == "raw":
+            return call_of(self.app, sending.queue, args[0] if args else b"")
+        body = envelope.packer(sending.codec)(envelope.document(args, kwargs, {}))
+        return call_of(self.app, "", envelope.head(sending.name, sending.codec) + body)
 
 
 def _line(job: Enqueued) -> str:

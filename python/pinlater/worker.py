@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -27,6 +27,7 @@ from pinlater.handlers import End, Failed, Handler, ThreadPool, call_async, chec
 from pinlater.jobs import Job
 from pinlater.monitor import Monitor
 from pinlater.overtime import Overtime
+from pinlater.rate import PREFETCH_S, EndRate
 from pinlater.removals import Removals
 from pinlater.renewal import Renewal, confirm
 from pinlater.worker_config import WorkerConfig
@@ -35,9 +36,6 @@ __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Jobs are prefetched for so long a time at the present rate: enough to cover a claim, too little to keep
-#: jobs from an idle worker.
-PREFETCH_S: Final = 0.1
 #: Lost leases are looked for once in so long.
 LOST_CHECK_S: Final = 1.0
 #: Of an error, in the custom status: so that a few attempts fit.
@@ -50,7 +48,8 @@ class Worker:
     client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close
     it. handler: `async def` or a plain function (run in threads) of one argument, the Job; if it returns, the
     job succeeded, if it raises, it failed and the error is its custom status. What else it can return: handlers.End.
-    on_stop: called when a stop begins; handlers that it cancels are handed back.
+    on_stop: called when a stop begins; handlers that it cancels are handed back. config_of: how a queue is made that is
+    not there, and was not deleted; None: it is waited for.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Worker:
         handler: Handler,
         config: WorkerConfig | None = None,
         on_stop: Callable[[], object] | None = None,
+        config_of: Callable[[str], QueueConfig] | None = None,
     ) -> None:
         names = [check_queue_name(name) for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))]
         if not names:
@@ -67,25 +67,26 @@ class Worker:
         self.config = config or WorkerConfig()
         self._stats = WorkerStats()
         self._client, self._queues = client, names
-        self._on_stop = on_stop
-        self._handler, self._is_async = check_handler(handler), is_async(handler)
+        self.on_stop = on_stop
+        self.handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
-        self._claimer = Claimer(
+        self.claimer = Claimer(
             client, names, self._room, self._take, self._on_removed, self._jobs, self.config.order, self.config.max_jobs
         )
-        self._renewal = Renewal(client._settings.timeouts[1])
+        self.claimer.config_of = config_of
+        self._renewal = Renewal(client.settings.timeouts[1])
         self._overtime = Overtime(self._renewal)
         self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
         self._removals = Removals(handler, self._is_async, self._ending)
-        self._monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
+        self.monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
         self._begin = begun_here(
             lambda: [*self._running.values(), *self._ending.unacked()], 4 * (self.config.concurrency + self._prefetch)
         )
         self._confirming: asyncio.Task[None] | None = None
-        self._bytes, self._rate, self._rate_since_s, self._ended_since = 0, 0.0, 0.0, 0
+        self.rate, self._bytes = EndRate(), 0
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = asyncio.Event(), float("inf")
         self._task: asyncio.Task[None] | None = None
@@ -100,8 +101,58 @@ class Worker:
     @property
     def stats(self) -> WorkerStats:
         """Counts since the worker was made."""
-        self._stats.claims = self._claimer.claims
+        self._stats.claims = self.claimer.claims
         return self._stats
+
+    @property
+    def ready(self) -> bool:
+        """It hears from every server, its claims are answered, and it does not stop."""
+        return self.claimer.ready and not self.stopping
+
+    @property
+    def stopping(self) -> bool:
+        """It stops: it claims no more."""
+        return self._stopping.is_set()
+
+    @property
+    def exhausted(self) -> bool:
+        """`max_jobs` have been claimed."""
+        return self.claimer.left <= 0
+
+    @property
+    def running(self) -> Mapping[asyncio.Future[End], Held]:
+        """Jobs that run, by the future of their end."""
+        return self._running
+
+    @property
+    def prefetched(self) -> Collection[Held]:
+        """Jobs that were claimed and not started, the next one first."""
+        return self._waiting
+
+    @property
+    def unacked(self) -> int:
+        """How many jobs have ended and are not acked yet."""
+        return self._ending.count
+
+    @property
+    def held(self) -> int:
+        """How many jobs it holds: those that run, the prefetched and the unacked."""
+        return len(self._running) + len(self._waiting) + self._ending.count
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the bodies of running and prefetched jobs."""
+        return self._bytes
+
+    @property
+    def cancelling(self) -> int:
+        """How many running jobs are to end, as they were removed or are somebody else's."""
+        return len(self._removals.stopped)
+
+    @property
+    def limited(self) -> int:
+        """How many running jobs are given up at some time; see limit()."""
+        return len(self._overtime.timers)
 
     async def start(self) -> None:
         """Works in the background until stop()."""
@@ -123,7 +174,7 @@ class Worker:
         """Begins to stop, as SIGTERM does; the second time running jobs are given up at once."""
         self._at_once = self._stopping.is_set()
         self._stopping.set()
-        self._claimer.stop()
+        self.claimer.stop()
         self._progress.set()
 
     async def run(self, *, burst: bool = False) -> None:
@@ -131,11 +182,11 @@ class Worker:
         burst raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
         self._open(bells=not burst)
-        claiming = asyncio.create_task(self._claimer.run(), name="pinlater-claims")
+        claiming = asyncio.create_task(self.claimer.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_end(burst))
         try:
-            if self._monitor is not None:
-                await self._monitor.start()
+            if self.monitor is not None:
+                await self.monitor.start()
             await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
@@ -150,7 +201,7 @@ class Worker:
         try:
             before = self._stats.claimed
             for queue in self._queues:
-                await self._claimer.claim_once(queue, self.config.concurrency)
+                await self.claimer.claim_once(queue, self.config.concurrency)
                 while self._running or self._waiting:
                     await self._wait_progress(None)
             await self._ending.drain()
@@ -161,7 +212,7 @@ class Worker:
     async def _until_end(self, burst: bool) -> None:
         """Of what may be claimed, too: then what is held has the time of a stop, of which what waits is started."""
         await (self._until_empty() if burst else self._until_stop())
-        if self._claimer.left <= 0:
+        if self.claimer.left <= 0:
             self._end_by_s = time.monotonic() + self.config.stop_timeout_s
             while self._waiting and not self._stopping.is_set() and (left_s := self._end_by_s - time.monotonic()) > 0:
                 await self._wait_progress(left_s)
@@ -169,29 +220,25 @@ class Worker:
     async def _until_stop(self) -> None:
         if self.config.max_jobs is None:
             await self._stopping.wait()
-        while not self._stopping.is_set() and self._claimer.left > 0:
+        while not self._stopping.is_set() and self.claimer.left > 0:
             await self._wait_progress(None)
-
-    @property
-    def _held(self) -> int:
-        return len(self._running) + len(self._waiting) + self._ending.count
 
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
-        looked_after, timeout_s, heard, by_s = 0, self._client._settings.timeout_s, (-1, -1), 0.0
-        while not self._stopping.is_set() and self._claimer.left > 0:
-            ended = self._stats.claimed - self._held
-            answers = ended, 0 if self._ending.count else self._claimer.claims
+        looked_after, timeout_s, heard, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
+        while not self._stopping.is_set() and self.claimer.left > 0:
+            ended = self._stats.claimed - self.held
+            answers = ended, 0 if self._ending.count else self.claimer.claims
             if self._running or answers != heard:  # while nothing runs, all that is waited for is an answer
                 heard, by_s = (-1, -1) if self._running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
-                self._at_once = not self._held  # nobody is there to be told
-                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self._claimer.told}")
-            if ended < self._stats.claimed or not self._claimer.empty:
+                self._at_once = not self.held  # nobody is there to be told
+                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.claimer.told}")
+            if ended < self._stats.claimed or not self.claimer.empty:
                 await self._wait_progress(None if self._running else left_s)
             elif looked_after < ended:
                 looked_after = ended
-                self._claimer.look_again()
+                self.claimer.look_again()
             else:
                 return
 
@@ -200,10 +247,10 @@ class Worker:
     def _open(self, *, bells: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self.config.concurrency, self._loop)
-        self._rate_since_s = time.monotonic()
-        self._claimer.open(bells=bells)
+        self.rate.begin()
+        self.claimer.open(bells=bells)
         if self._stopping.is_set():
-            self._claimer.stop()
+            self.claimer.stop()
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
 
     def _room(self) -> int:
@@ -212,20 +259,11 @@ class Worker:
         full = held > 0 and self._bytes >= self.config.prefetch_bytes
         if full or self._ending.count > concurrency + self._prefetch:
             return 0
-        free = concurrency + min(self._prefetch, int(self._measure_rate() * PREFETCH_S)) - held
+        free = concurrency + min(self._prefetch, int(self.rate.per_s() * PREFETCH_S)) - held
         return 0 if self._waiting and 2 * free < concurrency else free
 
-    def _measure_rate(self) -> float:
-        """Jobs that ended a second, lately."""
-        now_s = time.monotonic()
-        elapsed_s = now_s - self._rate_since_s
-        if elapsed_s >= PREFETCH_S:
-            self._rate = self._ended_since / elapsed_s
-            self._rate_since_s, self._ended_since = now_s, 0
-        return self._rate
-
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        session = self._client._session
+        session = self._client.session
         for claim in claims:
             jobs = claim.jobs
             place = session.place(queue, jobs[0].shard)
@@ -235,12 +273,12 @@ class Worker:
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
-            if seen_s < self._claimer.heard_since_s:
-                self._claimer.check(jobs)
+            if seen_s < self.claimer.heard_since_s:
+                self.claimer.check(jobs)
         if gone := self._removals.among(self._waiting, sent_s):
             self._drop(gone, self._ending.removed)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
-            self._waiting = deque(sorted(self._waiting, key=lambda held: self._claimer.rank(held.job)))
+            self._waiting = deque(sorted(self._waiting, key=lambda held: self.claimer.rank(held.job)))
         self._start_waiting()
         self._progress.set()
 
@@ -253,7 +291,7 @@ class Worker:
         stale = [held.job for held in self._running.values() if held.lease in lost]
         for job in stale:
             log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
-        self._claimer.check(stale, lambda there: self._removals.stop_stale(self._running, there))
+        self.claimer.check(stale, lambda there: self._removals.stop_stale(self._running, there))
         if lost and not self._stopping.is_set():
             self._start_waiting()
 
@@ -274,9 +312,9 @@ class Worker:
         if (begin := self._begin) is not None:
             begin(held.job.id)
         if self._is_async:
-            self._watch(self._loop.create_task(call_async(self._handler, held.job)), held)
+            self._watch(self._loop.create_task(call_async(self.handler, held.job)), held)
         else:
-            self._watch(self._threads.run(self._handler, held.job), held)
+            self._watch(self._threads.run(self.handler, held.job), held)
 
     def _watch(self, future: asyncio.Future[End], held: Held) -> None:
         self._running[future] = held
@@ -290,17 +328,19 @@ class Worker:
         if future is None:
             return lambda: None
         held = self._running[future]
-        self._overtime.begin(future, held, timeout_s, lambda: self._give_up_on(future, judge))
+        self._overtime.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
         return lambda: self._overtime.end(future, held)
 
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was given up."""
         future = asyncio.current_task()
         held = None if future is None else self._running.get(future)
         return held is not None and held not in self._removals.stopped
 
-    def _give_up_on(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
-        held = self._running.pop(future)
+    def give_up(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        """A running job is left behind now, and ends as judge() says. No error if it does not run any more."""
+        if (held := self._running.pop(future, None)) is None:
+            return
         future.remove_done_callback(self._finished)
         self._overtime.leave_behind(future, held)
         self._watch(self._loop.create_task(judge()), held)
@@ -330,7 +370,7 @@ class Worker:
         if self._overtime.timers:
             self._overtime.end(future, held)
         self._bytes -= len(held.job.body)
-        self._ended_since += 1
+        self.rate.ended += 1
         if self._removals.stopped and self._removals.ended(held, future):
             pass
         elif future.cancelled() and self._stopping.is_set():
@@ -352,7 +392,7 @@ class Worker:
         """A job ended or was acked: there may be room, and somebody may wait for it."""
         self._progress.set()
         if self._room() > 0:
-            self._claimer.wake()
+            self.claimer.wake()
 
     async def _wait_progress(self, timeout_s: float | None) -> None:
         self._progress.clear()
@@ -365,9 +405,9 @@ class Worker:
     async def _close(self, claiming: asyncio.Task[None] | None) -> None:
         deadline_s = min(time.monotonic() + self.config.stop_timeout_s, self._end_by_s)
         self._stopping.set()
-        self._claimer.stop()
-        if self._on_stop is not None:
-            self._on_stop()
+        self.claimer.stop()
+        if self.on_stop is not None:
+            self.on_stop()
         handing_back = self._loop.create_task(self._hand_back(claiming))
         handing_back.add_done_callback(lambda _: self._progress.set())
         try:
@@ -387,9 +427,9 @@ class Worker:
                 self._confirming.cancel()
             self._threads.close()
             self._renewal.close()
-            await self._claimer.close()
-            if self._monitor is not None:
-                await self._monitor.stop()
+            await self.claimer.close()
+            if self.monitor is not None:
+                await self.monitor.stop()
             self._stopping.clear()
             self._at_once = False
 

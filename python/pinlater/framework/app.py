@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, get_args, overload
@@ -278,6 +278,15 @@ class PinLater:
             raise InvalidArgument(f"lifespan: the app has one, {self._lifespan!r:.60}")
         self._lifespan = function
         return cast(LifespanFunction, function)
+
+    @contextmanager
+    def with_lifespan(self, function: Lifespan) -> Iterator[None]:
+        """For the block this lifespan stands in the place of the app's own."""
+        before, self._lifespan = self._lifespan, function
+        try:
+            yield
+        finally:
+            self._lifespan = before
 
     def living(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Made]:
         """What the lifespan shares, in a block of a worker; in_process: of one of its task processes."""

@@ -78,7 +78,7 @@ class Dispatcher:
         made: Made | None = None,
     ) -> None:
         self._client = client
-        self._worker = client._settings.source
+        self._worker = client.settings.source
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
         name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
@@ -102,6 +102,14 @@ class Dispatcher:
         #: By task; empty: nothing is counted but stats.
         self.meters: dict[str, Meter] = {}
 
+    def tell_values(self, tell: Callable[[Job, Any], None]) -> None:
+        """Each value that a task returns is told from now on, with its job."""
+        self._processes.values = True
+        tables: list[dict[Any, Known]] = [self._tasks, self._raw]
+        for table in tables:
+            for key, each in table.items():
+                table[key] = each._replace(plain=None, run=partial(_run_and_tell, tell, each.run))
+
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
         self._hooks.close()
@@ -114,7 +122,7 @@ class Dispatcher:
             batcher.hand_back()
 
     def _is_stopping(self) -> bool:
-        return self.worker is not None and self.worker._stopping.is_set()
+        return self.worker is not None and self.worker.stopping
 
     async def __call__(self, job: Job) -> End:
         """Runs the task of a job."""
@@ -222,7 +230,7 @@ class Dispatcher:
         return Postponed(delay_ms, body)
 
     def _check_size(self, what: str, job: Job, packed: bytes) -> None:
-        known = self._client._session.known_config(job.queue)
+        known = self._client.session.known_config(job.queue)
         if known is not None and len(packed) > known.body_limit:
             raise InvalidArgument(
                 f"{what}: expected at most {known.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
@@ -277,7 +285,7 @@ class Dispatcher:
         error: BaseException,
         began_s: float,
     ) -> End:
-        if self.worker is not None and not self.worker._is_current():
+        if self.worker is not None and not self.worker.is_current():
             return None  # the job was removed, or given up: what becomes of this is nobody's business
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
@@ -347,8 +355,14 @@ class Dispatcher:
         return await self._failed(task, job, args, kwargs, error, began_s)
 
     def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:
-        if self.worker is not None and running in self.worker._running:
-            self.worker._give_up_on(running, judge)
+        if self.worker is not None:
+            self.worker.give_up(running, judge)
+
+
+async def _run_and_tell(tell: Callable[[Job, Any], None], run: Runner, job: Job, *call: Any) -> Any:
+    value = await run(job, *call)
+    tell(job, value)
+    return value
 
 
 def _lasted_s(began_s: float) -> float:

@@ -17,9 +17,8 @@ from pinlater.async_client import AsyncClient
 from pinlater.errors import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.depending import Made
-from pinlater.framework.dispatching import Dispatcher, Known
+from pinlater.framework.dispatching import Dispatcher
 from pinlater.framework.ends import Expired, TaskEnd
-from pinlater.framework.middleware import Runner
 from pinlater.framework.running import worker_of
 from pinlater.handlers import End, Failed, Postponed
 from pinlater.jobs import Job, JobInfo, State
@@ -92,11 +91,7 @@ class _Recorder:
         self._again = 0
         self.stop: Callable[[], None]
         dispatcher.on_error = self._keep
-        dispatcher._processes._values = True
-        tables: list[dict[Any, Known]] = [dispatcher._tasks, dispatcher._raw]
-        for table in tables:
-            for key, each in table.items():
-                table[key] = each._replace(plain=None, run=partial(self._run, each.run))
+        dispatcher.tell_values(self._keep_value)
 
     @property
     def endless(self) -> bool:
@@ -106,9 +101,8 @@ class _Recorder:
     def _keep(self, job: Job, error: BaseException) -> None:
         self._errors[job.descriptor] = error
 
-    async def _run(self, run: Runner, job: Job, *call: Any) -> Any:
-        self._values[job.descriptor] = value = await run(job, *call)
-        return value
+    def _keep_value(self, job: Job, value: Any) -> None:
+        self._values[job.descriptor] = value
 
     def _count(self, job: Job) -> None:
         """Runs of what was not in line when the first was claimed, and those of one job after its first."""
@@ -170,7 +164,7 @@ async def drain(
     config = WorkerConfig(concurrency=concurrency, monitor=False)
     around = partial(_Recorder, app, ran)
     async with worker_of(app, queues, config, client=client, around=around, made=made) as worker:
-        recorder = worker._handler
+        recorder = worker.handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop
         await worker.run(burst=True)

@@ -26,10 +26,10 @@ MAX_SHOWN: Final = 1_000
 
 def dump(worker: Worker) -> str:
     """Each running job with its stack, then each thread's."""
-    running = list(worker._running.items())
+    running = list(worker.running.items())
     threads = sys._current_frames()
     of_job = {id(job): frame for frame in threads.values() if (job := _job_of(frame)) is not None}
-    lines = [f"{len(running)} jobs run, {len(worker._waiting)} wait for a slot"]
+    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a slot"]
     for future, held in running[:MAX_SHOWN]:
         job = held.job
         claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)

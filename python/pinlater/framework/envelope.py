@@ -33,7 +33,7 @@ _HEAD_BYTES: Final = 4
 _DAY: Final = datetime.timedelta(hours=23, minutes=59, seconds=59)
 _EAST: Final = datetime.timezone(_DAY)
 _WEST: Final = datetime.timezone(-_DAY)
-_START: Final = bytes([MARK, VERSION])
+START: Final = bytes([MARK, VERSION])
 
 
 class NewerVersion(BodyUnreadable):
@@ -90,7 +90,7 @@ def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[st
 
 def read(body: bytes) -> Envelope:
     """A body's parts, or BodyUnreadable; NewerVersion of one that is not for this version to read."""
-    if body[:2] != _START:
+    if body[:2] != START:
         raise _wrong_start(body)
     end = _HEAD_BYTES + body[3] if len(body) > _HEAD_BYTES else 0
     unpack = _UNPACK.get(body[2]) if end > _HEAD_BYTES else None
@@ -150,7 +150,7 @@ def _unreadable(what: str, error: Exception) -> BodyUnreadable:
 
 def _wrong_start(body: bytes) -> BodyUnreadable:
     version = body[1] if len(body) > 1 else _NO_VERSION
-    if body[:1] != _START[:1] or version == _NO_VERSION:
+    if body[:1] != START[:1] or version == _NO_VERSION:
         return BodyUnreadable(f"expected an envelope (bytes 0x{MARK:02x} and {VERSION}), got {body[:16]!r}")
     if version > VERSION:
         return NewerVersion(version)

@@ -102,14 +102,14 @@ class Handle(Generic[R_co]):
         client = self._clients.blocking("status")
         if not self._results:
             return _state(client.lookup([self.descriptor]).get(self.descriptor))
-        return client._run(lambda end: results.state_of(client._session, self.descriptor, end))
+        return client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
         """See status."""
         client = self._async
         if not self._results:
             return _state((await client.lookup([self.descriptor])).get(self.descriptor))
-        return await client._run(lambda end: results.state_of(client._session, self.descriptor, end))
+        return await client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
         """All that is known of the job, or None."""
@@ -132,7 +132,7 @@ class Handle(Generic[R_co]):
         wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
             raise self._runs_later()
-        packed = client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
     async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
@@ -140,7 +140,7 @@ class Handle(Generic[R_co]):
         wait_s, client = self._wait_s(timeout), self._async
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
             raise self._runs_later()
-        packed = await client._run(lambda end: results.wait_for(client._session, self.descriptor, wait_s, end))
+        packed = await client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
     def cancel(self) -> bool:
@@ -152,7 +152,7 @@ class Handle(Generic[R_co]):
         client = self._clients.blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
-            client._run(lambda end: results.tell(client._session, [self.descriptor], end))
+            client.run(lambda end: results.tell(client.session, [self.descriptor], end))
         return removed
 
     async def acancel(self) -> bool:
@@ -161,7 +161,7 @@ class Handle(Generic[R_co]):
         unfinished = _unfinished(await self.astatus())
         removed = unfinished and await client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
-            await client._run(lambda end: results.tell(client._session, [self.descriptor], end))
+            await client.run(lambda end: results.tell(client.session, [self.descriptor], end))
         return removed
 
     def _wait_s(self, timeout: object) -> float:

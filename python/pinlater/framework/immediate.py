@@ -221,8 +221,8 @@ class _Client(Client):
         super().__init__(url)
         self._put, self._run_out = put, run_out
 
-    def _enqueue_job(self, queue: str, job: NewJob) -> str:
-        descriptor = super()._enqueue_job(queue, job)
+    def enqueue_job(self, queue: str, job: NewJob) -> str:
+        descriptor = super().enqueue_job(queue, job)
         self._put(queue, [job])
         self._run_out()
         return descriptor

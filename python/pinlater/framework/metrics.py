@@ -60,12 +60,12 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
     """What this process counted so far; folds its meters."""
     stats, told = worker.stats, dispatcher.stats
     found: Samples = {
-        "pinlater_running_jobs": {"": len(worker._running)},
-        "pinlater_prefetched_jobs": {"": len(worker._waiting)},
-        "pinlater_ending_jobs": {"": worker._ending.count},
+        "pinlater_running_jobs": {"": len(worker.running)},
+        "pinlater_prefetched_jobs": {"": len(worker.prefetched)},
+        "pinlater_ending_jobs": {"": worker.unacked},
         "pinlater_claims_total": {"": stats.claims},
         "pinlater_claimed_jobs_total": {"": stats.claimed},
-        "pinlater_redelivered_jobs_total": {"": 0 if worker._monitor is None else worker._monitor.redelivered},
+        "pinlater_redelivered_jobs_total": {"": 0 if worker.monitor is None else worker.monitor.redelivered},
         "pinlater_timeouts_total": {"": told.timeouts},
         "pinlater_expired_jobs_total": {"": told.expired},
         "pinlater_unreadable_jobs_total": {"": told.unreadable},

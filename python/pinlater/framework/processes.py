@@ -57,7 +57,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class _Child:
+class Child:
     """One process. exited: with its exit code, negative if a signal ended it. begun: whether it has its last job."""
 
     def __init__(
@@ -113,9 +113,9 @@ class ProcessPool:
         values: bool,
         url: str | None,
     ) -> None:
-        self._app, self._worker, self._keep_body, self._values, self._url = app, worker, keep, values, url
+        self._app, self._worker, self._keep_body, self.values, self._url = app, worker, keep, values, url
         self._free = asyncio.Semaphore(size)
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
         self._pause_s = self._paused_until_s = 0.0
 
@@ -147,7 +147,7 @@ class ProcessPool:
         idle, self._idle = self._idle, []
         await asyncio.gather(*(child.close() for child in idle), *self._leaving)
 
-    def _take(self) -> _Child | None:
+    def _take(self) -> Child | None:
         """The idle process that was used last; some may have died meanwhile."""
         while self._idle:
             child = self._idle.pop()
@@ -155,7 +155,7 @@ class ProcessPool:
                 return child
         return None
 
-    async def _started(self) -> _Child:
+    async def _started(self) -> Child:
         """A new process, or Snooze."""
         if (left_s := self._paused_until_s - time.monotonic()) > 0:
             raise Snooze(left_s)
@@ -173,7 +173,7 @@ class ProcessPool:
             log.error(told, error, self._pause_s, exc_info=error)
         return Snooze(self._pause_s)
 
-    async def _start(self) -> _Child:
+    async def _start(self) -> Child:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
@@ -186,7 +186,7 @@ class ProcessPool:
                 "socket": theirs.fileno(),
                 "parent": os.getpid(),
                 "worker": self._worker,
-                "values": self._values,
+                "values": self.values,
                 "url": self._url,
                 **_logging(),
             }
@@ -198,7 +198,7 @@ class ProcessPool:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-            child = _Child(process, reader, writer)
+            child = Child(process, reader, writer)
             unless_started.pop_all()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -215,12 +215,12 @@ class ProcessPool:
             raise
         return child
 
-    def _kill(self, child: _Child) -> None:
+    def _kill(self, child: Child) -> None:
         child.kill()
         self._leaving.add(child.exited)
         child.exited.add_done_callback(self._leaving.discard)
 
-    async def _in_time(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
+    async def _in_time(self, child: Child, task: Task[..., Any], job: Job) -> list[Any]:
         timeout_s = task.running.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -229,7 +229,7 @@ class ProcessPool:
             assert timeout_s is not None
             raise TimedOut("its process", timeout_s) from None
 
-    async def _ask(self, child: _Child, task: Task[..., Any], job: Job) -> list[Any]:
+    async def _ask(self, child: Child, task: Task[..., Any], job: Job) -> list[Any]:
         """Hands the job to the process; its last message about it."""
         child.begun = False
         given_s.set(time.monotonic())

@@ -92,12 +92,10 @@ async def worker_of(
             log.warning("queues not made yet: %s", error)
         dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
         try:
-            worker = Worker(
-                client, names, dispatcher if around is None else around(dispatcher), config, dispatcher.on_stop
-            )
+            handler = dispatcher if around is None else around(dispatcher)
+            config_of = app.queue_config if missing else None
+            worker = Worker(client, names, handler, config, dispatcher.on_stop, config_of)
             dispatcher.worker = worker
-            if missing:
-                worker._claimer.config_of = app.queue_config
             yield worker
         finally:
             await dispatcher.close()
@@ -240,8 +238,8 @@ class _Run:
             worker_of(self._app, self._queues, self._config, task_processes=options.task_processes) as worker,
             AsyncExitStack() as stack,
         ):
-            assert isinstance(worker._handler, Dispatcher)
-            self._worker, self._dispatcher = worker, worker._handler
+            assert isinstance(worker.handler, Dispatcher)
+            self._worker, self._dispatcher = worker, worker.handler
             signals.connect(self._on_stop)
             stack.enter_context(self._other_signals())
             if options.http is not None:
@@ -308,11 +306,11 @@ class _Run:
 
     @property
     def _ready(self) -> bool:
-        return self._worker._claimer.ready and not self._worker._stopping.is_set() and not self._recycling
+        return self._worker.ready and not self._recycling
 
     @property
     def _recycling(self) -> bool:
-        return self._code == RECYCLE or self._worker._claimer.left <= 0
+        return self._code == RECYCLE or self._worker.exhausted
 
     def _samples(self) -> metrics.Samples:
         return metrics.samples(self._worker, self._dispatcher)

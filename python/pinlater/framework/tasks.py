@@ -72,7 +72,7 @@ class Sending:
 class Producer(Generic[P, R_co]):
     """Puts calls of one task in line: the task itself, `task.using(…)`, or `app.by_name(…)`.
 
-    P: what the task takes. R_co: what it returns; of an async one, awaited.
+    P: what the task takes. R_co: what it returns; of an async one, awaited. sending: where its calls go, and as what.
 
     Every method raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack. Those
     with an `a` are for async code, where the others raise InvalidArgument; `aenqueue`s that wait in the same turn of
@@ -80,7 +80,7 @@ class Producer(Generic[P, R_co]):
     """
 
     def __init__(self, clients: AppClients, sending: Sending) -> None:
-        self._clients, self._sending = clients, sending
+        self._clients, self.sending = clients, sending
         self._queue, self._options = sending.queue, sending.options
         self._headers, self._given, self._results = sending.headers, sending.given, sending.results
         self._hooks = clients.enqueue_hooks
@@ -94,10 +94,10 @@ class Producer(Generic[P, R_co]):
         """Puts one call in line."""
         job, client = self._job(args, kwargs), self._clients.blocking("enqueue")
         try:
-            descriptor = client._enqueue_job(self._queue, job)
+            descriptor = client.enqueue_job(self._queue, job)
         except QueueNotFound:
             client.create_queue(self._queue, self._queue_config())
-            descriptor = client._enqueue_job(self._queue, job)
+            descriptor = client.enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
     #: The name it has elsewhere.
@@ -107,10 +107,10 @@ class Producer(Generic[P, R_co]):
         """See enqueue."""
         job, client = self._job(args, kwargs), self._clients.of_loop()
         try:
-            descriptor = await client._enqueue_job(self._queue, job)
+            descriptor = await client.enqueue_job(self._queue, job)
         except QueueNotFound:
             await client.create_queue(self._queue, self._queue_config())
-            descriptor = await client._enqueue_job(self._queue, job)
+            descriptor = await client.enqueue_job(self._queue, job)
         return Handle(self._clients, descriptor, self._results)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Handle[R_co]]:
@@ -164,7 +164,7 @@ class Producer(Generic[P, R_co]):
             headers |= {"delay": options["delay_ms"]} if at is None else {"at": options["run_after_ms"]}
         options |= {name: value for name, value in (("priority", priority), ("key", key)) if value is not None}
         headers |= {} if trace is None else {"trace": trace}
-        sending = self._sending
+        sending = self.sending
         if not isinstance(trace, str | None):
             raise InvalidArgument(f"trace: expected text, got {trace!r:.60}")
         if not self._raw and queue in self._clients.raw_queues:
@@ -187,7 +187,7 @@ class Producer(Generic[P, R_co]):
         )
 
     def _queue_config(self) -> QueueConfig:
-        return self._clients.queue_config(self._queue, self._sending.name, self._options["priority"])
+        return self._clients.queue_config(self._queue, self.sending.name, self._options["priority"])
 
     def _told(self) -> dict[str, Any]:
         """The headers of what is put in line now: those of using(), the trace of the task that runs, those of hooks."""
@@ -197,7 +197,7 @@ class Producer(Generic[P, R_co]):
         if self._hooks and not self._raw:
             headers = dict(headers)
             for hook in self._hooks:
-                hook(self._sending.name, headers)
+                hook(self.sending.name, headers)
         return headers
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
@@ -231,18 +231,14 @@ class Producer(Generic[P, R_co]):
     def _check_given(self, kwargs: dict[str, Any]) -> None:
         if given := self._given & kwargs.keys():
             told = ", ".join(sorted(given))
-            raise InvalidArgument(f"task {self._sending.name!r}: expected {told} from the worker, not from the caller")
+            raise InvalidArgument(f"task {self.sending.name!r}: expected {told} from the worker, not from the caller")
 
     def _not_packed(self, error: Exception) -> InvalidArgument:
-        return InvalidArgument(
-            f"task {self._sending.name!r}: its arguments can not be packed as {self._codec}: {error}"
-        )
+        return InvalidArgument(f"task {self.sending.name!r}: its arguments can not be packed as {self._codec}: {error}")
 
     def _raw_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if len(args) != 1 or kwargs or not isinstance(args[0], bytes):
-            raise InvalidArgument(
-                f"task {self._sending.name!r}: a raw task takes one argument, bytes, got {args!r:.60}"
-            )
+            raise InvalidArgument(f"task {self.sending.name!r}: a raw task takes one argument, bytes, got {args!r:.60}")
         return args[0]
 
     def _jobs(self, calls: Iterable[Call]) -> list[NewJob]:

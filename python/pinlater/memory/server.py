@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -29,6 +30,8 @@ from pinlater.memory.store import OK, Clock, CommandError, Status, Store
 
 T = TypeVar("T")
 _START_S: Final = 10.0
+#: Of connections, as Redis counts them.
+_IDS: Final = count(1)
 
 
 class MemoryServer:
@@ -149,6 +152,7 @@ class _Peer(asyncio.Protocol):
         self._server = server
         self._reader = hiredis.Reader()
         self._channels: set[bytes] = set()
+        self._id = next(_IDS)
         self._name = b""
         self._blocked_on: bytes | None = None
         self.transport: asyncio.Transport
@@ -225,7 +229,7 @@ class _Peer(asyncio.Protocol):
     def _client(self, arguments: list[bytes]) -> None:
         verb = arguments[0].upper()
         if verb == b"LIST":
-            self.answer(b"".join(b"id=%d name=%b\n" % (id(peer), peer._name) for peer in self._server._peers))
+            self.answer(b"".join(b"id=%d name=%b\n" % (peer._id, peer._name) for peer in self._server._peers))
             return
         if verb not in (b"SETNAME", b"SETINFO"):
             raise CommandError(f"ERR CLIENT {verb.decode(errors='replace')}: not of the memory store")
