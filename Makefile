@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo test test-all lint bench campaign clean setup wheel
+.PHONY: demo check test test-all bench campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@printf '%s\n' 'make demo      thumbnails of 200 images by two worker processes, one killed on the way' \
-	  'make test      lint and the tests of each day (they start and stop their own servers); T=PATH runs a part' \
-	  'make test-all  lint and every test, as CI does' \
+	  'make check     formats, lint and types' \
+	  'make test      the checks and the tests of each day (they start and stop their own servers); T=PATH runs a part' \
+	  'make test-all  the checks and every test, as CI does' \
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make campaign  the long versions of the tests' \
 	  'make wheel     an installable wheel in dist/'
@@ -41,7 +42,7 @@ setup: $(VENV)/.built
 demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
 
-lint: setup
+check: setup
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
 	cargo fmt --check
@@ -52,11 +53,11 @@ lint: setup
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 TOGETHER := -n 6 --dist loadgroup
 
-# T=tests/test_worker.py: that part.
-test: $(if $(T),setup,lint)
-	$(PYTEST) $(TOGETHER) $(T)
+# T=tests/test_worker.py: that part, without the checks; one file in one process, as it collects but once.
+test: $(if $(T),setup,check)
+	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
 
-test-all: lint
+test-all: check
 	$(PYTEST) $(TOGETHER) -m '' $(T)
 
 bench: setup

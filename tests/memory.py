@@ -42,7 +42,7 @@ CONFORMANCE: Final = frozenset(
     }
 )
 #: The files that run on every store each day, for what stores differ in: commands, Lua, replies, errors, subscriptions,
-#: rights, the order of jobs. The others do so in `make test-all`.
+#: logins and rights, the order of jobs. The others do so in `make test-all`.
 DAILY_ON_EVERY_STORE: Final = frozenset(
     {
         "test_behaviour",
@@ -50,7 +50,10 @@ DAILY_ON_EVERY_STORE: Final = frozenset(
         "test_bells",
         "test_cancel",
         "test_commands",
+        "test_doctor",
         "test_quarantine",
+        "test_renewer",
+        "test_renewer_tls",
         "test_results",
         "test_scripts",
         "test_scripts_admin",
