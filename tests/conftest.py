@@ -90,12 +90,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, _running: dict[str, Any]) -> Server:
-    """The session's server of each kind in turn, flushed (data and scripts)."""
+    """The session's server of each kind in turn, flushed (data and scripts), with nobody connected."""
     running: Server = _running[request.param]
     running.start()  # a test that ended it by mistake fails alone, not everything after it
     with running.client() as client:
         client.flushall()
         client.script_flush()
+        if request.param != "memory":  # what an earlier test left connected is not this one's
+            for kind in ("normal", "pubsub"):
+                client.client_kill_filter(_type=kind, skipme=True)
     return running
 
 
