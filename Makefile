@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo test lint bench campaign clean setup wheel
+.PHONY: demo check test test-all bench campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@printf '%s\n' 'make demo      thumbnails of 200 images by two worker processes, one killed on the way' \
-	  'make test      lint and every test (starts and stops its own servers)' \
+	  'make check     formats, lint and types' \
+	  'make test      the checks and the tests of each day (they start and stop their own servers); T=PATH runs a part' \
+	  'make test-all  the checks and every test, as CI does' \
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make campaign  the long versions of the tests' \
 	  'make wheel     an installable wheel in dist/'
@@ -40,15 +42,23 @@ setup: $(VENV)/.built
 demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
 
-lint: setup
+check: setup
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
 	cargo fmt --check
 	cargo clippy --release --quiet -- -D warnings
 
-# A process a core, each with servers of its own.
-test: lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+# More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in tests/servers.py
+# limits their number).
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+TOGETHER := -n 6 --dist loadgroup
+
+# T=tests/test_worker.py: that part, without the checks; one file in one process, as it collects but once.
+test: $(if $(T),setup,check)
+	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
+
+test-all: check
+	$(PYTEST) $(TOGETHER) -m '' $(T)
 
 bench: setup
 	$(BIN)/python benches/native.py
@@ -57,7 +67,7 @@ bench: setup
 	$(BIN)/python benches/worker.py $(if $(PEERS),--peers $(PEERS))
 
 campaign: setup
-	PINLATER_CAMPAIGN=1 $(BIN)/python -m pytest --timeout 3600
+	PINLATER_CAMPAIGN=1 $(PYTEST) -m '' --timeout 3600
 
 wheel: setup
 	$(BIN)/maturin build --release --out dist

@@ -1,7 +1,8 @@
 """Fixtures every test file shares: running servers, and the promise that no process outlives the session.
 
 Promises: `server` is empty at the start of a test; servers of `fresh_server` are stopped after it; a session
-that leaves a process behind, detached ones included, fails.
+that leaves a process behind, detached ones included, fails. What is marked `thorough` waits for `make test-all`
+(pyproject.toml deselects it), and the last line of a session counts it.
 Risks: `server` is shared by the session: a test that changes its configuration or ends it takes a fresh one.
 """
 
@@ -18,10 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.memory import CONFORMANCE, AnyKind, MemoryKind
+from tests.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
 from tests.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
+
+STORE_PARAMETERS = ("server", "server_kind", "kind", "timed", "clocked", "frozen")  # that name a kind of store
+LEFT_OUT = pytest.StashKey[int]()  # how many thorough tests this session did not run
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans below this process become its children, not init's
 LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
@@ -29,6 +33,9 @@ LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
 # inputs are made slowly where other tests run beside
 settings.register_profile("beside", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beside")
+
+# Processes that tests start write no bytecode: a test may write a module twice within a second, which bytecode misses.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +58,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", [*KINDS, *["memory"] * (memory and not real)], indirect=True)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every test runs on Valkey; on the other stores daily only where tests/memory.py says so."""
+    module = item.path.stem
+    if module not in DAILY_ON_EVERY_STORE and _store(item) in ("redis", "memory"):
+        item.add_marker(pytest.mark.thorough("stores"))
+
+
+def _store(item: pytest.Item) -> str:
+    """The kind of store that a parameter of the test names, if one does."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return next((str(parameters[name]) for name in STORE_PARAMETERS if name in parameters), "")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    config = items[0].config
+    config.stash[LEFT_OUT] = sum(item.get_closest_marker("thorough") is not None for item in items)
+    if hasattr(config, "workeroutput"):  # a process of xdist: the one that started it writes the last line
+        config.workeroutput["left_out"] = config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} thorough tests were left out; make test-all runs them")
+
+
 @pytest.fixture
 def server(request: pytest.FixtureRequest, _running: dict[str, Any]) -> Server:
-    """The session's server of each kind in turn, flushed (data and scripts)."""
+    """The session's server of each kind in turn, flushed (data and scripts), with nobody connected."""
     running: Server = _running[request.param]
     running.start()  # a test that ended it by mistake fails alone, not everything after it
     with running.client() as client:
         client.flushall()
         client.script_flush()
+        if request.param != "memory":  # what an earlier test left connected is not this one's
+            for kind in ("normal", "pubsub"):
+                client.client_kill_filter(_type=kind, skipme=True)
     return running
 
 

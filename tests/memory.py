@@ -41,6 +41,35 @@ CONFORMANCE: Final = frozenset(
         "test_audit",
     }
 )
+#: The files that run on every store each day, for what stores differ in: commands, Lua, replies, errors, subscriptions,
+#: logins and rights, the order of jobs. The others do so in `make test-all`.
+DAILY_ON_EVERY_STORE: Final = frozenset(
+    {
+        "test_behaviour",
+        "test_behaviour_clients",
+        "test_bells",
+        "test_cancel",
+        "test_commands",
+        "test_doctor",
+        "test_quarantine",
+        "test_renewer",
+        "test_renewer_tls",
+        "test_results",
+        "test_scripts",
+        "test_scripts_admin",
+        "test_scripts_crashes",
+        "test_scripts_expiry",
+        "test_scripts_leases",
+        "test_scripts_one",
+        "test_scripts_order",
+        "test_scripts_views",
+        "test_scripts_wake",
+        "test_server_access",
+        "test_server_faults",
+        "test_tasks",
+        "test_worker",
+    }
+)
 
 
 class MemoryKind:

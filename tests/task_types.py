@@ -1,5 +1,5 @@
-"""What a type checker says of tasks: mypy (strict, in `make lint`) checks the types here, and that every error expected
-by a `type: ignore` is one.
+"""What a type checker says of tasks: mypy (strict, in `make check`) checks the types here, and that every error
+expected by a `type: ignore` is one.
 
 Promises and risks nothing at run time: nobody imports it.
 """

@@ -20,7 +20,7 @@ from tests.conftest import FreshServer
 from tests.handlers_for_tests import Line, Record, WorkerProcesses, body
 from tests.servers import wait_until
 
-JOBS = 10_000
+JOBS, FEW_JOBS = 10_000, 4_000  # of a round
 WORKERS = 4
 CONFIG: dict[str, Any] = {"concurrency": 20, "tick_s": 0.5, "retry_delay_ms": 50}
 DEADLINE_S = 110.0
@@ -90,7 +90,8 @@ def overlaps(lines: list[Line], killed_ns: dict[int, int]) -> list[tuple[Line, L
     return found
 
 
-def chaos(fresh_server: FreshServer, tmp_path: Path, seconds: float) -> None:
+def chaos(fresh_server: FreshServer, tmp_path: Path, jobs: int, seconds: float) -> None:
+    """Rounds of so many jobs for so long; one at least."""
     servers = [fresh_server("valkey"), fresh_server("valkey")]
     shards = {str(number): servers[number % 2].url for number in range(4)}
     record = Record(tmp_path / "record")
@@ -101,8 +102,8 @@ def chaos(fresh_server: FreshServer, tmp_path: Path, seconds: float) -> None:
             client.create_queue("q", QueueConfig(lease_ms=2_000, keep_succeeded=10_000_000))
             run = Chaos(workers)
             while total == 0 or time.monotonic() < end_s:
-                run.run(client, JOBS)
-                total += JOBS
+                run.run(client, jobs)
+                total += jobs
             run.stop()
             counts = client.count("q")
     finally:
@@ -118,9 +119,14 @@ def chaos(fresh_server: FreshServer, tmp_path: Path, seconds: float) -> None:
     assert {line.attempt for line in lines} <= set(range(1, 7))
 
 
+def test_a_round_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
+    chaos(fresh_server, tmp_path, FEW_JOBS, 0.0)
+
+
+@pytest.mark.thorough("minutes")
 @pytest.mark.timeout(600)
 def test_a_minute_of_chaos(fresh_server: FreshServer, tmp_path: Path) -> None:
-    chaos(fresh_server, tmp_path, 60.0)
+    chaos(fresh_server, tmp_path, JOBS, 60.0)
 
 
 def test_overlaps_are_found() -> None:

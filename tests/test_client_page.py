@@ -38,10 +38,10 @@ from pinlater import (
 from pinlater.jobs import Checkpoint, CountsByState
 from tests.conftest import FreshServer
 from tests.cut_proxy import Cut, CutProxy
+from tests.pages import ROOT, page, table
 from tests.servers import Server
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "client.md").read_text("utf-8")
+PAGE = page("client")
 PROGRAMS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL))
 SHOWN = dict(re.findall(r"^    \$ python (\w+)\.py\n((?:    .*\n)+)", PAGE, re.MULTILINE))
 
@@ -66,8 +66,8 @@ def test_it_prints_what_the_page_says(fresh_server: FreshServer, tmp_path: Path,
 def test_its_careful_producer_puts_each_job_in_line_once(
     server: Server, monkeypatch: pytest.MonkeyPatch, cut: Cut
 ) -> None:
-    page: dict[str, Any] = {"__name__": "careful"}
-    exec(PROGRAMS["careful"], page)  # noqa: S102
+    program: dict[str, Any] = {"__name__": "careful"}
+    exec(PROGRAMS["careful"], program)  # noqa: S102
     resolve, resolved = OutcomeUnknown.resolve, list[OutcomeUnknown]()
     with Client(server.url) as direct, CutProxy(server.port) as proxy, Client(proxy.url) as client:
         client.create_queue("careful")
@@ -83,7 +83,7 @@ def test_its_careful_producer_puts_each_job_in_line_once(
             before, asked = direct.count("careful").pending, len(resolved)
             proxy.arm(cut, count=10**9)
             client.settings.timeout_s = 0.2
-            answer = page[put](client, jobs)
+            answer = program[put](client, jobs)
             assert len(resolved) > asked
             assert answer == [] or direct.lookup([answer])
             assert direct.count("careful").pending - before == (1 if put == "put" else len(jobs))
@@ -146,12 +146,13 @@ def test_arguments_of_methods_are_as_they_are() -> None:
 
 
 def test_fields_and_defaults_are_as_they_are() -> None:
-    table = {named(row[0])[0]: row[1] for row in rows() if named(row[0]) and len(row) == 3}
+    settings = [*table(PAGE, "queue-config"), *table(PAGE, "worker-config")]
+    defaults = {named(cell)[0]: default for cell, default, *_ in settings}
     for config in (QueueConfig(), WorkerConfig()):
         for field in dataclasses.fields(config):
             value: Any = getattr(config, field.name)
             told = f"{value:,}" if type(value) is int else '""' if value == "" else repr(value)
-            assert table[field.name] == told or field.name == "order", field.name
+            assert defaults[field.name] == told or field.name == "order", field.name
     for kind in (JobInfo, CountsByState, Checkpoint):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in PAGE or f"`{field.name}=" in PAGE or f"({field.name}=" in PAGE, field.name
@@ -159,9 +160,9 @@ def test_fields_and_defaults_are_as_they_are() -> None:
 
 
 def test_the_table_of_errors_has_them_all() -> None:
-    table = [named(row[0])[0] for row in rows() if len(row) == 4 and named(row[0])]
+    listed = [named(row[0])[0] for row in table(PAGE, "errors")]
     known = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PinLaterError)]
-    assert sorted([*table, "PinLaterError"]) == sorted(known)
+    assert sorted([*listed, "PinLaterError"]) == sorted(known)
 
 
 def pages() -> str:
@@ -174,4 +175,4 @@ def test_every_public_name_stands_on_a_page_for_users() -> None:
     names = [*pinlater.__all__, *pinlater.testing.__all__]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
     arguments = inspect.signature(PinLater).parameters
-    assert [name for name in arguments if f"`{name}" not in (ROOT / "docs" / "tasks.md").read_text("utf-8")] == []
+    assert [name for name in arguments if f"`{name}" not in page("tasks")] == []

@@ -334,6 +334,7 @@ def test_connections_that_end_servers_that_start_anew_and_a_network_that_is_cut(
     assert set(map(tuple, (events.items() for events in found.values()))) == {(("began", 1), ("ended", 1))}
 
 
+@pytest.mark.thorough("minutes")
 def test_a_network_that_is_cut_for_30_s(valkey: Server, runs: Callable[..., AppRuns]) -> None:
     """Of one of two workers: the other takes over what it held, once its leases are over. It goes on by itself."""
     app_runs = runs(valkey.url, TASKS)

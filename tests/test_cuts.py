@@ -1,7 +1,8 @@
 """A reply is lost at every point of every call: the caller gets the real answer, and the call was carried out once.
 
 Promises: each script that a client's method sends is cut before the request, after it, and inside its reply; the
-resend is seen to go out on the same lane with the same number. Inside the reply it is cut at every byte, up to 200.
+resend is seen to go out on the same lane with the same number. Inside the reply it is cut at its first and last bytes,
+and thoroughly at every byte, up to 200.
 Risks: the pause between two tries is shortened.
 """
 
@@ -23,20 +24,27 @@ __all__ = ["direct", "make", "proxy"]  # fixtures
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
 MOST_BYTES = 200  # beyond it a reply is bodies
+THOROUGHLY = pytest.param(True, marks=pytest.mark.thorough("every-byte"), id="every byte")
 READ_TIMEOUT_S = 0.3  # of a server that is silent; a call takes under 1 ms, on a loaded machine more
 
 #: A write of each kind: puts in, takes out, ends, moves.
 STANDING = [case for case in WRITES if CAMPAIGN or case.name in ("enqueue", "claim", "ack failed", "retry_jobs")]
 
 
+def bytes_of(size: int, every: bool) -> list[int]:
+    """Of a reply, how many are let through."""
+    return list(range(min(MOST_BYTES, size) + 1)) if every else sorted({0, 1, size - 1, size})
+
+
+@pytest.mark.parametrize("every", [pytest.param(False, id="edges"), THOROUGHLY])
 @pytest.mark.parametrize("case", [*WRITES, *READS], ids=lambda case: case.name)
 def test_the_answer_is_the_real_one_wherever_the_connection_breaks(
-    case: Case, make: Make, direct: Client, proxy: CutProxy
+    case: Case, every: bool, make: Make, direct: Client, proxy: CutProxy
 ) -> None:
     calls = make()
     size = whole_reply(case, calls, direct, proxy)
     cuts = [(Cut.BEFORE, 0, False), (Cut.BEFORE, 0, True), (Cut.AFTER, 0, False), (Cut.AFTER, 0, True)]
-    cuts += [(Cut.REPLY, count, False) for count in range(min(MOST_BYTES, size) + 1)]
+    cuts += [(Cut.REPLY, count, False) for count in bytes_of(size, every)]
     for number, (cut, count, reset) in enumerate(cuts):
         queue = f"q{number}"
         needed = begin(case, calls, direct, queue)

@@ -9,9 +9,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
-import re
 import uuid
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -21,8 +19,9 @@ import pytest
 from pinlater import BodyUnreadable, InvalidArgument
 from pinlater.framework import envelope
 from pinlater.framework.envelope import Codec
+from tests.pages import page, table
 
-PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text("utf-8")
+PAGE = page("tasks")
 
 
 def packed(name: str, codec: Codec, args: Any, kwargs: Any, headers: Any = None) -> bytes:
@@ -32,8 +31,7 @@ def packed(name: str, codec: Codec, args: Any, kwargs: Any, headers: Any = None)
 
 def of_the_page(codec: str) -> bytes:
     """The bytes of a worked example: the hexadecimal column of its table."""
-    [table] = re.findall(rf"<!-- bytes: {codec} -->\n(.*?)\n\n", PAGE, re.DOTALL)
-    return bytes.fromhex("".join(re.findall(r"^\| `([0-9a-f ]+)` \|", table, re.MULTILINE)))
+    return bytes.fromhex("".join(cell.strip("`") for cell, *_ in table(PAGE, f"bytes-{codec}")))
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import FreshServer
+from tests.pages import page
 
-PAGE = (Path(__file__).parent.parent / "docs" / "handlers.md").read_text("utf-8")
+PAGE = page("handlers")
 PROGRAMS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL))
 SHOWN = re.findall(r"^    \$ python (\w+)\.py\n    \$ pinlater (run .*)\n((?:    .*\n)+)", PAGE, re.MULTILINE)
 

@@ -29,7 +29,8 @@ from tests.memory import EVERY_KIND, MemoryKind
 from tests.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
 from tests.servers import Server
 
-#: Examples by server kind and shards: a minute and a half a kind.
+FEW = 20  # examples of each day
+#: Thoroughly, by server kind and shards: a minute and a half a kind.
 EXAMPLES = {
     ("valkey", 1): 300,
     ("valkey", 2): 120,
@@ -267,11 +268,14 @@ def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 300)
+@pytest.mark.parametrize(
+    "many", [False, pytest.param(True, marks=pytest.mark.thorough("examples"))], ids=["few", "many"]
+)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_any_operations_in_any_order(frozen: Frozen, shards: int) -> None:
+def test_any_operations_in_any_order(frozen: Frozen, shards: int, many: bool) -> None:
     server, clock = frozen
     server.call("FLUSHALL")
-    examples = 3000 if CAMPAIGN else EXAMPLES[server.kind, shards]
+    examples = 3000 if CAMPAIGN else EXAMPLES[server.kind, shards] if many else FEW
     machine = type("OnServer", (Machine,), {"server": server, "clock": clock, "shards": shards})
     run_state_machine_as_test(
         machine,

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)  # a wheel is built
+pytestmark = [
+    pytest.mark.thorough("wheel"),
+    pytest.mark.timeout(600),  # a wheel is built
+    pytest.mark.xdist_group("wheel"),  # once
+]
 ROOT = Path(__file__).parent.parent
 VERSIONS = [(3, minor) for minor in range(11, 20)]
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,11 +40,11 @@ from pinlater.keys import queue_key
 from pinlater.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until
+from tests.pages import ROOT, page
 from tests.servers import Server
 from tests.wire import Timed, Wire, connect, fail_all, is_clean, jump, refused, snapshot
 from tests.wire_format import End, Job, ends, settings
 
-ROOT = Path(__file__).parent.parent
 HOUR_S = 3600.0
 HOUR_MS = 3_600_000
 
@@ -469,8 +468,7 @@ def test_the_example_waits_for_its_results(server: Server) -> None:
 
 
 def test_the_page_shows_the_example_as_it_is() -> None:
-    page = (ROOT / "docs" / "tasks.md").read_text("utf-8")
-    (shown,) = re.findall(r"`examples/export\.py`:\n\n```python\n.*?(@app\.task.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(r"<!-- code: export -->\n```python\n.*?(@app\.task.*?)```", page("tasks"), re.DOTALL)
     assert shown in (ROOT / "examples" / "export.py").read_text("utf-8")
 
 

@@ -21,11 +21,12 @@ from pinlater.framework.probes import parse_address
 from pinlater.process import ProcessSet, rearrange
 from pinlater.sharing import Order
 from tests.cli_runs import Run, run
+from tests.pages import page, table
 from tests.servers import Server
 
 __all__ = ["run"]  # a fixture
 
-PAGE = (Path(__file__).parent.parent / "docs" / "running.md").read_text("utf-8")
+PAGE = page("running")
 FULL = """
 app = "shop:app"
 url = "redis://there:1"
@@ -301,11 +302,10 @@ def test_the_page_has_what_there_is(folder: Path) -> None:
     (folder / "pinlater.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     options = options_of({}, None)
     assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
-    table = PAGE.partition("## Options")[2].partition("\n\nThe command line")[0].replace("\\|", "/")
-    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
-    named = {"queues", "shards", *re.findall(r"`(\w+)`", " ".join(cells))}
+    keys = " ".join(cell for _, cell, *_ in table(PAGE, "options"))
+    named = {"queues", "shards", *re.findall(r"`(\w+)`", keys)}
     assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
-    assert list(FAMILIES) == re.findall(r"^\| `(pinlater_\w+)`", PAGE, re.MULTILINE)
+    assert [f"`{family}`" for family in FAMILIES] == [row[0] for row in table(PAGE, "metrics")]
 
 
 def test_addresses() -> None:

@@ -6,7 +6,6 @@ Promises: signals are real ones, /metrics is read by Prometheus's own parser. Ri
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -398,7 +397,7 @@ def test_a_connection_that_asks_nothing_is_cut_at_the_stop(start: Start) -> None
     assert "CancelledError" not in run.log
 
 
-@pytest.mark.skipif(not os.environ.get("PINLATER_CAMPAIGN"), reason="10 s: part of a campaign")
+@pytest.mark.thorough("minutes")
 @one_server
 def test_a_stuck_loop_is_not_healthy(start: Start, app: PinLater, tmp_path: Path) -> None:
     run, gate = start("--http", "127.0.0.1:0", "--processes", "2"), tmp_path / "gate"

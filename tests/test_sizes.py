@@ -15,7 +15,13 @@ from pinlater import CountsByState, NewJob
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.servers import Server
 
-SIZES = [0, 1, 999, 1_000, 1_001, 3_999, 4_000, 20_000]
+SIZES = [
+    0,
+    1,
+    1_000,
+    1_001,
+    *(pytest.param(size, marks=pytest.mark.thorough("sizes")) for size in (999, 3_999, 4_000, 20_000)),
+]
 BODIES = [b"", b"\0", b"\xff\xfe", "é\U0001f600".encode(), b"\r\n$5\r\n*1", bytes(range(256)), b"x" * (1024 * 1024)]
 
 

@@ -50,26 +50,20 @@ from pinlater.monitor import Monitor
 from pinlater.worker import Worker, WorkerConfig
 from tests import calls_app
 from tests.handlers_for_tests import on_loop, until
+from tests.pages import page, row_ids
 from tests.servers import Server, is_alive
 
-PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text("utf-8")
 HOUR_MS = 3_600_000
 LINES: dict[str, Callable[[PinLater], Awaitable[None]]] = {}
 
 
-def line(name: str) -> Callable[[Callable[[PinLater], Awaitable[None]]], None]:
-    """The test of a line of the table."""
-
-    def add(test: Callable[[PinLater], Awaitable[None]]) -> None:
-        assert name not in LINES
-        LINES[name] = test
-
-    return add
+def line(test: Callable[[PinLater], Awaitable[None]]) -> None:
+    """The test of a row of the table: its name is the row's id."""
+    LINES[test.__name__.lstrip("_").replace("_", "-")] = test
 
 
 def test_every_line_of_the_table_has_its_test() -> None:
-    table = PAGE.partition("## How a task ends")[2].partition("Each line is shown")[0]
-    assert re.findall(r"^\| (?!end \|)([^|-][^|]*) \|", table, re.MULTILINE) == list(LINES)
+    assert sorted(row_ids(page("tasks"), "ends")) == sorted(LINES)
 
 
 async def run(app: PinLater, **config: Any) -> Worker:
@@ -102,7 +96,7 @@ def about_an_hour(ms: int) -> bool:
     return HOUR_MS <= ms <= HOUR_MS + 30_000
 
 
-@line("it returns")
+@line
 async def _returns(app: PinLater) -> None:
     @app.task
     async def task() -> str:
@@ -116,7 +110,7 @@ async def _returns(app: PinLater) -> None:
     assert info.state is State.SUCCEEDED
 
 
-@line("it raises an error")
+@line
 async def _raises(app: PinLater) -> None:
     @app.task(backoff=3600)
     async def task() -> None:
@@ -137,7 +131,7 @@ async def _raises(app: PinLater) -> None:
     assert is_failed((await one(app, last))[0], "SystemExit: no")
 
 
-@line("it raises an error of `give_up_on`")
+@line
 async def _gives_up(app: PinLater) -> None:
     @app.task(give_up_on=(LookupError,))
     async def task() -> None:
@@ -151,7 +145,7 @@ async def _gives_up(app: PinLater) -> None:
         assert is_failed((await one(app, each))[0], "KeyError: 'no'")
 
 
-@line('`raise Retry("why", delay=5)`')
+@line
 async def _retry(app: PinLater) -> None:
     @app.task(backoff=0)
     async def after() -> None:
@@ -172,7 +166,7 @@ async def _retry(app: PinLater) -> None:
     assert is_failed((await one(app, last))[0], "Retry: why")
 
 
-@line("`raise Snooze(60)`")
+@line
 async def _snooze(app: PinLater) -> None:
     @app.task(attempts=1)
     async def task(context: Context) -> None:
@@ -184,7 +178,7 @@ async def _snooze(app: PinLater) -> None:
     assert about_an_hour(due_ms)
 
 
-@line('`raise Cancel("why")`')
+@line
 async def _cancel(app: PinLater) -> None:
     @app.task
     def task() -> None:
@@ -193,7 +187,7 @@ async def _cancel(app: PinLater) -> None:
     assert is_failed((await one(app, task))[0], "Cancel: why")
 
 
-@line("its arguments do not fit the function (a `TypeError` of the call itself)")
+@line
 async def _does_not_fit(app: PinLater) -> None:
     @app.task
     async def task(x: int) -> None: ...
@@ -204,7 +198,7 @@ async def _does_not_fit(app: PinLater) -> None:
     assert is_failed(info, said)
 
 
-@line("an async task is past its timeout")
+@line
 async def _timeout(app: PinLater) -> None:
     cancelled = []
 
@@ -224,7 +218,7 @@ async def _timeout(app: PinLater) -> None:
     assert about_an_hour(due_ms)
 
 
-@line("the same, and it returns or raises something else then")
+@line
 async def _ends_otherwise(app: PinLater) -> None:
     @app.task(timeout=0.05, backoff=3600, result_ttl=60)
     async def task(how: str) -> str:
@@ -249,7 +243,7 @@ async def _ends_otherwise(app: PinLater) -> None:
         assert worker.handler.stats.timeouts == 1  # type: ignore[union-attr]
 
 
-@line("the same, and it does not end when it is cancelled")
+@line
 async def _swallows(app: PinLater) -> None:
     gate, left = asyncio.Event(), []
 
@@ -279,7 +273,7 @@ def wait_until_cancelled(context: SyncContext) -> None:
         time.sleep(0.01)
 
 
-@line("a plain function is past its timeout")
+@line
 async def _thread_timeout(app: PinLater) -> None:
     left = threading.Event()
 
@@ -313,7 +307,7 @@ async def _in_process(
     return info, 0 if info is None or info.run_after_ms is None else info.run_after_ms - info.created_ms
 
 
-@line("a task in a process is past its timeout")
+@line
 async def _process_timeout(app: PinLater) -> None:
     with tempfile.NamedTemporaryFile() as out:
         info, due_ms = await _in_process(app, calls_app.spin, out.name)
@@ -344,7 +338,7 @@ async def _hang(gate: asyncio.Event, how: str) -> None:
                 raise
 
 
-@line("its middleware takes longer than hooks may, before the call or after it")
+@line
 async def _middleware_hangs(app: PinLater) -> None:
     gate, told = asyncio.Event(), list[object]()
 
@@ -385,7 +379,7 @@ async def _middleware_hangs(app: PinLater) -> None:
             assert worker.handler.stats.timeouts == 1  # type: ignore[union-attr]
 
 
-@line("its `on_failure` takes longer than hooks may")
+@line
 async def _hook_hangs(app: PinLater) -> None:
     gate, threads, began = asyncio.Event(), threading.Event(), list[str]()
 
@@ -420,7 +414,7 @@ async def _hook_hangs(app: PinLater) -> None:
     assert began == ["ends"] * 2 + ["goes on"] * 2 + ["thread"] * 2
 
 
-@line("the process of a task dies (a crash, `os._exit`, no memory left)")
+@line
 async def _process_dies(app: PinLater) -> None:
     for how, said in (
         ("exit", "ended with exit code 7"),
@@ -434,7 +428,7 @@ async def _process_dies(app: PinLater) -> None:
         assert about_an_hour(due_ms)
 
 
-@line("the process of a task can not start (the import or the lifespan fails in it, no memory left)")
+@line
 async def _process_not_started(app: PinLater) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
@@ -444,7 +438,7 @@ async def _process_not_started(app: PinLater) -> None:
     assert (info.status, due_ms > 0) == ("", True)
 
 
-@line("a job of a batch is marked: `item.fail(error)`, `item.retry(delay=5)`")
+@line
 async def _item_failed(app: PinLater) -> None:
     @app.task(batch=3, backoff=3600)
     async def task(items: list[Item[str]]) -> None:
@@ -462,7 +456,7 @@ async def _item_failed(app: PinLater) -> None:
     assert is_failed(cancelled, "Cancel: why")
 
 
-@line("the function of a batch raises")
+@line
 async def _batch_fails(app: PinLater) -> None:
     @app.task(batch=2, backoff=3600)
     async def task(items: list[Item[int]]) -> None:
@@ -476,7 +470,7 @@ async def _batch_fails(app: PinLater) -> None:
     assert is_failed(infos[1], "Cancel: why")
 
 
-@line("it comes later than it expires")
+@line
 async def _expires(app: PinLater) -> None:
     ran = []
 
@@ -508,7 +502,7 @@ async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], objec
     return await handle.ainfo()
 
 
-@line("it ends in time after a stop signal")
+@line
 async def _ends_at_a_stop(app: PinLater) -> None:
     begun = []
 
@@ -521,7 +515,7 @@ async def _ends_at_a_stop(app: PinLater) -> None:
     assert is_failed(await _stopped(app, task, lambda: begun, 30), "ValueError: its end")
 
 
-@line("an async task does not end in time at a stop")
+@line
 async def _cut_off_at_a_stop(app: PinLater) -> None:
     begun = []
 
@@ -536,7 +530,7 @@ async def _cut_off_at_a_stop(app: PinLater) -> None:
     assert info.run_after_ms == info.created_ms
 
 
-@line("a plain function does not end in time at a stop")
+@line
 async def _thread_left_at_a_stop(app: PinLater) -> None:
     begun, left = [], threading.Event()
 
@@ -553,7 +547,7 @@ async def _thread_left_at_a_stop(app: PinLater) -> None:
     assert info.run_after_ms == info.created_ms
 
 
-@line("a task in a process does not end in time at a stop")
+@line
 async def _process_killed_at_a_stop(app: PinLater) -> None:
     with tempfile.NamedTemporaryFile() as out:
         async with calls_app.app as own:
@@ -570,7 +564,7 @@ async def _process_killed_at_a_stop(app: PinLater) -> None:
     assert info.run_after_ms == info.created_ms
 
 
-@line("a job waits in a batch that has not begun at a stop")
+@line
 async def _collected_at_a_stop(app: PinLater) -> None:
     @app.task(batch=9, batch_wait=60, attempts=2)
     async def task(items: list[Item[int]]) -> None: ...
@@ -586,7 +580,7 @@ async def _collected_at_a_stop(app: PinLater) -> None:
     assert info.run_after_ms == info.created_ms
 
 
-@line("it is cancelled by `handle.cancel()`, or removed")
+@line
 async def _cancelled(app: PinLater) -> None:
     began = asyncio.Event()
 
@@ -606,7 +600,7 @@ async def _cancelled(app: PinLater) -> None:
     assert worker.stats.claimed == 1
 
 
-@line("its worker dies")
+@line
 async def _dies(app: PinLater) -> None:
     @app.task(lease=0.3, attempts=1)
     async def task() -> None: ...
@@ -632,7 +626,7 @@ async def _until_crashes(look: Callable[[], Awaitable[JobInfo | None]], crashes:
         await asyncio.sleep(0.02)
 
 
-@line("no worker's app has a task of its name")
+@line
 async def _unknown(app: PinLater) -> None:
     @app.task
     async def known() -> None: ...
@@ -648,7 +642,7 @@ async def _unknown(app: PinLater) -> None:
     assert worker.stats.postponed == 3
 
 
-@line("its envelope is of a newer version than its worker knows")
+@line
 async def _newer(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
@@ -664,7 +658,7 @@ async def _newer(app: PinLater) -> None:
     assert (worker.stats.postponed, worker.stats.failed) == (1, 0)
 
 
-@line("its body can not be read")
+@line
 async def _unreadable(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
