@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def test_what_is_missing_is_named_with_the_command_that_gets_it(tmp_path: Path) -> None:
     require(SETPRIV)
     (tmp_path / "setpriv").symlink_to(shutil.which("setpriv") or "")
-    chosen = ["tests/test_servers.py", "-k", "unix_socket or tls", "-n", "2", "-p", "no:cacheprovider"]
+    chosen = ["tests/test_servers.py", "-k", "unix_socket or tls", "-n", "1", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen],
         cwd=ROOT,
