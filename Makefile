@@ -15,7 +15,7 @@ help:
 	  'make test-all  the checks and every test, as CI does' \
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make campaign  the long versions of the tests' \
-	  'make wheel     an installable wheel in dist/'
+	  'make wheel     a wheel in dist/ for Linux distributions from 2014 on'
 
 # Names what is missing on the machine, with the command that gets it.
 .PHONY: check-machine
@@ -30,14 +30,26 @@ $(VENV)/.tools: pyproject.toml | check-machine
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --group clock || echo 'libfaketime does not build here: tests that move a clock will be skipped'
 	@touch $@
+
+$(VENV)/.wheel-tools: $(VENV)/.tools
+	$(BIN)/python -m pip install --quiet --group wheel
+	@touch $@
+
+# Cargo compiles pyo3 anew whenever one of these differs from the last build: each use of Cargo gets the same.
+CARGO_ENVIRONMENT := VIRTUAL_ENV=$(CURDIR)/$(VENV) PYO3_PYTHON=$(CURDIR)/$(BIN)/python PYO3_BUILD_EXTENSION_MODULE=1
 
 # The extension and the package, editable; again when Rust, Lua or the metadata change.
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras demo
+	$(CARGO_ENVIRONMENT) $(BIN)/maturin develop --release --quiet --extras demo
 	@touch $@
 
-setup: $(VENV)/.built
+# Two makes side by side would fill one .venv at the same time: the second waits, then looks at what is left to do.
+IN_TURN := $(if $(shell command -v flock 2>/dev/null),flock $(CURDIR)/Makefile) $(MAKE) --no-print-directory
+
+setup: | check-machine
+	@$(IN_TURN) $(VENV)/.built
 
 demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
@@ -46,7 +58,11 @@ check: setup
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
 	cargo fmt --check
-	cargo clippy --release --quiet -- -D warnings
+	@$(MAKE) --no-print-directory clippy
+
+.PHONY: clippy
+clippy:
+	$(CARGO_ENVIRONMENT) cargo clippy --release --quiet -- -D warnings
 
 # More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in tests/servers.py
 # limits their number).
@@ -69,8 +85,16 @@ bench: setup
 campaign: setup
 	PINLATER_CAMPAIGN=1 $(PYTEST) -m '' --timeout 3600
 
-wheel: setup
-	$(BIN)/maturin build --release --out dist
+wheel: | check-machine
+	@$(IN_TURN) build-wheel
+
+# zig links against the glibc of manylinux2014 (2.17). A target folder of its own keeps it from undoing what setup compiled.
+.PHONY: build-wheel
+build-wheel: $(VENV)/.wheel-tools
+	rm -f dist/pinlater-*.whl
+	$(CARGO_ENVIRONMENT) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/maturin build --release --quiet --zig --compatibility manylinux2014 \
+	  --interpreter $(BIN)/python --target-dir target/wheel --out dist
+	$(BIN)/auditwheel show dist/pinlater-*.whl
 
 clean:
 	rm -rf $(VENV) target dist demo-output

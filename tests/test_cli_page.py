@@ -18,6 +18,7 @@ import pytest
 from pinlater.cli import cli
 from tests.cli_runs import environment
 from tests.pages import page, section
+from tests.requirements import BASH, require
 
 __all__ = ["environment"]  # a fixture
 
@@ -65,6 +66,7 @@ def normal(text: str, known: dict[str, str], numbers: Iterator[int]) -> str:
 
 
 def test_the_commands_print_what_the_page_shows(tmp_path: Path, environment: dict[str, str]) -> None:
+    require(BASH)
     shown: tuple[dict[str, str], Iterator[int]] = ({}, count())
     printed: tuple[dict[str, str], Iterator[int]] = ({}, count())
     runs = page_runs()

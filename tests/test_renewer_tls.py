@@ -1,24 +1,22 @@
 """The lease renewer over TLS, against a redis-server that has it.
 
 Promises: what OpenSSL accepts by redis-py's options is accepted, what it refuses is refused with the reason.
-Risks: needs Debian's redis-server and the openssl command; without redis-server the file is skipped.
+Risks: needs a redis-server built with TLS, as Debian's is.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.certificates import CLIENT_USE, LOCAL_NAMES, Authority
 from tests.renewing import DEADLINE_S, LEASE_MS, Make, failed, keys, make, take, token
-from tests.servers import KINDS, Server, make_certificate
+from tests.servers import Server
 
 __all__ = ["make"]  # a fixture
-
-pytestmark = pytest.mark.skipif("redis" not in KINDS, reason="redis-server, built with TLS, is not installed")
 
 Tls = dict[str, str | bool | None]
 
@@ -26,23 +24,6 @@ Tls = dict[str, str | bool | None]
 def options(**changed: str | bool | None) -> Tls:
     defaults: Tls = {"ca_certs": None, "cert": None, "key": None}
     return defaults | {"server_name": "127.0.0.1", "verify": "required", "check_hostname": True} | changed
-
-
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def sign(directory: Path, authority: str, name: str, extensions: str) -> tuple[Path, Path]:
-    """A certificate and key `name`, signed by `authority` of the same directory."""
-    key, request, certificate = (directory / f"{name}.{ending}" for ending in ("key", "csr", "crt"))
-    extension_file = directory / f"{name}.ext"
-    extension_file.write_text(extensions)
-    openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", key, "-out", request, "-subj", f"/CN={name}")  # fmt: skip
-    openssl("x509", "-req", "-in", request, "-CA", directory / f"{authority}.crt", "-CAkey",
-            directory / f"{authority}.key", "-CAcreateserial", "-days", "2", "-extfile", extension_file,
-            "-out", certificate)  # fmt: skip
-    return certificate, key
 
 
 def hold(renewer: Any) -> Any:
@@ -57,8 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     certificate, key = directory / "leaf.crt", directory / "leaf.key"
     config = {"tls-cert-file": str(certificate), "tls-key-file": str(key)}
     server = Server("redis", directory, tls=True, config=config)
-    sign(directory, "server", "leaf", "subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    sign(directory, "server", "worker", "extendedKeyUsage=clientAuth\n")
+    assert server.authority is not None
+    server.authority.sign("leaf", LOCAL_NAMES)
+    server.authority.sign("worker", CLIENT_USE)
     with server:
         with server.client() as client:
             take(client, 1)
@@ -95,7 +77,7 @@ def test_another_name_is_refused_unless_names_are_not_checked(server: Server, ma
 
 
 def test_an_unknown_authority_is_refused_unless_nothing_is_verified(server: Server, make: Make, tmp_path: Path) -> None:
-    stranger = str(make_certificate(tmp_path).certificate)
+    stranger = str(Authority(tmp_path).files.certificate)
     for ca_certs in (stranger, None):
         refused = hold(make(server, tls=options(ca_certs=ca_certs, check_hostname=False)))
         assert failed(refused).startswith("tls: invalid peer certificate: ")

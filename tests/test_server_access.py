@@ -23,10 +23,11 @@ from pinlater.errors import PinLaterError, ServerRefused, ServerTooOld, ServerUn
 from pinlater.exchange import write
 from pinlater.scripts import LUA_DIRECTORY
 from tests.both_clients import Calls, kind, make
+from tests.certificates import Authority
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin
 from tests.resp import Command, message_end, parse_command
-from tests.servers import KINDS, Kind, Server, free_port, make_certificate, wait_until
+from tests.servers import KINDS, Kind, Server, free_port, wait_until
 
 __all__ = ["kind", "make"]  # fixtures
 
@@ -224,8 +225,6 @@ def test_a_unix_socket(make: Callable[..., Calls], server: Server) -> None:
 
 @pytest.fixture
 def tls_server(fresh_server: FreshServer) -> Server:
-    if "redis" not in KINDS:
-        pytest.skip("no redis-server with TLS")
     return fresh_server("redis", tls=True)
 
 
@@ -235,7 +234,7 @@ def test_tls_with_its_authority(make: Callable[..., Calls], tls_server: Server) 
 
 
 def test_tls_with_another_authority_or_none(make: Callable[..., Calls], tls_server: Server, tmp_path: Path) -> None:
-    other = make_certificate(tmp_path)
+    other = Authority(tmp_path).files
     check_refused(make(f"{tls_server.url}?ssl_ca_certs={other.certificate}"), ServerUnavailable, "(?i)certificate")
     check_refused(make(tls_server.url), ServerUnavailable, "(?i)certificate")
     plain = tls_server.url.replace("rediss://", "redis://")

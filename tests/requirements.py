@@ -1,0 +1,70 @@
+"""What a machine may lack, and the command that gets it.
+
+Promises: `require` alone skips a test for lack of something; the last line of a session says how many tests were
+skipped, what the machine lacks, and the command that gets it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+class Requirement(NamedTuple):
+    """`lack` is the sentence for a machine without it."""
+
+    lack: str
+    is_met: Callable[[], bool]
+    command: str
+
+    @property
+    def reason(self) -> str:
+        return f"{self.lack} ({self.command})"
+
+
+def faketime_library() -> Path:
+    """The plain library: the one for programs with threads can lock up a server that forks."""
+    package = find_spec("libfaketime")
+    home = Path(package.origin).parent if package and package.origin else Path("libfaketime")
+    return home / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+
+
+def _tool(name: str, command: str) -> Requirement:
+    return Requirement(f"{name} is not on PATH", lambda: shutil.which(name) is not None, command)
+
+
+REDIS_SERVER = _tool("redis-server", "apt-get install redis-server")
+SETPRIV = _tool("setpriv", "apt-get install util-linux")
+BASH = _tool("bash", "apt-get install bash")
+ACTIONLINT = _tool("actionlint", "go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
+LIBFAKETIME = Requirement(
+    "libfaketime is not installed",
+    lambda: faketime_library().exists(),
+    f"{sys.executable} -m pip install --group clock",
+)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME)
+
+
+def require(needed: Requirement) -> None:
+    """Skip the running test, by name, if the machine lacks `needed`."""
+    if not needed.is_met():
+        pytest.skip(needed.reason)
+
+
+def closing_line(skipped: Iterable[pytest.TestReport]) -> str:
+    """`42 tests skipped: redis-server is not on PATH (apt-get install redis-server)`; empty if nothing was lacking."""
+    reasons = Counter(_reason(report) for report in skipped)
+    counts = [(reasons[needed.reason], needed.reason) for needed in REQUIREMENTS]
+    return "; ".join(f"{count} test{'s'[: count > 1]} skipped: {reason}" for count, reason in counts if count)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Pytest keeps a skip as (file, line, "Skipped: reason")."""
+    return report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
