@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pinlater import Ack, Checkpoint, Job, NewJob, QueueConfig
-from pinlater.audit import audit_queue
 from pinlater.errors import EnqueueRefused, InvalidArgument, QueueNotFound
 from pinlater.shards import shard_for_key
+from tests.audits import audit_queue
 from tests.machine import FrozenClock, MemoryClock, Rig
 from tests.model import FAILED, RUNNING, Model
 from tests.servers import Server

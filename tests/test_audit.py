@@ -15,9 +15,10 @@ import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig
 from pinlater import audit as audit_module
-from pinlater.audit import AuditReport, audit, audit_queue
+from pinlater.audit import AuditReport, audit
 from pinlater.errors import QueueNotFound, ServerReplyError, ServerUnavailable
 from pinlater.keys import queue_key
+from tests.audits import audit_queue
 from tests.servers import Server
 
 FreshServer = Callable[..., Server]

@@ -31,10 +31,10 @@ from pinlater import (
     SyncContext,
 )
 from pinlater import results as core
-from pinlater.audit import audit_queue
 from pinlater.framework.running import worker_of
 from pinlater.scripts import load_scripts
 from pinlater.worker import Worker, WorkerConfig
+from tests.audits import audit_queue
 from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
 from tests.resp import Command

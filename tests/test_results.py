@@ -33,11 +33,11 @@ from pinlater import (
     TaskFailed,
 )
 from pinlater import results as core
-from pinlater.audit import audit_queue
 from pinlater.framework import envelope
 from pinlater.framework.running import worker_of
 from pinlater.keys import queue_key
 from pinlater.worker import WorkerConfig
+from tests.audits import audit_queue
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until
 from tests.pages import ROOT, page

@@ -18,8 +18,8 @@ import pytest
 import redis
 
 from pinlater import Client
-from pinlater.audit import audit_queue
 from pinlater.errors import ServerUnavailable
+from tests.audits import audit_queue
 from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, Case, begin

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pinlater import _core
-from pinlater.client import Client
 from pinlater.config import check_queue_name
 from pinlater.errors import QueueNotFound, from_reply
 from pinlater.exchange import load_config, read
@@ -72,13 +71,11 @@ class AuditReport:
         return not self.findings
 
 
-def audit_queue(client: Client, queue: str) -> AuditReport:
-    """Audits a queue on all its shards; the client's timeout is for each call. Raises if a shard can not be read."""
-    return client.run(lambda deadline_s: audit(client.session, queue, deadline_s))
-
-
 def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:
-    """Audits a queue. deadline_s: not of the whole, but for how long from now one call may take."""
+    """Audits a queue on all its shards. Raises if a shard cannot be read.
+
+    deadline_s: how long from now one call may take, not the whole audit.
+    """
     check_queue_name(queue)
     patience_s = deadline_s - time.monotonic()
     findings: list[Finding] = []

@@ -6,11 +6,13 @@ Promises an exit code of 1 if and only if there is an error among the findings. 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from pinlater.audit import AuditReport, audit_queue
+from pinlater import audit as audits
+from pinlater.audit import AuditReport
 from pinlater.cli.commands import DONE, NO, Command
 from pinlater.cli.output import jobs, print_json, print_table, say
 from pinlater.cli.queue import total_of
@@ -55,7 +57,8 @@ def _unreachable(findings: list[Finding]) -> bool:
 def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
     """Audits the queues there are; one that is named and is not there is a finding already."""
     with settings.client() as client:
-        return [audit_queue(client, queue) for queue in client.queue_names() if not queues or queue in queues]
+        named = [queue for queue in client.queue_names() if not queues or queue in queues]
+        return [client.run(partial(audits.audit, client.session, queue)) for queue in named]
 
 
 def _print_findings(findings: list[Finding]) -> None:
