@@ -10,7 +10,7 @@ from typing import Any
 
 from benches.support import BODY, Figure, Native, Options, serving
 from pinlater import Client, QueueConfig
-from pinlater.keys import queue_key
+from pinlater.store.keys import queue_key
 from tests.servers import Kind, Server, wait_until
 
 #: (bar, aim) in bytes a job, by server and number of pending jobs.

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.support import serving
 from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
-from pinlater.framework.dispatching import Dispatcher
-from pinlater.framework.meters import Meter
-from pinlater.framework.running import worker_of
+from pinlater.running.run_command import worker_of
+from pinlater.tasks.meters import Meter
+from pinlater.tasks.runner import Dispatcher
 
 ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
 QUEUE = "default"

@@ -22,8 +22,8 @@ from typing import Any
 from benches.support import BODY, Figure, Native, Options, figure, per_job, ratios, serving
 from benches.worker_process import STAMP
 from pinlater import Client
-from pinlater.keys import queue_key
-from pinlater.scripts import load_scripts
+from pinlater.store.keys import queue_key
+from pinlater.store.scripts import load_scripts
 from tests.servers import Kind, Server, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,7 +21,7 @@ import hiredis
 import uvloop
 
 from pinlater import AsyncClient, Job
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.worker.worker import Worker, WorkerConfig
 
 STAMP = struct.Struct(">Q")
 GATHERED = 1_000

@@ -1,7 +1,7 @@
 """The audit, as tests ask for it."""
 
 from pinlater import Client
-from pinlater.audit import AuditReport, audit
+from pinlater.operations.audit import AuditReport, audit
 
 
 def audit_queue(client: Client, queue: str) -> AuditReport:

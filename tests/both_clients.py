@@ -16,8 +16,8 @@ from typing import Any, Literal
 import pytest
 
 from pinlater import AsyncClient, Client
-from pinlater.errors import OutcomeUnknown
-from pinlater.flows import Flow
+from pinlater.model.errors import OutcomeUnknown
+from pinlater.store.effects import Flow
 
 CallsKind = Literal["sync", "async"]
 CALLS_KINDS: tuple[CallsKind, ...] = ("sync", "async")

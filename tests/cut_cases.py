@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig, exchange
-from pinlater.dequeuing import PLAIN_RUN
-from pinlater.enqueuing import pack_jobs
-from pinlater.errors import QueueNotFound
-from pinlater.exchange import write
-from pinlater.flows import complete
-from pinlater.scripts import load_scripts
+from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig
+from pinlater.model.errors import QueueNotFound
+from pinlater.operations.claim import PLAIN_RUN
+from pinlater.operations.enqueue import pack_jobs
+from pinlater.store import requests as exchange
+from pinlater.store.effects import complete
+from pinlater.store.requests import write
+from pinlater.store.scripts import load_scripts
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.cut_proxy import CutProxy, Seen
 from tests.resp import Command

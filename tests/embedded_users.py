@@ -15,13 +15,13 @@ from pathlib import Path
 
 import redis
 
-from pinlater.embedded import EmbeddedServer
+from pinlater.embedded.server import EmbeddedServer
 from tests.servers import is_alive, wait_until
 
 # A user process: attaches, says the server's pid, and obeys lines on its standard input.
 USER = """
 import os, sys
-from pinlater.embedded import attach
+from pinlater.embedded.server import attach
 server = attach(sys.argv[1])
 print(server.pid, flush=True)
 for line in sys.stdin:

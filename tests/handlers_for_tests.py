@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import uvloop
 
 from pinlater import AsyncClient, Job, QueueConfig
-from pinlater.rate import EndRate
-from pinlater.supervisor import run_worker
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.running.supervisor import run_worker
+from pinlater.worker.end_rate import EndRate
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.servers import POLL_S, READY_DEADLINE_S, Server, wait_until
 
 RECORD_VARIABLE = "PINLATER_TEST_RECORD"

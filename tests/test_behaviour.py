@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pinlater import Ack, Checkpoint, CountsByState, NewJob, QueueConfig, State
-from pinlater.errors import EnqueueRefused, InvalidArgument, QueueNotFound
-from pinlater.keys import queue_key
+from pinlater.model.errors import EnqueueRefused, InvalidArgument, QueueNotFound
+from pinlater.store.keys import queue_key
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.servers import Server, wait_until
 

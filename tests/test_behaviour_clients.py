@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig, State
-from pinlater.errors import ClientClosed, InvalidArgument, OutcomeUnknown
-from pinlater.keys import queue_key
-from pinlater.scripts import load_scripts
+from pinlater.model.errors import ClientClosed, InvalidArgument, OutcomeUnknown
+from pinlater.store.keys import queue_key
+from pinlater.store.scripts import load_scripts
 from tests.both_clients import CALLS_KINDS, CallsKind, make_calls
 from tests.cut_proxy import Cut, CutProxy
 from tests.servers import Server, wait_until

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pinlater import Client, CountsByState, NewJob, QueueConfig
-from pinlater.config import StoredConfig
-from pinlater.dequeuing import share_out
-from pinlater.errors import PartialDelete, PartialEnqueue, ServerUnavailable
-from pinlater.keys import queue_key
-from pinlater.shards import shard_for_key
+from pinlater.model.errors import PartialDelete, PartialEnqueue, ServerUnavailable
+from pinlater.model.queue_config import StoredConfig
+from pinlater.operations.claim import share_out
+from pinlater.store.keys import queue_key
+from pinlater.store.shards import shard_for_key
 from tests.both_clients import Calls, kind, make
 from tests.servers import Server, wait_until
 

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pinlater import AsyncClient, Job, NewJob
-from pinlater.bells import MAX_PLACES
-from pinlater.scripts import load_scripts
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.store.scripts import load_scripts
+from pinlater.worker.blocking_claim import MAX_PLACES
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import nothing, on_loop, until
 from tests.resp import Command

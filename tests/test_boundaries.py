@@ -144,7 +144,7 @@ def test_what_stands_around_the_package_uses_public_names_alone(folder: str) -> 
 @pytest.mark.parametrize(
     "code",
     [
-        "from pinlater.jobs import SECRET",
+        "from pinlater.model.jobs import SECRET",
         "from pinlater import SECRET",
         "import pinlater.SECRET",
         "from pinlater import jobs\ndef SECRET(): ...\njobs.SECRET()",
@@ -153,7 +153,7 @@ def test_what_stands_around_the_package_uses_public_names_alone(folder: str) -> 
         "self.SECRET",
         "super().SECRET()",
         "setattr(worker, 'SECRET', 1)",
-        "monkeypatch.setattr('pinlater.jobs.SECRET', 1)",
+        "monkeypatch.setattr('pinlater.model.jobs.SECRET', 1)",
         "monkeypatch.setattr(f'pinlater.{module}.SECRET', 1)",
         "run('import pinlater; pinlater.Client().SECRET')",
     ],

@@ -30,10 +30,10 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater import results as core
-from pinlater.framework.running import worker_of
-from pinlater.scripts import load_scripts
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.operations import results as core
+from pinlater.running.run_command import worker_of
+from pinlater.store.scripts import load_scripts
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.audits import audit_queue
 from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until

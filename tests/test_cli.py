@@ -14,7 +14,14 @@ import pytest
 from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, Failure, explain
 from pinlater.cli.output import duration, moment, preview, size
-from pinlater.errors import OutcomeUnknown, PartialEnqueue, PartialOutcome, PinLaterError, QueueNotFound, ServerFull
+from pinlater.model.errors import (
+    OutcomeUnknown,
+    PartialEnqueue,
+    PartialOutcome,
+    PinLaterError,
+    QueueNotFound,
+    ServerFull,
+)
 from tests.cli_runs import Run, mail, run  # noqa: F401
 from tests.conftest import FreshServer
 from tests.servers import Server, free_port, wait_until

@@ -33,9 +33,9 @@ from pinlater import (
     State,
     Worker,
     WorkerConfig,
-    errors,
 )
-from pinlater.jobs import Checkpoint, CountsByState
+from pinlater.model import errors
+from pinlater.model.jobs import Checkpoint, CountsByState
 from tests.conftest import FreshServer
 from tests.cut_proxy import Cut, CutProxy
 from tests.pages import ROOT, page, table

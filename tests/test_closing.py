@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Client, PinLater, dequeuing, results
-from pinlater.errors import ClientClosed
+from pinlater import AsyncClient, Client, PinLater
+from pinlater.model.errors import ClientClosed
+from pinlater.operations import claim as dequeuing
+from pinlater.operations import results
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server, wait_until
 

@@ -18,9 +18,9 @@ from redis.crc import key_slot
 
 from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater._core import parse_descriptor
-from pinlater.errors import ServerReplyError
-from pinlater.keys import queue_key, registry_key, script_keys
-from pinlater.scripts import load_scripts
+from pinlater.model.errors import ServerReplyError
+from pinlater.store.keys import queue_key, registry_key, script_keys
+from pinlater.store.scripts import load_scripts
 from tests.audits import audit_queue
 from tests.both_clients import Calls, kind, make
 from tests.servers import CLUSTER_SLOTS, KINDS, Kind, Server, wait_until

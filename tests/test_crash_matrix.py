@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import AsyncClient, Client, PinLater, QueueConfig
-from pinlater.monitor import Monitor
+from pinlater.worker.monitor import Monitor
 from tests.app_runs import AppRuns, Note, runs
 from tests.conftest import FreshServer
 from tests.cut_proxy import CutProxy

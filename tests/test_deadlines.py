@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from pinlater import Client, ConfigConflict, CountsByState, QueueConfig, enqueuing
-from pinlater.errors import OutcomeUnknown, ServerUnavailable
-from pinlater.scripts import load_scripts
-from pinlater.shards import QueueShard
+from pinlater import Client, ConfigConflict, CountsByState, QueueConfig
+from pinlater.model.errors import OutcomeUnknown, ServerUnavailable
+from pinlater.operations import enqueue as enqueuing
+from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import QueueShard
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.conftest import FreshServer
 from tests.cut_proxy import Cut, CutProxy
@@ -101,7 +102,7 @@ def test_a_configuration_that_keeps_changing_ends_the_call_at_its_deadline(
 def test_a_configuration_that_changed_once_costs_no_pause(
     verb: str, make: Callable[..., Calls], direct: Client, proxy: CutProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.exchange.FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("pinlater.store.requests.FIRST_PAUSE_S", 60.0)
     calls = make(proxy.url)
     calls.count("q")
     changer = ConfigChanger(direct, verb, 1)

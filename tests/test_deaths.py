@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
-from pinlater.begun import BEGUN_VARIABLE, begun_here, ids_in, shared_memory
-from pinlater.deaths import Deaths
+from pinlater.running.recoverer import Deaths
+from pinlater.worker.started_jobs import BEGUN_VARIABLE, begun_here, ids_in, shared_memory
 from tests.app_runs import AppRuns, runs
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until

@@ -27,10 +27,10 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater.framework import envelope
-from pinlater.framework.hooks import limit_s
-from pinlater.framework.running import worker_of
-from pinlater.worker import WorkerConfig
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import envelope
+from pinlater.tasks.hooks import limit_s
+from pinlater.worker.worker import WorkerConfig
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
 

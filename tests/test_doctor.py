@@ -10,10 +10,10 @@ import pytest
 
 from pinlater import Client
 from pinlater.cli import main
-from pinlater.client import ClientSettings
-from pinlater.doctor import ERROR, NOTE, OK, WARNING, Finding, examine, queue_states, server_versions
-from pinlater.scripts import load_scripts
-from pinlater.servers import Server as ServerAddress
+from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, Finding, examine, queue_states, server_versions
+from pinlater.client.client import ClientSettings
+from pinlater.store.scripts import load_scripts
+from pinlater.store.servers import Server as ServerAddress
 from tests.conftest import FreshServer
 from tests.servers import Server, free_port, wait_until
 
@@ -163,7 +163,7 @@ def test_a_wrong_clock_is_a_warning(fresh_server: FreshServer) -> None:
     ],
 )
 def test_vulnerable_lua_engines_are_known(version: str, level: str) -> None:
-    from pinlater import doctor
+    from pinlater.cli import server_checks as doctor
 
     address = ServerAddress("redis://localhost")
     address.check_version(version)

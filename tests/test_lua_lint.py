@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlater.scripts import LUA_DIRECTORY, Script, load_scripts
+from pinlater.store.scripts import LUA_DIRECTORY, Script, load_scripts
 
 SCRIPTS = load_scripts()
 FILES = sorted(LUA_DIRECTORY.rglob("*.lua"))

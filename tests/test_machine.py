@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pinlater import Job, NewJob, State
-from pinlater.errors import InvalidArgument
-from pinlater.exchange import write
+from pinlater.model.errors import InvalidArgument
+from pinlater.store.requests import write
 from tests.audits import audit_queue
 from tests.machine import FrozenClock, MemoryClock
 from tests.machine_tickets import TicketMachine

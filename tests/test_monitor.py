@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
-from pinlater.monitor import Monitor
-from pinlater.shards import QueueShard
+from pinlater.store.shards import QueueShard
+from pinlater.worker.monitor import Monitor
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import ROOT, on_loop, until
 from tests.servers import Server, wait_until
@@ -114,7 +114,7 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
 
 def test_another_takes_over_when_the_active_one_is_killed(server: Server) -> None:
     call = f"run_monitor(['q'], shards={{'1': {server.url!r}}}, tick_s={TICK_S})"
-    command = [sys.executable, "-c", f"from pinlater.supervisor import run_monitor; {call}"]
+    command = [sys.executable, "-c", f"from pinlater.running.supervisor import run_monitor; {call}"]
 
     def owner() -> bytes | None:
         found = server.call("HGET", "pl:{q/1}:m", "o")
@@ -176,7 +176,7 @@ async def collect(monitor: Monitor) -> None:
 async def test_finds_queues_by_itself_and_forgets_those_that_go(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.monitor.REDISCOVER_S", 0.0)
+    monkeypatch.setattr("pinlater.worker.monitor.REDISCOVER_S", 0.0)
     async with AsyncClient(server.url) as client:
         monitor = Monitor(client, tick_s=TICK_S)
         assert await monitor.run_once() == pytest.approx(TICK_S)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pinlater import Checkpoint, Client, CountsByState, Job, NewJob, PartialOutcome, State
-from pinlater.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
-from pinlater.scripts import load_scripts
-from pinlater.shards import shard_for_key
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
+from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import shard_for_key
 from tests.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.conftest import FreshServer
 from tests.cut_proxy import Cut, CutProxy

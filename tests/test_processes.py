@@ -30,10 +30,11 @@ from pinlater import (
     SyncContext,
     TaskFailed,
 )
-from pinlater.framework import envelope, processes
-from pinlater.framework.app import load_app
-from pinlater.framework.running import worker_of
-from pinlater.worker import WorkerConfig
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import envelope
+from pinlater.tasks import task_processes as processes
+from pinlater.tasks.app import load_app
+from pinlater.worker.worker import WorkerConfig
 from tests import calls_app
 from tests.calls_app import app
 from tests.conftest import FreshServer
@@ -281,7 +282,7 @@ async def test_jobs_wait_for_processes_that_can_not_start(
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
-    monkeypatch.setattr("pinlater.framework.processes.FIRST_PAUSE_S", 0.25)
+    monkeypatch.setattr("pinlater.tasks.task_processes.FIRST_PAUSE_S", 0.25)
     monkeypatch.setenv(calls_app.ALONE_VARIABLE, str(os.getpid()))
     async with app, worker_of(app, ["default"], task_processes=1) as worker:
         await calls_app.add.aenqueue_many([calls_app.add.args(str(out), x, y=1) for x in range(3)])

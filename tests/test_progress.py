@@ -24,9 +24,9 @@ from pinlater import (
     SyncContext,
     TaskFailed,
 )
-from pinlater.framework import context as module
-from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import context as module
+from pinlater.tasks import envelope
 from tests.cli_runs import Run, mail, run
 from tests.cut_proxy import CutProxy
 from tests.handlers_for_tests import on_loop, until

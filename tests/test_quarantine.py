@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Client, InvalidArgument, Job, PinLaterError, QueueConfig, State, quarantine
+from pinlater import AsyncClient, Client, InvalidArgument, Job, PinLaterError, QueueConfig, State
 from pinlater.cli.commands import DONE
-from pinlater.exchange import write
-from pinlater.monitor import Monitor
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.operations import quarantine
+from pinlater.store.requests import write
+from pinlater.worker.monitor import Monitor
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.cli_runs import Run, run
 from tests.handlers_for_tests import on_loop
 from tests.servers import Server

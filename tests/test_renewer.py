@@ -23,9 +23,9 @@ import redis
 
 from pinlater import Client, NewJob, QueueConfig
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
-from pinlater.keys import script_keys
-from pinlater.renewal import Renewal
-from pinlater.scripts import load_scripts
+from pinlater.store.keys import script_keys
+from pinlater.store.scripts import load_scripts
+from pinlater.worker.lease_renewal import Renewal
 from tests.renewing import (
     DEADLINE_S,
     DONE,
@@ -183,8 +183,8 @@ def test_the_gil_held_for_many_leases_ends_none(server: Server, client: redis.Re
 HOLDER = """
 import sys
 from pinlater._core import LeaseRenewer
-from pinlater.keys import script_keys
-from pinlater.scripts import load_scripts
+from pinlater.store.keys import script_keys
+from pinlater.store.scripts import load_scripts
 address, script, lease_ms, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session2")
 renewer.hold(renewer.add_queue([key.encode() for key in keys]), 1, (1).to_bytes(8), (1).to_bytes(8), int(lease_ms))
@@ -323,8 +323,8 @@ def test_a_renewer_let_go_ends_its_thread(server: Server) -> None:
 FORKED = """
 import os, sys
 from pinlater._core import LeaseRenewer
-from pinlater.keys import script_keys
-from pinlater.scripts import load_scripts
+from pinlater.store.keys import script_keys
+from pinlater.store.scripts import load_scripts
 address, script, *keys = sys.argv[1:]
 renewer = LeaseRenewer(address, [], script.encode(), b"session3")
 queue = renewer.add_queue([key.encode() for key in keys])

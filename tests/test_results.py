@@ -32,11 +32,11 @@ from pinlater import (
     State,
     TaskFailed,
 )
-from pinlater import results as core
-from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
-from pinlater.keys import queue_key
-from pinlater.worker import WorkerConfig
+from pinlater.operations import results as core
+from pinlater.running.run_command import worker_of
+from pinlater.store.keys import queue_key
+from pinlater.tasks import envelope
+from pinlater.worker.worker import WorkerConfig
 from tests.audits import audit_queue
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until

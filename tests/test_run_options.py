@@ -15,11 +15,11 @@ import pytest
 
 from pinlater import Client, InvalidArgument, PinLater
 from pinlater.cli.commands import DONE, USAGE
-from pinlater.framework.options import QueueOptions, RunOptions, options_of, parse_queues
-from pinlater.framework.overseeing import STALE_S, Overseer
-from pinlater.framework.probes import parse_address
-from pinlater.process import ProcessSet, rearrange
-from pinlater.sharing import Order
+from pinlater.running.options import QueueOptions, RunOptions, options_of, parse_queues
+from pinlater.running.probes import parse_address
+from pinlater.running.status import STALE_S, Overseer
+from pinlater.running.worker_process import ProcessSet, rearrange
+from pinlater.worker.queue_order import Order
 from tests.cli_runs import Run, run
 from tests.pages import page, table
 from tests.servers import Server
@@ -166,7 +166,7 @@ def test_every_command_finds_the_servers_of_toml(
 
     roles: list[Any] = []
     for name in ("run_workers", "run_monitor"):
-        monkeypatch.setattr(f"pinlater.supervisor.{name}", lambda *_, shards, **__: roles.append(shards))
+        monkeypatch.setattr(f"pinlater.running.supervisor.{name}", lambda *_, shards, **__: roles.append(shards))
     for arguments in (["worker", "tests.handlers_for_tests:nothing", "--queue", "mail"], ["monitor"]):
         monkeypatch.delenv("PINLATER_URL", raising=False)  # a worker tells its processes by it
         assert run(*arguments).code == DONE
@@ -200,7 +200,7 @@ def test_a_run_with_a_file_of_its_own_takes_no_servers_of_another(
         found.append(places(PinLater()))
         return DONE
 
-    monkeypatch.setattr("pinlater.framework.running.run_app", run_app)
+    monkeypatch.setattr("pinlater.running.run_command.run_app", run_app)
     (folder / "pinlater.toml").write_text('url = "redis://one:1"')
     (folder / "none.toml").write_text("concurrency = 3")
     (folder / "own.toml").write_text('[shards]\na = "redis://two:2"')
@@ -297,7 +297,7 @@ def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], sa
 
 
 def test_the_page_has_what_there_is(folder: Path) -> None:
-    from pinlater.framework.metrics import FAMILIES
+    from pinlater.running.metrics import FAMILIES
 
     (folder / "pinlater.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     options = options_of({}, None)
@@ -369,7 +369,7 @@ def test_unknown_names_stay_told_apart_when_processes_end() -> None:
 
 
 def test_unknown_names_are_bounded_and_escaped() -> None:
-    from pinlater.framework.metrics import Samples, add, text
+    from pinlater.running.metrics import Samples, add, text
 
     total: Samples = {}
     for number in range(150):

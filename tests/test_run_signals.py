@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlater import AsyncClient, Client, PinLater, QueueConfig
-from pinlater.framework.app import DEFAULT_CRASH_LIMIT
-from pinlater.queues import make_lost
+from pinlater.operations.queues import make_lost
+from pinlater.tasks.app import DEFAULT_CRASH_LIMIT
 from tests.conftest import FreshServer
 from tests.run_processes import APP, AppRun, Start, app, client, start
 from tests.servers import Server, is_alive, wait_until
@@ -412,7 +412,7 @@ def test_a_stuck_loop_is_not_healthy(start: Start, app: PinLater, tmp_path: Path
 
 AT_CONNECT = """
 import asyncio, signal
-from pinlater.stop_signals import StopSignals
+from pinlater.worker.stop_signals import StopSignals
 
 class Signals(StopSignals):
     def __setattr__(self, name, value):

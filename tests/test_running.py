@@ -199,10 +199,10 @@ def test_a_graceful_stop_under_load_loses_and_doubles_nothing(start: Start, app:
 
 FORKS = """
 import os, sys
-from pinlater.framework.app import load_app
-from pinlater.framework.logs import set_up
-from pinlater.framework.options import QueueOptions, RunOptions
-from pinlater.framework.running import run_app
+from pinlater.tasks.app import load_app
+from pinlater.tasks.logs import set_up
+from pinlater.running.options import QueueOptions, RunOptions
+from pinlater.running.run_command import run_app
 
 load_app("tasks:app")
 set_up("text")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlater.scripts import load_scripts
+from pinlater.store.scripts import load_scripts
 from tests.servers import Server
 from tests.wire import Wire, connect, is_clean, refused, snapshot
 from tests.wire_format import (

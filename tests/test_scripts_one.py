@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from pinlater.scripts import load_scripts
+from pinlater.store.scripts import load_scripts
 from tests.servers import Server, wait_until
 from tests.wire import Wire, connect, expiries, is_clean, known, refused, snapshot
 from tests.wire_format import (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlater.keys import bell_key, wake_channel
+from pinlater.store.keys import bell_key, wake_channel
 from tests.memory import EVERY_KIND, AnyKind
 from tests.servers import Server
 from tests.wire import Wire, connect, jump

@@ -19,9 +19,9 @@ import pytest
 import redis
 
 from pinlater import Client
-from pinlater.errors import PinLaterError, ServerRefused, ServerTooOld, ServerUnavailable
-from pinlater.exchange import write
-from pinlater.scripts import LUA_DIRECTORY
+from pinlater.model.errors import PinLaterError, ServerRefused, ServerTooOld, ServerUnavailable
+from pinlater.store.requests import write
+from pinlater.store.scripts import LUA_DIRECTORY
 from tests.both_clients import Calls, kind, make
 from tests.certificates import Authority
 from tests.conftest import FreshServer

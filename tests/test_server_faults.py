@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from pinlater import Client, CountsByState, QueueConfig, State, exchange
-from pinlater.errors import OutcomeUnknown, ServerFull, ServerUnavailable
+from pinlater import Client, CountsByState, QueueConfig, State
+from pinlater.model.errors import OutcomeUnknown, ServerFull, ServerUnavailable
+from pinlater.store import requests as exchange
 from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer
 from tests.cut_cases import READS, WRITES, begin

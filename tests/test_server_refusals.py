@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from pinlater import Client
-from pinlater.errors import ServerUnavailable
+from pinlater.model.errors import ServerUnavailable
 from tests.audits import audit_queue
 from tests.both_clients import Calls, kind, make
 from tests.conftest import FreshServer

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, Worker, WorkerConfig
-from pinlater.sharing import Order
+from pinlater.worker.queue_order import Order
 from tests.handlers_for_tests import ShortJobs, on_loop, until
 from tests.servers import Server
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, InvalidArgument
-from pinlater.handlers import load_handler
-from pinlater.supervisor import run_workers
-from pinlater.worker import WorkerConfig
+from pinlater.running.supervisor import run_workers
+from pinlater.worker.executor import load_handler
+from pinlater.worker.worker import WorkerConfig
 from tests.handlers_for_tests import ROOT, Record, WorkerProcesses, body
 from tests.servers import Server, is_alive, wait_until
 
@@ -25,8 +25,8 @@ DEADLINE_S = 60.0
 
 SUPERVISE = """
 import logging, sys
-from pinlater.process import ProcessSet
-from pinlater.supervisor import Supervisor
+from pinlater.running.worker_process import ProcessSet
+from pinlater.running.supervisor import Supervisor
 logging.basicConfig(level=logging.INFO)
 _, program, processes, kill_after_s = sys.argv
 command = [sys.executable, "-c", program]

@@ -24,7 +24,7 @@ SUPERVISE = """
 import logging, os, sys
 from pathlib import Path
 from pinlater import supervisor
-from pinlater.process import ProcessSet
+from pinlater.running.worker_process import ProcessSet
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 _, python, program, processes, start_s, burst = sys.argv
 supervisor.START_S = float(start_s)

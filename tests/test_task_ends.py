@@ -41,13 +41,14 @@ from pinlater import (
     SyncContext,
     Task,
 )
-from pinlater.framework import envelope, metrics
-from pinlater.framework.backoff import Backoff
-from pinlater.framework.dispatching import Dispatcher
-from pinlater.framework.reports import report
-from pinlater.framework.running import worker_of
-from pinlater.monitor import Monitor
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.running import metrics
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import envelope
+from pinlater.tasks.reports import report
+from pinlater.tasks.retry_policies import Backoff
+from pinlater.tasks.runner import Dispatcher
+from pinlater.worker.monitor import Monitor
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests import calls_app
 from tests.handlers_for_tests import on_loop, until
 from tests.pages import page, row_ids
@@ -255,7 +256,7 @@ async def _swallows(app: PinLater) -> None:
         left.append(True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pinlater.overtime.GRACE_S", 0.1)
+        patch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
         info, due_ms = await one(app, task)
     assert not left
     gate.set()
@@ -324,8 +325,8 @@ async def _process_timeout(app: PinLater) -> None:
 @contextlib.contextmanager
 def _short_hooks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pinlater.framework.hooks.HOOKS_S", 0.1)
-        patch.setattr("pinlater.framework.hooks.LOOK_S", 0.02)
+        patch.setattr("pinlater.tasks.hooks.HOOKS_S", 0.1)
+        patch.setattr("pinlater.tasks.hooks.LOOK_S", 0.02)
         yield
 
 
@@ -689,7 +690,7 @@ async def test_the_line(server: Server, end: str, monkeypatch: pytest.MonkeyPatc
 async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.framework.dispatching.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as old, PinLater(server.url) as new:
         old.task(name="old")(lambda: None)
         ran = []
@@ -711,7 +712,7 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
 async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.framework.dispatching.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as app:
         ran = []
 
@@ -741,7 +742,7 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
 async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.overtime.GRACE_S", 0.1)
+    monkeypatch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
     gate, failures, left = asyncio.Event(), list[Failure](), list[bool]()
 
     async def hook(failure: Failure) -> None:

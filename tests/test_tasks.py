@@ -24,8 +24,8 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater.framework import envelope
-from pinlater.framework.running import worker_of
+from pinlater.running.run_command import worker_of
+from pinlater.tasks import envelope
 from tests.conftest import FreshServer
 from tests.handlers_for_tests import on_loop, until
 from tests.servers import Server

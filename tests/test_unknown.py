@@ -18,10 +18,10 @@ import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, NewJob, QueueConfig
 from pinlater._core import Claim
-from pinlater.dequeuing import claim_round
-from pinlater.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
-from pinlater.scripts import load_scripts
-from pinlater.shards import shard_for_key
+from pinlater.model.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
+from pinlater.operations.claim import claim_round
+from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import shard_for_key
 from tests.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
 from tests.cut_cases import BODIES, WRITES, Case, Make, begin, direct, make, of, proxy, sent
 from tests.cut_proxy import Cut, CutProxy

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, NewJob, State
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.servers import Server
 
@@ -367,7 +367,7 @@ def test_bad_arguments(queues: list[str], handler: Any, config: dict[str, Any], 
 
 
 def test_a_job_is_in_doubt_once_a_third_of_its_lease_has_passed_unseen(tmp_path: Path) -> None:
-    from pinlater.renewal import Lease
+    from pinlater.worker.lease_renewal import Lease
 
     fresh = Lease(None, b"", 1, 60_000, 0, time.monotonic())  # type: ignore[arg-type]
     old = Lease(None, b"", 1, 60_000, 0, time.monotonic() - 21)  # type: ignore[arg-type]

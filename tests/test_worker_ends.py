@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pinlater import InvalidArgument, Job, NewJob, State
-from pinlater.handlers import End, Failed, Postponed, ThreadPool, TimedOut
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.worker.executor import End, Failed, Postponed, ThreadPool, TimedOut
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.handlers_for_tests import clients, on_loop, until
 from tests.servers import Server
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Job, QueueConfig, ServerUnavailable
-from pinlater.async_transport import AsyncTransport
-from pinlater.enqueuing import MAX_BATCH
-from pinlater.scripts import load_scripts
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.operations.enqueue import MAX_BATCH
+from pinlater.store.async_driver import AsyncTransport
+from pinlater.store.scripts import load_scripts
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import on_loop, until

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
-from pinlater import worker as worker_module
-from pinlater.keys import wake_channel
-from pinlater.scripts import load_scripts
-from pinlater.worker import Worker, WorkerConfig
+from pinlater.store.keys import wake_channel
+from pinlater.store.scripts import load_scripts
+from pinlater.worker import worker as worker_module
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.cut_proxy import Cut, CutProxy
 from tests.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
 from tests.resp import Command
@@ -177,7 +177,7 @@ async def held_up(
     """A worker that claimed three jobs of one attempt, and did not hear of it; its client."""
     for module in ("worker", "ending"):
         monkeypatch.setattr(f"pinlater.{module}.GRACE_S", 0.05)
-    monkeypatch.setattr("pinlater.dequeuing.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pinlater.operations.claim.PATIENCE_S", 0.5)
     server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
     timeout_s = 0.5 if cut is Cut.MUTE else 10.0
     with CutProxy(server.port) as proxy:

@@ -20,8 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlater.keys import queue_key
-from pinlater.scripts import load_scripts
+from pinlater.store.keys import queue_key
+from pinlater.store.scripts import load_scripts
 from tests.servers import Server, wait_until
 from tests.wire_format import (
     BUDGET_BYTES,

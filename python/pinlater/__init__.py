@@ -8,10 +8,9 @@ import importlib
 import typing
 
 from pinlater._core import __version__
-from pinlater.async_client import AsyncClient
-from pinlater.client import Client
-from pinlater.config import QueueConfig
-from pinlater.errors import (
+from pinlater.client.async_client import AsyncClient
+from pinlater.client.client import Client
+from pinlater.model.errors import (
     BodyUnreadable,
     ClaimLost,
     ClientClosed,
@@ -36,15 +35,16 @@ from pinlater.errors import (
     ServerUnavailable,
     TaskFailed,
 )
-from pinlater.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
-from pinlater.registry import register as _register
+from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
+from pinlater.model.queue_config import QueueConfig
+from pinlater.model.registry import register as _register
 
-_register("embedded://", "pinlater.embedded")
+_register("embedded://", "pinlater.embedded.server")
 _register("memory://", "pinlater.memory.server")
-_register("immediate mode", "pinlater.framework.immediate")
+_register("immediate mode", "pinlater.testing.immediate")
 
 if typing.TYPE_CHECKING:
-    from pinlater.framework import (
+    from pinlater.tasks import (
         AsyncTask,
         Cancel,
         Constant,
@@ -70,14 +70,15 @@ if typing.TYPE_CHECKING:
         Task,
         TaskInfo,
     )
-    from pinlater.monitor import Monitor
-    from pinlater.worker import Worker, WorkerConfig
+    from pinlater.worker.monitor import Monitor
+    from pinlater.worker.worker import Worker, WorkerConfig
 else:
 
     def __getattr__(name: str) -> object:
-        module = {"Monitor": "monitor", "Worker": "worker", "WorkerConfig": "worker"}.get(name, "framework")
         if name not in __all__:
             raise AttributeError(f"module 'pinlater' has no attribute {name!r}")
+        engine = {"Monitor": "worker.monitor", "Worker": "worker.worker", "WorkerConfig": "worker.config"}
+        module = engine.get(name, "tasks")
         found = globals()[name] = getattr(importlib.import_module(f"pinlater.{module}"), name)
         return found
 

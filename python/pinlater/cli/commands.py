@@ -17,7 +17,7 @@ import click
 
 from pinlater.cli import output
 from pinlater.cli.settings import Settings, common_options, json_option, settings_of
-from pinlater.errors import (
+from pinlater.model.errors import (
     AppFailed,
     InvalidArgument,
     OutcomeUnknown,
@@ -31,7 +31,7 @@ from pinlater.errors import (
     ServerFull,
     ServerUnavailable,
 )
-from pinlater.tracebacks import of_user
+from pinlater.model.tracebacks import of_user
 
 DONE: Final = 0
 NO: Final = 1

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import click
 
-from pinlater import audit as audits
-from pinlater.audit import AuditReport
 from pinlater.cli.commands import DONE, NO, Command
 from pinlater.cli.output import jobs, print_json, print_table, say
 from pinlater.cli.queue import total_of
+from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, Finding, examine
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.doctor import ERROR, NOTE, OK, WARNING, Finding, examine
+from pinlater.operations import audit as audits
+from pinlater.operations.audit import AuditReport
 
 _STYLES: Final = {OK: "green", NOTE: "cyan", WARNING: "yellow", ERROR: "bold red"}
 

@@ -19,9 +19,9 @@ from rich.progress import Progress
 from pinlater.cli.commands import DONE, Command, Failure, explain, usage
 from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.client import Client
-from pinlater.errors import PartialEnqueue, PinLaterError, checked
-from pinlater.jobs import NewJob
+from pinlater.client.client import Client
+from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
+from pinlater.model.jobs import NewJob
 
 #: Lines in one call: one script call of the most jobs it takes.
 LINES_A_CALL: Final = 1000

@@ -36,8 +36,8 @@ from pinlater.cli.output import (
 )
 from pinlater.cli.queue import STATES, counted
 from pinlater.cli.settings import Settings
-from pinlater.framework.handles import TaskInfo
-from pinlater.jobs import Ack, Job, State
+from pinlater.model.jobs import Ack, Job, State
+from pinlater.tasks.handles import TaskInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 

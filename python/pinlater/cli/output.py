@@ -20,10 +20,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pinlater.errors import BodyUnreadable
-from pinlater.framework import envelope
-from pinlater.framework.handles import TaskInfo
-from pinlater.jobs import Job, JobInfo
+from pinlater.model.errors import BodyUnreadable
+from pinlater.model.jobs import Job, JobInfo
+from pinlater.tasks import envelope
+from pinlater.tasks.handles import TaskInfo
 
 #: A table that is piped is as wide as its content; rich wants a number.
 PIPED_WIDTH: Final = 100_000

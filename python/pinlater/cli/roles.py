@@ -17,10 +17,10 @@ import click
 from pinlater.cli.commands import Command
 from pinlater.cli.output import print_json
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.shards import URL_VARIABLE, resolve_shards
+from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
 if TYPE_CHECKING:
-    from pinlater.framework.options import RunOptions
+    from pinlater.running.options import RunOptions
 
 
 def _shards(settings: Settings) -> dict[str, str]:
@@ -67,8 +67,8 @@ def worker(
     It is a function of one argument, the job. A job whose function returns succeeded; one that raises is tried again
     until its attempts are used up. SIGTERM or Ctrl-C stops: running jobs end first.
     """
-    from pinlater.supervisor import run_workers
-    from pinlater.worker import WorkerConfig
+    from pinlater.running.supervisor import run_workers
+    from pinlater.worker.worker import WorkerConfig
 
     config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
     shards = _shards(settings)
@@ -131,13 +131,13 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     TOML again: several processes are replaced as fresh ones are ready, a lone one ends its tasks first. SIGUSR1 logs
     what runs. The servers are the app's own; where it names none, as for all commands. All of it: docs/running.md.
     """
-    from pinlater.stop_signals import ignore_others
+    from pinlater.worker.stop_signals import ignore_others
 
     ignore_others()
-    from pinlater.framework.app import load_app
-    from pinlater.framework.logs import set_up
-    from pinlater.framework.options import options_of
-    from pinlater.framework.running import run_app
+    from pinlater.running.options import options_of
+    from pinlater.running.run_command import run_app
+    from pinlater.tasks.app import load_app
+    from pinlater.tasks.logs import set_up
 
     options = options_of(told, config)
     _name_servers(settings, options, load_app(options.app).clients.named)
@@ -174,7 +174,7 @@ def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
     It also removes finished jobs past their time. Workers run one themselves; this is for queues that other clients
     work on. Several may run: one is active. SIGTERM or Ctrl-C stops it.
     """
-    from pinlater.supervisor import run_monitor
+    from pinlater.running.supervisor import run_monitor
 
     _log_at_least_info(settings)
     return _ended(settings, "monitor", run_monitor(list(queues) or None, shards=_shards(settings)))
@@ -193,6 +193,6 @@ def demo(settings: Settings, folder: Path | None, output: Path, images: int) -> 
     Of the images in FOLDER, or of a sample set. It has a server of its own; --url is not used. Exit code 1 if a
     thumbnail is missing at the end.
     """
-    from pinlater.demo import run_demo
+    from pinlater.cli.demo import run_demo
 
     return _ended(settings, "demo", run_demo(folder, output=output, images=images))

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater import toml_file
-from pinlater.client import MAX_TIMEOUT_S, Client, ClientSettings
-from pinlater.shards import URL_VARIABLE
+from pinlater.client import settings_file as toml_file
+from pinlater.client.client import MAX_TIMEOUT_S, Client, ClientSettings
+from pinlater.store.shards import URL_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,11 +10,12 @@ import platform
 import click
 import redis
 
-from pinlater import __version__, _core
+import pinlater._core as _core
+from pinlater._core import __version__
 from pinlater.cli.commands import DONE, Command
 from pinlater.cli.output import print_facts, print_json
+from pinlater.cli.server_checks import server_versions
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.doctor import server_versions
 
 
 @click.command("version", cls=Command)

@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pinlater.errors import InvalidArgument
 from pinlater.memory.commands import WRITING, run
 from pinlater.memory.store import CommandError, Status, Store
 from pinlater.memory.values import number_text
+from pinlater.model.errors import InvalidArgument
 
 _SETUP: Final = rb"""
 local execute = ...

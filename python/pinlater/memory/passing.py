@@ -11,13 +11,13 @@ import secrets
 import struct
 from typing import Final
 
-from pinlater.config import StoredConfig
-from pinlater.keys import queue_key
-from pinlater.lanes import LanePool
 from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts
 from pinlater.memory.store import Store
-from pinlater.scripts import load_scripts
+from pinlater.model.queue_config import StoredConfig
+from pinlater.store.keys import queue_key
+from pinlater.store.lanes import LanePool
+from pinlater.store.scripts import load_scripts
 
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:m")
 _ANY_TIME: Final = bytes(6) + b"\xff" * 6

@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 import hiredis
 import uvloop
 
-from pinlater.errors import InvalidArgument
 from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts, require_lupa
 from pinlater.memory.passing import let_expire
 from pinlater.memory.store import OK, Clock, CommandError, Status, Store
+from pinlater.model.errors import InvalidArgument
 
 T = TypeVar("T")
 _START_S: Final = 10.0

@@ -1,0 +1,1 @@
+"""What programs hold: the blocking client and the asyncio client."""

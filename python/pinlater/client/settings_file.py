@@ -1,0 +1,63 @@
+"""The TOML file of a program: pinlater.toml, else tool.pinlater in pyproject.toml, of the current directory.
+
+Promises that producers and all commands look at the same one. Risks: it is read when asked for, not watched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pinlater.model.errors import InvalidArgument
+from pinlater.store.shards import URL_VARIABLE
+
+#: Looked for in the current directory; of pyproject.toml the table tool.pinlater.
+FILES: Final = ("pinlater.toml", "pyproject.toml")
+
+
+def found() -> tuple[str, dict[str, Any]]:
+    """The file's name and what stands there; ("", {}) without one."""
+    for name in FILES:
+        if (path := Path(name)).exists() and (table := table_of(path)):
+            return name, table
+    return "", {}
+
+
+def table_of(path: Path) -> dict[str, Any]:
+    """What stands in a file, of pyproject.toml its table for PinLater. Or InvalidArgument."""
+    import tomllib  # not every program has such a file
+
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"config: {path} can not be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"config: {path} is not TOML: {error}") from None
+    if path.name == "pyproject.toml":
+        for name in ("tool", "pinlater"):
+            document = document.get(name, {})
+            if not isinstance(document, dict):
+                raise InvalidArgument(f"{path}: {name}: expected a table, got {document!r:.60}")
+    return document
+
+
+def servers(
+    url: str | None = None, shards: Mapping[str, str] | None = None
+) -> tuple[str | None, Mapping[str, str] | None]:
+    """The URL, or the shards: those given, else none where PINLATER_URL names some, else those of the file."""
+    if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
+        return url, shards
+    name, table = found()
+    url, shards = table.get("url"), table.get("shards")
+    check_servers(url, {} if shards is None else shards, f"{name}: ")
+    return url, shards or None
+
+
+def check_servers(url: Any, shards: Any, where: str = "") -> None:
+    """Raises InvalidArgument for what names no servers."""
+    if not isinstance(url, str | None):
+        raise InvalidArgument(f"{where}url: expected a URL, got {url!r:.60}")
+    if not isinstance(shards, Mapping) or not all(isinstance(each, str) for each in shards.values()):
+        raise InvalidArgument(f"{where}shards: expected names and URLs, got {shards!r:.60}")

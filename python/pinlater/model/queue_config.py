@@ -1,0 +1,178 @@
+"""What a queue is told to do, and how it is stored.
+
+Promises that a packed configuration reads back as it was, and that every bad value is named before anything is sent.
+docs/design.md §3 has the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+import pinlater._core as _core
+from pinlater.model.errors import InvalidArgument
+
+_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
+_SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
+
+# version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit | life
+_HEAD: Final = struct.Struct(">8sI")
+_SETTINGS: Final = struct.Struct(">IBBIIII")
+_LIFE: Final = struct.Struct(">I")
+#: Of the settings what came later, behind the life: crash_limit, and the name of the quarantine queue.
+_LATER: Final = struct.Struct(">H")
+_PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
+
+MAX_U32: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """Configuration of a queue, the same on every shard.
+
+    lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
+    job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
+    kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
+    succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
+    256 MiB. crash_limit: a job whose worker died so often is failed, and a crash uses up no attempt; 0: each uses one
+    up, and there is no limit. quarantine_queue: where a monitor moves jobs that reached the limit; "": they stay.
+    """
+
+    lease_ms: int = 30_000
+    paused: bool = False
+    refuse_enqueue: bool = False
+    levels: int = 3
+    keep_succeeded: int = 0
+    succeeded_ttl_s: int = 24 * 3600
+    failed_ttl_s: int = 168 * 3600
+    body_limit: int = 1024 * 1024
+    crash_limit: int = 0
+    quarantine_queue: str = ""
+
+    def __post_init__(self) -> None:
+        _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
+        _check_integer("levels", self.levels, 1, _core.MAX_PRIORITY)
+        _check_integer("keep_succeeded", self.keep_succeeded, 0, MAX_U32)
+        _check_integer("succeeded_ttl_s", self.succeeded_ttl_s, 0, MAX_U32)
+        _check_integer("failed_ttl_s", self.failed_ttl_s, 0, MAX_U32)
+        _check_integer("body_limit", self.body_limit, 1, 256 * 1024 * 1024)
+        _check_integer("crash_limit", self.crash_limit, 0, 0xFFFF)
+        if self.quarantine_queue != "":
+            check_queue_name(self.quarantine_queue)
+        for name in ("paused", "refuse_enqueue"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name}: expected True or False, got {getattr(self, name)!r}")
+
+    def pack(self) -> bytes:
+        """The settings as the scripts `create` and `configure` take them."""
+        flags = (_PAUSED if self.paused else 0) | (_REFUSE_ENQUEUE if self.refuse_enqueue else 0)
+        return _SETTINGS.pack(
+            self.lease_ms,
+            flags,
+            self.levels,
+            self.keep_succeeded,
+            self.succeeded_ttl_s,
+            self.failed_ttl_s,
+            self.body_limit,
+        ) + (_LATER.pack(self.crash_limit) + self.quarantine_queue.encode())
+
+
+CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConfig:
+    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, whether the queue was deleted,
+    and its life (the next one with each deletion and each creation).
+    """
+
+    version: bytes
+    generation: int
+    deleted: bool
+    life: int
+    config: QueueConfig
+
+    @property
+    def age(self) -> tuple[int, bytes]:
+        """Greater is newer: by life, as versions of two lives may come from clocks that differ."""
+        return self.life, self.version
+
+    @property
+    def carried(self) -> bytes:
+        """What another shard is told of it: version and life."""
+        return self.version + _LIFE.pack(self.life)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        """Reads what field `c` of key `m` holds."""
+        version, generation = _HEAD.unpack_from(packed)
+        lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
+            packed, _HEAD.size
+        )
+        (life,) = _LIFE.unpack_from(packed, _HEAD.size + _SETTINGS.size)
+        later = packed[_HEAD.size + _SETTINGS.size + _LIFE.size :]
+        config = QueueConfig(
+            lease_ms=lease_ms,
+            paused=bool(flags & _PAUSED),
+            refuse_enqueue=bool(flags & _REFUSE_ENQUEUE),
+            levels=levels,
+            keep_succeeded=keep,
+            succeeded_ttl_s=succeeded_ttl_s,
+            failed_ttl_s=failed_ttl_s,
+            body_limit=body_limit,
+            crash_limit=_LATER.unpack_from(later)[0] if later else 0,
+            quarantine_queue=later[_LATER.size :].decode(),
+        )
+        return cls(version, generation, bool(flags & _DELETED), life, config)
+
+
+def check_queue_name(name: object) -> str:
+    """Returns the name of a queue, or raises InvalidArgument."""
+    if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
+        raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
+    return name
+
+
+def check_source(source: object) -> str:
+    """Returns the source of a claim descriptor, or raises InvalidArgument."""
+    with suppress(UnicodeEncodeError):  # a lone surrogate
+        if isinstance(source, str) and 1 <= len(source.encode()) <= 255:
+            return source
+    raise InvalidArgument(f"source: expected 1 to 255 bytes of text, got {source!r:.80}")
+
+
+def check_shard_name(name: object) -> str:
+    """Returns the name of a shard, or raises InvalidArgument."""
+    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"shard name: expected 1 to 32 letters, digits, underscores or hyphens, got {_shorten(name)}"
+        )
+    return name
+
+
+def check_quarantine(queue: str, config: QueueConfig) -> None:
+    """Raises InvalidArgument for a quarantine queue that is the queue itself, or that no job would ever reach."""
+    if config.quarantine_queue == queue:
+        raise InvalidArgument(f"quarantine_queue: expected another queue than {queue!r} itself")
+    if config.quarantine_queue and not config.crash_limit:
+        raise InvalidArgument("crash_limit: expected 1 or more with a quarantine_queue, got 0")
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Returns an int in [low, high], or raises InvalidArgument (bool, float and NaN included)."""
+    _check_integer(name, value, low, high)
+    assert isinstance(value, int)
+    return value
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidArgument(f"{name}: expected an integer from {low:,} to {high:,}, got {_shorten(value)}")
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"

@@ -1,0 +1,195 @@
+"""Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
+
+Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves
+the rest undone, and its error tells how many were done.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pinlater._core as _core
+from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError, checked
+from pinlater.model.jobs import NewJob, State
+from pinlater.model.queue_config import check_integer
+from pinlater.operations.enqueue import MAX_BATCH, when
+from pinlater.operations.inspect import check_priority
+from pinlater.operations.queues import known_places
+from pinlater.store.effects import Argument, Flow, all_of, complete
+from pinlater.store.keys import gone_channel
+from pinlater.store.requests import write
+from pinlater.store.shards import QueueShard, Session
+
+
+def retry_failed(
+    session: Session,
+    queue: str,
+    priority: int | None,
+    limit: int,
+    attempts: int,
+    run_after_ms: int | None,
+    delay_ms: int | None,
+    deadline_s: float,
+) -> Flow[int]:
+    """Puts up to `limit` failed jobs back in line, highest priority and oldest first; returns how many."""
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    check_integer("limit", limit, 0, 2**63 - 1)
+    # the same limits as a new job's, from the same place
+    checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
+    kind, ms = when(run_after_ms, delay_ms)
+    return (
+        yield from _in_rounds(
+            product(levels, places),
+            "retry_failed",
+            lambda _, level, most: [level, most, attempts, kind, ms],
+            limit,
+            deadline_s,
+        )
+    )
+
+
+def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
+    """Puts the named failed jobs back in line; returns how many were failed."""
+    checked(lambda: NewJob(b"", attempts=attempts))
+    calls = _by_level(session, list(descriptors))
+    flows = [_retry_named(place, level, [level, 0, attempts, 0, 0, *ids], deadline_s) for place, level, ids, _ in calls]
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
+
+
+def _retry_named(
+    place: QueueShard, level: int, arguments: list[Argument], deadline_s: float, done: int = 0
+) -> Flow[int]:
+    """In rounds: those that one has put back are not failed any more, and the next one passes over them. Where a later
+    round fails, resolve() goes on.
+    """
+    rounds = _in_rounds([(level, place)], "retry_failed", partial(_always, arguments), 2**62, deadline_s, done)
+    try:
+        return (yield from rounds)
+    except PartialOutcome as error:
+        by_now: int = error.result
+        raise OutcomeUnknown(
+            str(error), lambda deadline_s: _retry_named(place, level, arguments, deadline_s, by_now)
+        ) from None
+
+
+def delete_jobs(
+    session: Session, queue: str, state: State | str, priority: int | None, limit: int, deadline_s: float
+) -> Flow[int]:
+    """Removes up to `limit` jobs of a state, oldest first (running ones in no order); returns how many. A running one's
+    worker stops it if it can, and its ack will be refused.
+    """
+    return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
+
+
+def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
+    """Removes jobs by descriptor, whatever their state; returns how many were there."""
+    calls = _by_level(session, list(descriptors))
+    flows = [
+        complete(write(place, "delete_jobs", ["", level, 0, _gone(place), *ids], deadline_s), _u32)
+        for place, level, ids, _ in calls
+    ]
+    return (yield from all_of(flows, sum, lambda index: calls[index][3]))
+
+
+def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Removes every job of a queue in every state; the queue stays. Returns how many."""
+    return (yield from _delete_states(session, queue, list(State), None, 2**62, deadline_s))
+
+
+def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
+    """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
+    places = yield from known_places(session, queue, deadline_s)
+    flows = [complete(write(place, "reset_lost", [], deadline_s), _u32) for place in places]
+    return (yield from all_of(flows, sum, lambda _: []))
+
+
+def _delete_states(
+    session: Session, queue: str, states: list[State], priority: int | None, limit: int, deadline_s: float
+) -> Flow[int]:
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    check_integer("limit", limit, 0, 2**63 - 1)
+    done = 0
+    for state in states:
+        arguments = partial(_of_state, state.code)
+        done = yield from _in_rounds(product(levels, places), "delete_jobs", arguments, limit, deadline_s, done)
+    return done
+
+
+def _of_state(code: int, place: QueueShard, level: int, most: int) -> list[Argument]:
+    return [code, level, most, _gone(place)]
+
+
+def _gone(place: QueueShard) -> bytes:
+    return gone_channel(place.queue, place.shard.name)
+
+
+def _always(arguments: list[Argument], _place: QueueShard, _level: int, _most: int) -> list[Argument]:
+    return arguments
+
+
+def _in_rounds(
+    parts: Iterable[tuple[int, QueueShard]],
+    verb: str,
+    arguments: Callable[[QueueShard, int, int], list[Argument]],
+    limit: int,
+    deadline_s: float,
+    done: int = 0,
+) -> Flow[int]:
+    """Calls a script on each level and place as long as it says that it left something, for `limit` jobs at most;
+    returns how many, with those `done` before. arguments: of a place, a level and the most jobs
+    of one call.
+    """
+    more = True
+
+    def changed(reply: list[Any]) -> int:
+        nonlocal more
+        count, left = struct.unpack(">IB", reply[2])
+        more = bool(left and count)
+        return int(count)
+
+    for level, place in parts:
+        more = True
+        while more and done < limit:
+            call = write(place, verb, arguments(place, level, min(limit - done, MAX_BATCH)), deadline_s)
+            done = yield from _round(done, complete(call, changed))
+    return done
+
+
+def _round(done: int, call: Flow[int]) -> Flow[int]:
+    """One round of a large call: how many jobs by now, this round's included.
+
+    What ends the call tells of the rounds before: resolve() of an unknown outcome counts them, and where this round was
+    certainly not carried out, PartialOutcome does.
+    """
+    try:
+        return (yield from complete(call, lambda count: done + count))
+    except OutcomeUnknown:
+        raise
+    except PinLaterError as error:
+        if not done:
+            raise
+        raise PartialOutcome(f"{done} jobs done, then no more: {error}", done, failed=[([], error)]) from None
+
+
+def _by_level(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
+    """A call a place and level: its ids, and their descriptors."""
+    calls: list[tuple[QueueShard, int, list[bytes], list[str]]] = []
+    for queue, shard, levels, ids, positions in checked(_core.group_descriptors, descriptors):
+        by_level: dict[int, tuple[list[bytes], list[str]]] = {}
+        for level, id_, position in zip(levels, ids, positions, strict=True):
+            chosen, named = by_level.setdefault(level, ([], []))
+            chosen.append(id_)
+            named.append(descriptors[position])
+        calls += [(session.place(queue, shard), level, *chosen) for level, chosen in by_level.items()]
+    return calls
+
+
+def _u32(reply: list[Any]) -> int:
+    """The number that a reply begins with."""
+    return int.from_bytes(reply[2][:4], "big")

@@ -1,0 +1,199 @@
+"""Putting jobs in line. Flows only, no I/O.
+
+Promises that every job is checked before any is sent, that each part of a large call is atomic, and that nothing goes
+to another shard unless it is certain that the first did not take it. Risks: a call over several parts or shards can
+succeed in part; it says so.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import pinlater._core as _core
+from pinlater.model.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
+from pinlater.model.jobs import NewJob
+from pinlater.model.queue_config import QueueConfig
+from pinlater.operations.queues import ASK_AGAIN_S, agreed_places, known_places
+from pinlater.store.effects import Argument, Flow, complete, together
+from pinlater.store.requests import CommonKeys, write
+from pinlater.store.shards import QueueShard, Session, shard_for_key
+
+MAX_BATCH: Final = _core.MAX_BATCH
+#: A part of an enqueue carries at most so many bytes of records, so that no call holds a server for long.
+PART_BYTES: Final = 4 * 1024 * 1024
+#: So many parts of a large call are under way at a time.
+PARTS_AT_ONCE: Final = 8
+# one run of a spec, less what only the script needs: priority and how many
+_RUN: Final = struct.Struct(">B7xH")
+
+#: A configuration, and jobs as `_core.pack_jobs` packed them for it.
+_Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
+
+
+def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flow[str]:
+    """Puts one job in line; returns its descriptor."""
+    places = agreed_places(session, queue)
+    if len(places) == 1:
+        return _enqueue_at(places[0], [job], deadline_s, True, None, alone=True)
+    return complete(enqueue_many(session, queue, [job], deadline_s), lambda descriptors: descriptors[0])
+
+
+def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
+    """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
+    places = agreed_places(session, queue) or (yield from known_places(session, queue, deadline_s))
+    if not jobs:
+        return []
+    sizes, packed = _validate(jobs, places)
+    if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
+        found: list[str] = yield from _enqueue_at(places[0], jobs, deadline_s, True, packed)
+        return found
+    parts = [
+        (candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)
+    ]
+    if len(parts) == 1:
+        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s, packed))
+    flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
+    results: list[Any] = []
+    for first in range(0, len(flows), PARTS_AT_ONCE):
+        results += yield from together(flows[first : first + PARTS_AT_ONCE])
+    return _in_order(len(jobs), [part for _, part in parts], results)
+
+
+def _validate(jobs: list[Any], places: list[QueueShard]) -> tuple[list[int], _Packed]:
+    """Every job before any is sent: a bad one in the last part must not leave the first ones in.
+
+    Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one part).
+    """
+    assert places[0].stored is not None
+    config = places[0].stored.config
+    sizes: list[int] = []
+    for first in range(0, len(jobs), MAX_BATCH):
+        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
+        sizes += map(len, packed[2])
+    return sizes, (config, packed)
+
+
+def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
+    """Candidate places and positions of jobs: keyed jobs have one candidate, the others all, in random order."""
+    keyed: dict[str, list[int]] = {}
+    free: list[int] = []
+    if len(session.shards) == 1:
+        return [(places, list(range(len(jobs))))]
+    names = list(session.shards)
+    for position, job in enumerate(jobs):
+        key = job.key if isinstance(job, NewJob) else None
+        (free if key is None else keyed.setdefault(shard_for_key(key, names), [])).append(position)
+    groups = [([session.place(places[0].queue, name)], positions) for name, positions in keyed.items()]
+    if free:
+        groups.append((shuffled(places), free))
+    return groups
+
+
+def shuffled(places: list[QueueShard]) -> list[QueueShard]:
+    """In random order, those that answered when last asked first."""
+    now_s = time.monotonic()
+    return sorted(random.sample(places, len(places)), key=lambda place: place.silent_until_s > now_s)
+
+
+def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
+    """Positions in parts of at most 1,000 jobs and PART_BYTES."""
+    if len(positions) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
+        return [positions]
+    parts: list[list[int]] = [[]]
+    total = 0
+    for position in positions:
+        if len(parts[-1]) == MAX_BATCH or (parts[-1] and total + sizes[position] > PART_BYTES):
+            parts.append([])
+            total = 0
+        parts[-1].append(position)
+        total += sizes[position]
+    return parts
+
+
+def _enqueue_part(
+    candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
+) -> Flow[list[str]]:
+    """Enqueues on the first candidate that takes the jobs; another is tried only if it certainly did not."""
+    for place in candidates[:-1]:
+        try:
+            found: list[str] = yield from _enqueue_at(place, jobs, deadline_s, False, packed)
+            return found
+        except (ServerUnavailable, ServerFull):
+            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+    found = yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed)
+    return found
+
+
+def _enqueue_at(
+    place: QueueShard,
+    jobs: list[Any],
+    deadline_s: float,
+    patient: bool,
+    packed: _Packed | None,
+    *,
+    alone: bool = False,
+) -> Flow[Any]:
+    """The jobs' descriptors; the first one if it is `alone`."""
+    part = _Part(place, jobs, packed, alone)
+    return write(place, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
+
+
+class _Part:
+    """What goes to one place in one call, and what comes back of it."""
+
+    __slots__ = ("_alone", "_jobs", "_packed", "_place", "_spec")
+
+    def __init__(self, place: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
+        self._place, self._jobs, self._packed, self._alone = place, jobs, packed, alone
+        self._spec = b""
+
+    def arguments(self, config: QueueConfig) -> list[Argument]:
+        """As the script takes them."""
+        packed = self._packed
+        if packed is not None and (packed[0] is config or packed[0] == config):
+            self._spec, statuses, records = packed[1]
+        else:
+            self._spec, statuses, records = pack_jobs(self._jobs, config)
+        spec = self._spec
+        given: list[Argument] = [spec, statuses, *records]
+        # one run of jobs of one level, to be run now
+        return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
+
+    def descriptors(self, reply: list[Any]) -> Any:
+        """By the first id; the others follow it in a row."""
+        spec, place = self._spec, self._place
+        one = len(spec) == _RUN.size
+        priorities = spec[0] if one else b"".join(bytes([level]) * n for level, n in _RUN.iter_unpack(spec))
+        first = int.from_bytes(reply[2], "big")
+        found = _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(self._jobs))
+        return found[0] if self._alone else found
+
+
+def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
+    """Spec, statuses and records of jobs, or InvalidArgument naming the job."""
+    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.levels)
+    return packed
+
+
+def _in_order(count: int, parts: list[list[int]], results: list[Any]) -> list[str]:
+    ordered: list[Any] = [None] * count
+    for positions, result in zip(parts, results, strict=True):
+        for offset, position in enumerate(positions):
+            ordered[position] = result if isinstance(result, PinLaterError) else result[offset]
+    errors = [result for result in results if isinstance(result, PinLaterError)]
+    if not errors:
+        return ordered
+    if len(errors) == len(results) and not any(isinstance(error, OutcomeUnknown) for error in errors):
+        raise errors[0]
+    raise PartialEnqueue(ordered)
+
+
+def when(run_after_ms: int | None, delay_ms: int | None) -> tuple[int, int]:
+    """kind and ms as the scripts take them."""
+    if run_after_ms:
+        return 1, run_after_ms
+    return (2, delay_ms) if delay_ms else (0, 0)

@@ -1,0 +1,138 @@
+"""Looking at jobs: lookup, count, peek, scan. Flows only, no I/O; nothing changes.
+
+Promises that a job which stays where it is comes exactly once in a scan. Risks: counts of several shards are not of one
+moment.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import pinlater._core as _core
+from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.jobs import CountsByState, JobInfo, State
+from pinlater.model.queue_config import check_integer
+from pinlater.operations.enqueue import MAX_BATCH
+from pinlater.operations.queues import known_places
+from pinlater.store.effects import Argument, Flow, all_of
+from pinlater.store.requests import read
+from pinlater.store.shards import QueueShard, Session
+
+#: A claim, lookup or scan page returns at most so many bytes of records (one job always).
+REPLY_BYTES: Final = 4 * 1024 * 1024
+
+
+def lookup(
+    session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
+) -> Flow[dict[str, JobInfo]]:
+    """What is known of jobs, by descriptor; unknown ones are left out."""
+    groups = checked(_core.group_descriptors, list(descriptors))
+    flows = [
+        _lookup_at(session.place(queue, shard), levels, ids, with_body, deadline_s)
+        for queue, shard, levels, ids, _ in groups
+    ]
+    found = yield from all_of(flows, lambda parts: [info for part in parts for info in part])
+    return {info.descriptor: info for info in found}
+
+
+def _lookup_at(
+    place: QueueShard, levels: bytes, ids: list[bytes], with_body: bool, deadline_s: float
+) -> Flow[list[JobInfo]]:
+    infos: list[JobInfo] = []
+    done = 0
+    while done < len(ids):
+        arguments: list[Argument] = [int(with_body), REPLY_BYTES, levels[done:], *ids[done:]]
+        reply = yield from read(place, "lookup", arguments, deadline_s)
+        infos += [JobInfo.unpack(place.queue, place.shard.name, packed) for packed in reply[2:] if packed]
+        done += len(reply) - 2
+    return infos
+
+
+def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:
+    """How many jobs a queue has, over all shards."""
+    places = yield from known_places(session, queue, deadline_s)
+    check_priority(priority, places)
+    replies = yield from all_of([read(place, "count", [], deadline_s) for place in places], list)
+    total = CountsByState()
+    for reply in replies:
+        levels = CountsByState.unpack(reply[2])
+        for counts in levels if priority is None else levels[priority - 1 : priority]:
+            total += counts
+    return total
+
+
+def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]]:
+    """How many jobs are due now, by priority, over all shards."""
+    places = yield from known_places(session, queue, deadline_s)
+    yield from all_of([peek_at(place, deadline_s) for place in places], list)
+    return {level: sum(place.left[level - 1] for place in places) for level in range(1, len(places[0].left) + 1)}
+
+
+def peek_at(place: QueueShard, deadline_s: float) -> Flow[None]:
+    """Brings up to date what is known of a place's due jobs."""
+    reply = yield from read(place, "peek", [], deadline_s)
+    place.left = (
+        list(struct.unpack(f">{len(reply[2]) // 4}I", reply[2])) if reply[3] == b"0" else [0] * (len(reply[2]) // 4)
+    )
+    place.left_at_s = time.monotonic()
+
+
+def scan_page(
+    session: Session,
+    queue: str,
+    state: State | str,
+    priority: int | None,
+    future: bool,
+    with_body: bool,
+    limit: int,
+    cursor: str,
+    deadline_s: float,
+) -> Flow[tuple[list[JobInfo], str]]:
+    """One page of a scan and where to go on: "" at first and at the end. Shard by shard, level by level, latest time
+    first.
+    """
+    wanted = State.of(state)
+    if future and wanted is not State.PENDING:
+        raise InvalidArgument(f"future: expected with pending jobs, got {wanted.value} ones")
+    places = yield from known_places(session, queue, deadline_s)
+    levels = check_priority(priority, places)
+    check_integer("limit", limit, 1, MAX_BATCH)
+    shard, level, position = _read_cursor(cursor, places[0].shard.name, levels[0])
+    order = [(place, at) for place in places for at in levels]
+    here = next((i for i, (place, at) in enumerate(order) if (place.shard.name, at) == (shard, level)), None)
+    if here is None:
+        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
+    place = order[here][0]
+    arguments: list[Argument] = [wanted.code, level, int(future), position, limit, int(with_body), REPLY_BYTES]
+    reply = yield from read(place, "scan", arguments, deadline_s)
+    infos = [JobInfo.unpack(queue, place.shard.name, packed) for packed in reply[3:]]
+    if reply[2]:
+        return infos, f"{shard}.{level}.{reply[2].hex()}"
+    if here + 1 == len(order):
+        return infos, ""
+    following, at = order[here + 1]
+    return infos, f"{following.shard.name}.{at}."
+
+
+def _read_cursor(cursor: str, first_shard: str, first_level: int) -> tuple[str, int, bytes]:
+    if not cursor:
+        return first_shard, first_level, b""
+    try:
+        shard, level, position = cursor.split(".")
+        return shard, int(level), bytes.fromhex(position)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}") from None
+
+
+def check_priority(priority: int | None, places: list[QueueShard]) -> list[int]:
+    """The levels meant: one, or all."""
+    assert places[0].stored is not None
+    levels = places[0].stored.config.levels
+    if priority is None:
+        return list(range(1, levels + 1))
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= levels:
+        raise InvalidArgument(f"priority: expected 1 to {levels} (the queue has {levels} levels), got {priority!r}")
+    return [priority]

@@ -1,0 +1,217 @@
+"""What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
+
+Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is returned,
+not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone; PartialOutcome says
+of which jobs it was carried out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pinlater._core as _core
+from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.jobs import Checkpoint, Claimed, NewJob
+from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
+from pinlater.operations.enqueue import pack_jobs, when
+from pinlater.store.effects import Argument, Flow, all_of, complete
+from pinlater.store.requests import CommonKeys, write
+from pinlater.store.shards import Session
+
+_ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
+_BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
+
+
+def ack(
+    session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool, deadline_s: float
+) -> Flow[list[Any]]:
+    """Ends running jobs; returns the items that were refused because the caller does not hold them."""
+    succeeded, failed = list(succeeded), list(failed)
+    batches = checked(_core.group_acks, succeeded, failed, tombstone)
+    items = [*succeeded, *failed]
+    flows = []
+    for batch in _with_source(batches, source):
+
+        def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
+            given: list[Argument] = [_more(batch, source), batch.groups, *batch.ids]
+            if failed or tombstone or config.keep_succeeded:
+                return given
+            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.levels)
+
+        flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
+    return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
+
+
+def _more(batch: _core.AckBatch, source: str) -> bytes:
+    if not (source or batch.statuses or any(batch.flags)):
+        return b""
+    name = source.encode()
+    return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
+
+
+def places_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
+    """What is acked by token: ids by queue and shard. Raises InvalidArgument for what ack() would."""
+    places: dict[tuple[str, str], list[bytes]] = {}
+    for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
+        places.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+    return places
+
+
+def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
+    """Hands jobs back as they were; returns those that were refused."""
+    jobs = list(jobs)
+    batches = checked(_core.group_releases, jobs)
+    flows = [
+        _held_batch(session, batch, "release", [source, batch.groups, *batch.ids], deadline_s)
+        for batch in _with_source(batches, source)
+    ]
+    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
+
+
+def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: float) -> Flow[list[Any]]:
+    """Gives the leases of jobs their full length again: whole claims, or (own) a lease for each job alone. Returns the
+    refused.
+    """
+    jobs = list(jobs)
+    flows = []
+    batches = checked(_core.group_releases, jobs)
+    for batch in batches:
+        if batch.tokenless:
+            raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
+        packed = [
+            bytes([level]) + id_ + token
+            for (level, token), id_ in zip(_levels_and_tokens(batch.groups), batch.ids, strict=True)
+        ]
+        if own:
+            flows.append(_held_batch(session, batch, "renew", [b"", b"".join(packed), 0], deadline_s))
+        else:
+            flows.append(_renew_claims(session, batch, packed, deadline_s))
+    return (yield from all_of(flows, lambda refused: _items_at(jobs, refused), _items_of(batches, jobs)))
+
+
+def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], deadline_s: float) -> Flow[list[int]]:
+    """packed: level, id and token an item; each claim is named by one of its jobs."""
+    tokens = [item[-8:] for item in packed]
+    named = dict(zip(tokens, packed, strict=True))
+
+    def refused(reply: list[Any]) -> list[int]:
+        distinct = list(named)
+        gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
+        return [position for position, token in zip(batch.positions, tokens, strict=True) if token in gone]
+
+    place = session.place(batch.queue, batch.shard)
+    given: list[Argument] = [b"".join(named.values()), b"", 0]
+    return (yield from complete(write(place, "renew", given, deadline_s), refused))
+
+
+def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
+    """Keeps the progress of running jobs; returns the checkpoints that were refused."""
+    checkpoints = list(checkpoints)
+    for item in checkpoints:
+        if not isinstance(item, Checkpoint):
+            raise InvalidArgument(f"expected a Checkpoint, got {item!r:.80}")
+    batches = checked(_core.group_releases, [item.job for item in checkpoints])
+    for item in checkpoints:
+        checked(_checkpoint_as_job, item)
+    # of a job named twice the first one stands: the others are not carried out, so they are refused
+    repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
+    flows = []
+    for batch in _with_source(batches, source):
+        chosen = [checkpoints[position] for position in batch.positions]
+
+        def arguments(config: QueueConfig, batch: Any = batch, chosen: Any = chosen) -> list[Argument]:
+            return [source, *_pack_checkpoints(batch, chosen, config)]
+
+        flows.append(_held_batch(session, batch, "checkpoint", arguments, deadline_s))
+    return (
+        yield from all_of(
+            flows,
+            lambda refused: _items_at(checkpoints, [*refused, list(repeated)]),
+            _items_of(batches, checkpoints),
+        )
+    )
+
+
+def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:
+    items, statuses, bodies = [], [], []
+    for position, ((level, token), id_, item) in enumerate(
+        zip(_levels_and_tokens(batch.groups), batch.ids, chosen, strict=True)
+    ):
+        # the same limits as a new job's, from the same place
+        as_job = checked(_checkpoint_as_job, item)
+        record = pack_jobs([as_job], config)[2][0]
+        what = (
+            (_BODY if item.body is not None else 0)
+            | (_MOVE if item.move_to_pending else 0)
+            | (_ATTEMPTS if item.attempts is not None else 0)
+            | (_STATUS if item.status else 0)
+        )
+        kind, ms = when(item.run_after_ms, item.delay_ms)
+        items.append(_ITEM.pack(level, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0))
+        if item.status:
+            text = item.status.encode()
+            statuses.append(struct.pack(">HH", position, len(text)) + text)
+        if item.body is not None:
+            bodies.append(record[4:])
+    return [b"".join(items), b"".join(statuses), *bodies]
+
+
+def _checkpoint_as_job(item: Checkpoint) -> NewJob:
+    if not item.move_to_pending and (item.run_after_ms is not None or item.delay_ms is not None):
+        raise ValueError("checkpoint: run_after_ms and delay_ms have a meaning only with move_to_pending=True")
+    return NewJob(
+        item.body if item.body is not None else b"",
+        run_after_ms=item.run_after_ms,
+        delay_ms=item.delay_ms,
+        attempts=item.attempts if item.attempts is not None else 1,
+        status=item.status,
+    )
+
+
+def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBatch]:
+    if source != "":
+        check_source(source)
+    elif any(batch.tokenless for batch in batches):
+        raise InvalidArgument(
+            "expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it"
+        )
+    return batches
+
+
+def _held_batch(
+    session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float
+) -> Flow[list[int]]:
+    """One call on jobs of one place; returns positions (in what the caller gave) that were refused."""
+    check_queue_name(batch.queue)
+    place = session.place(batch.queue, batch.shard)
+
+    def refused(reply: list[Any]) -> list[int]:
+        return [batch.positions[index] for (index,) in struct.iter_unpack(">H", reply[2])]
+
+    return (yield from complete(write(place, verb, arguments, deadline_s), refused))
+
+
+def _levels_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
+    """Level and token of each id, from the groups of a release."""
+    found: list[tuple[int, bytes]] = []
+    at = 0
+    while at < len(groups):
+        level, count = struct.unpack_from(">BH", groups, at)
+        at += 3
+        while count:
+            token, run = struct.unpack_from(">8sH", groups, at)
+            at += 10
+            count -= run
+            found += [(level, token)] * run
+    return found
+
+
+def _items_of(batches: list[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
+    """What the caller gave of a batch, by the batch's index."""
+    return lambda index: [items[position] for position in batches[index].positions]
+
+
+def _items_at(items: list[Any], refused: list[list[int]]) -> list[Any]:
+    return [items[position] for position in sorted(position for part in refused for position in part)]

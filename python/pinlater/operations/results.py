@@ -1,0 +1,151 @@
+"""Results of jobs: kept by the worker that holds the job, waited for by whoever has its descriptor. Flows only, no I/O.
+
+Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, listens, and looks
+again. Risks: what nobody tells of (a job failed by its lease, one removed by hand) is seen SAFETY_S later.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import pinlater._core as _core
+from pinlater.model.errors import ResultGone, ResultTimeout, TaskFailed, checked
+from pinlater.model.jobs import Job, State
+from pinlater.operations.inspect import REPLY_BYTES, lookup
+from pinlater.store.effects import Argument, AwaitMessage, Flow, Joined, Send, Sleep, Watch, all_of, complete
+from pinlater.store.keys import result_channel
+from pinlater.store.requests import read, write
+from pinlater.store.shards import QueueShard, Session
+
+#: A waiter looks once in so long though nobody told it anything.
+SAFETY_S: Final = 5.0
+#: Where nobody can be heard, it looks so soon again.
+LOOK_AGAIN_S: Final = 0.5
+
+_ITEM: Final = struct.Struct(">B8s8s6s")
+_ANSWER, _FAILED, _ON_ITS_WAY = b"\1", b"\2", b"\3"
+
+#: What is kept of a job: the result, for so many ms.
+Kept: TypeAlias = tuple[Job, bytes, int]
+
+
+def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
+    """Keeps results of running jobs of one queue and shard; returns the jobs that the caller does not hold."""
+    place = session.place(kept[0][0].queue, kept[0][0].shard)
+    parts = in_parts(kept)
+    flows = [_store_part(place, part, deadline_s) for part in parts]
+    return (
+        yield from all_of(
+            flows, lambda refused: [job for part in refused for job in part], lambda index: [*parts[index]]
+        )
+    )
+
+
+def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
+    """In calls of bounded size."""
+    parts: list[list[Kept]] = []
+    room = 0
+    for one in kept:
+        if len(one[1]) > room or len(parts[-1]) == _core.MAX_BATCH:
+            parts.append([])
+            room = max(REPLY_BYTES, len(one[1]))
+        parts[-1].append(one)
+        room -= len(one[1])
+    return parts
+
+
+def _store_part(place: QueueShard, part: list[Kept], deadline_s: float) -> Flow[list[Job]]:
+    items = b"".join(
+        _ITEM.pack(job.priority, job.id.to_bytes(8, "big"), job.token, ms.to_bytes(6, "big")) for job, _, ms in part
+    )
+    channel = result_channel(place.queue, place.shard.name)
+    arguments: list[Argument] = [channel, items, *(result for _, result, _ in part)]
+
+    def refused(reply: list[Any]) -> list[Job]:
+        return [part[position][0] for (position,) in struct.iter_unpack(">H", reply[2])]
+
+    return (yield from complete(write(place, "store_results", arguments, deadline_s), refused))
+
+
+def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
+    """Has those who wait for results of these jobs look again. Where that fails, their own look has to do."""
+    sends = []
+    for descriptor in descriptors:
+        place, _, id_ = _parsed(session, descriptor)
+        sends.append(Send(place.shard.server, [("PUBLISH", _channel(place, id_), b"")], deadline_s))
+    if sends:
+        yield sends
+
+
+def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float) -> Flow[bytes]:
+    """The result of a job, waited for. wait_s: so long at most. deadline_s: of the first look; a later one is sent
+    again for as long as the wait goes on.
+
+    Raises TaskFailed, ResultGone or ResultTimeout.
+    """
+    place, level, id_ = _parsed(session, descriptor)
+    end_s = time.monotonic() + wait_s
+    watch: Any = None
+    try:
+        while True:
+            patient = deadline_s >= end_s
+            told: bytes = yield Joined((place, patient), (level, id_, deadline_s), partial(_look, place))
+            if told[:1] == _ANSWER:
+                return told[1:]
+            _raise_end(descriptor, told)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
+            deadline_s = max(deadline_s, end_s)
+            if watch is None or watch.lost:
+                watch = yield Watch(place.shard.server, _channel(place, id_))
+                if watch is None:
+                    yield Sleep(min(left_s, LOOK_AGAIN_S))
+            else:
+                yield AwaitMessage(watch, min(left_s, SAFETY_S))
+    finally:
+        if watch is not None:
+            watch.close()
+
+
+def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:
+    """A job's state, or None; one that is gone has succeeded for as long as its result is there."""
+    found = yield from lookup(session, [descriptor], False, deadline_s)
+    if descriptor in found:
+        return found[descriptor].state
+    place, level, id_ = _parsed(session, descriptor)
+    told = (yield from _look(place, [(level, id_, deadline_s)]))[0]
+    return State.SUCCEEDED if told[:1] == _ANSWER else None
+
+
+def _look(place: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
+    """What became of jobs of one queue and shard, 1,000 at most. asked: level, id, until when to ask."""
+    levels, ids = bytes(level for level, _, _ in asked), [id_ for _, id_, _ in asked]
+    deadline_s = max(deadline_s for _, _, deadline_s in asked)
+    found: list[bytes] = []
+    while (done := len(found)) < len(ids):
+        reply = yield from read(place, "outcome", [REPLY_BYTES, levels[done:], *ids[done:]], deadline_s)
+        found += reply[2:]
+    return found
+
+
+def _raise_end(descriptor: str, told: bytes) -> None:
+    if told[:1] == _FAILED:
+        raise TaskFailed(descriptor, told[1:].decode("utf-8", "replace"))
+    if told != _ON_ITS_WAY:
+        raise ResultGone(
+            f"job {descriptor}: there is no result: the job was removed, its result's time is over, or it kept none"
+        )
+
+
+def _parsed(session: Session, descriptor: str) -> tuple[QueueShard, int, bytes]:
+    queue, shard, level, number = checked(_core.parse_descriptor, descriptor)
+    return session.place(queue, shard), level, number.to_bytes(8, "big")
+
+
+def _channel(place: QueueShard, id_: bytes) -> bytes:
+    return result_channel(place.queue, place.shard.name) + id_.hex().encode()

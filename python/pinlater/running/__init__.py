@@ -1,0 +1,1 @@
+"""`pinlater run`: the supervisor, its worker processes, and what they report."""

@@ -1,0 +1,72 @@
+"""What runs now, with stacks: the answer to SIGUSR1.
+
+Promises that nothing is kept for it while jobs run, and that it can be made while a task keeps the loop busy. Risks: a
+task that waits for a future shows its own frames, not those of whoever will set it; code that never gives the GIL away
+is seen when it does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from pinlater.model.jobs import Job
+from pinlater.tasks.logs import escaped, task_of
+from pinlater.worker.executor import call_plain
+from pinlater.worker.worker import Worker
+
+#: So many jobs are shown.
+MAX_SHOWN: Final = 1_000
+
+
+def dump(worker: Worker) -> str:
+    """Each running job with its stack, then each thread's."""
+    running = list(worker.running.items())
+    threads = sys._current_frames()
+    of_job = {id(job): frame for frame in threads.values() if (job := _job_of(frame)) is not None}
+    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a slot"]
+    for future, held in running[:MAX_SHOWN]:
+        job = held.job
+        claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)
+        lines.append(f"job {job.descriptor}: task {task_of(job)}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}")
+        frame = of_job.get(id(job))
+        frames = _stack_of(frame) if frame is not None else list(_awaited(getattr(future, "get_coro", lambda: None)()))
+        lines += _told(frames)
+    for thread in threading.enumerate():
+        frame = threads.get(thread.ident or 0)
+        lines.append(f"thread {thread.name}")
+        lines += [] if frame is None else _told(_stack_of(frame))
+    return "\n".join(map(escaped, lines))
+
+
+def _job_of(frame: FrameType | None) -> Job | None:
+    """The job whose plain function a thread of the pool runs."""
+    while frame is not None:
+        if frame.f_code is call_plain.__code__:
+            return frame.f_locals.get("job")
+        frame = frame.f_back
+    return None
+
+
+def _stack_of(frame: FrameType) -> list[FrameType]:
+    """Outermost first."""
+    return [found for found, _ in traceback.walk_stack(frame)][::-1]
+
+
+def _awaited(awaiting: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine and of what it awaits, outermost first."""
+    while awaiting is not None:
+        frame = getattr(awaiting, "cr_frame", None) or getattr(awaiting, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        awaiting = getattr(awaiting, "cr_await", None) or getattr(awaiting, "gi_yieldfrom", None)
+
+
+def _told(frames: list[FrameType]) -> list[str]:
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+    return [f"  {line}" for entry in summary.format() for line in entry.rstrip().splitlines()]

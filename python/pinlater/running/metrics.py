@@ -1,0 +1,141 @@
+"""Counts of a worker, and their sum over processes, in Prometheus's text format.
+
+Promises that a job costs a few additions to plain integers: all else is done when somebody asks. Risks: what a process
+counted after its last report is lost when it is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from pinlater.tasks.meters import BOUNDS_S, Meter
+from pinlater.tasks.runner import Dispatcher
+from pinlater.worker.worker import Worker
+
+#: Name, kind and meaning, in the order they are printed.
+FAMILIES: Final[dict[str, tuple[str, str]]] = {
+    "pinlater_jobs_total": (
+        "counter",
+        "Jobs whose task ran, by task and end: succeeded, retried (failed, to be tried again), failed (for good), "
+        "snoozed, cancelled, expired.",
+    ),
+    "pinlater_job_seconds": ("histogram", "How long the runs of a task took."),
+    "pinlater_running_jobs": ("gauge", "Jobs that run."),
+    "pinlater_prefetched_jobs": ("gauge", "Jobs claimed and not started."),
+    "pinlater_ending_jobs": ("gauge", "Jobs that ran and are not acked yet."),
+    "pinlater_claims_total": ("counter", "Claim calls answered."),
+    "pinlater_claimed_jobs_total": ("counter", "Jobs claimed."),
+    "pinlater_redelivered_jobs_total": (
+        "counter",
+        "Jobs of lost workers that a monitor here put back in line, or failed after their last attempt.",
+    ),
+    "pinlater_crashed_jobs_total": (
+        "counter",
+        "Jobs that a process had begun when it died, given back by its supervisor, by end: retried (back in line), "
+        "failed (they reached the crash limit, or it was their last attempt).",
+    ),
+    "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
+    "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
+    "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
+    "pinlater_newer_envelopes_total": ("counter", "Jobs put back as a newer worker wrote their envelope."),
+    "pinlater_unknown_tasks_total": ("counter", "Jobs put back as no task has their name: the first 100 names."),
+    "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
+    "pinlater_released_jobs_total": ("counter", "Jobs handed back at a stop."),
+    "pinlater_processes": ("gauge", "Processes that run."),
+    "pinlater_process_restarts_total": (
+        "counter",
+        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), reload.",
+    ),
+}
+MAX_NAMES: Final = 100
+_UNKNOWN: Final = "pinlater_unknown_tasks_total"
+_OTHER: Final = '{task="(other)"}'
+
+#: By family, then by what follows its name: labels, or _bucket{…} and the like.
+Samples: TypeAlias = dict[str, dict[str, float]]
+
+
+def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
+    """What this process counted so far; folds its meters."""
+    stats, told = worker.stats, dispatcher.stats
+    found: Samples = {
+        "pinlater_running_jobs": {"": len(worker.running)},
+        "pinlater_prefetched_jobs": {"": len(worker.prefetched)},
+        "pinlater_ending_jobs": {"": worker.unacked},
+        "pinlater_claims_total": {"": stats.claims},
+        "pinlater_claimed_jobs_total": {"": stats.claimed},
+        "pinlater_redelivered_jobs_total": {"": 0 if worker.monitor is None else worker.monitor.redelivered},
+        "pinlater_timeouts_total": {"": told.timeouts},
+        "pinlater_expired_jobs_total": {"": told.expired},
+        "pinlater_unreadable_jobs_total": {"": told.unreadable},
+        "pinlater_stale_jobs_total": {"": stats.stale},
+        "pinlater_released_jobs_total": {"": stats.released},
+        "pinlater_jobs_total": {},
+        "pinlater_job_seconds": {},
+    }
+    for name, meter in dispatcher.meters.items():
+        meter.fold()
+        label = f'task="{_escaped(name)}"'
+        for end, count in meter.ends.items():
+            found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
+        found["pinlater_job_seconds"] |= _histogram(label, meter)
+    newer = {f'{{version="{version}"}}': count for version, count in told.newer.items()}
+    _add(found, {"pinlater_newer_envelopes_total": newer})
+    unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in told.unknown.items()}
+    _add(found, {_UNKNOWN: unknown})
+    return found
+
+
+def add(
+    total: Samples,
+    more: Mapping[str, Mapping[str, float]],
+    *,
+    gauges: bool = True,
+    names: set[str] | None = None,
+) -> None:
+    """Adds samples to a sum. gauges: also what only a process that runs has. names: of unknown tasks, those that are
+    told apart; gets more while it has room. By default those of the sum.
+    """
+    for family, values in more.items():
+        if gauges or FAMILIES[family][0] != "gauge":
+            _add(total, {family: values}, names)
+
+
+def text(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Prometheus's text format, version 0.0.4."""
+    lines: list[str] = []
+    for family, (kind, meaning) in FAMILIES.items():
+        if family in found:
+            lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
+            lines += [f"{family}{rest} {value:.10g}" for rest, value in found[family].items()]
+    return "\n".join([*lines, ""])
+
+
+def _histogram(label: str, meter: Meter) -> dict[str, float]:
+    found: dict[str, float] = {}
+    runs = 0
+    for bound_s, count in zip((*BOUNDS_S, "+Inf"), meter.buckets, strict=True):
+        runs += count
+        found[f'_bucket{{{label},le="{bound_s}"}}'] = runs
+    found[f"_sum{{{label}}}"] = meter.seconds
+    found[f"_count{{{label}}}"] = runs
+    return found if runs else {}
+
+
+def _add(total: Samples, more: Mapping[str, Mapping[str, float]], names: set[str] | None = None) -> None:
+    for family, values in more.items():
+        sums = total.setdefault(family, {})
+        apart = set(sums) if names is None else names
+        for rest, value in values.items():
+            key = rest
+            if family == _UNKNOWN and rest not in apart:
+                if len(apart - {_OTHER}) < MAX_NAMES:
+                    apart.add(rest)
+                else:
+                    key = _OTHER
+            sums[key] = sums.get(key, 0) + value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

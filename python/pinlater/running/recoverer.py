@@ -1,0 +1,122 @@
+"""Worker processes that died: what they held is given back at once, with how they ended as evidence.
+
+Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone; that
+jobs it had not begun have not crashed; and that a server that does not answer is asked again until the leases have run
+out. Risks: then, or where the supervisor dies too, they run out by themselves, without evidence, and all have crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.queue_config import QueueConfig
+from pinlater.operations.queues import known_places
+from pinlater.running.worker_process import Process
+from pinlater.store.effects import Flow
+from pinlater.store.requests import write
+from pinlater.store.shards import QueueShard
+from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
+from pinlater.worker.os_process import exit_in_words
+from pinlater.worker.started_jobs import ids_in
+
+log: Final = logging.getLogger("pinlater.supervisor")
+
+#: How long a supervisor that stops waits for what is under way.
+LAST_S: Final = 2.0
+_COUNTS: Final = struct.Struct(">IIIIB")
+
+
+class Deaths:
+    """make: a client for the supervisor's loop. queues: what processes work on that do not report others."""
+
+    def __init__(self, make: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
+        self._make = make
+        self._queues = list(queues)
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Jobs given back so far.
+        self.retried = self.failed = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Around the supervisor's run, on its loop."""
+        async with self._make() as self._client:
+            try:
+                yield
+            finally:
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=LAST_S)
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __call__(self, process: Process, code: int) -> None:
+        """That process ended with this code."""
+        task = asyncio.get_running_loop().create_task(self._end(process, exit_in_words(code)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end(self, process: Process, told: str) -> None:
+        queues = process.report.get("queues") or self._queues
+        await asyncio.gather(*(self._end_surely(queue, process, told) for queue in queues))
+
+    async def _end_surely(self, queue: str, process: Process, told: str) -> None:
+        """Tried until the leases are over."""
+        pause_s, began_s = FIRST_RETRY_S, time.monotonic()
+        while True:
+            try:
+                await self._end_in(queue, process, told)
+            except QueueNotFound:
+                return
+            except PinLaterError as error:
+                if pause_s == FIRST_RETRY_S:
+                    log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
+            else:
+                return
+            config = self._client.session.known_config(queue) or QueueConfig()
+            if time.monotonic() - began_s >= config.lease_ms / 1000:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+    async def _end_in(self, queue: str, process: Process, told: str) -> None:
+        session = self._client.session
+        places = await self._client.run(lambda end: known_places(session, queue, end))
+        arguments = [process.source, told, ids_in(process.begun)]
+        ended = await asyncio.gather(*(self._end_at(place, arguments) for place in places))
+        leases, retried, failed, unbegun = (sum(counts) for counts in zip(*ended, strict=True))
+        if leases:
+            log.warning(
+                "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not begun",
+                queue,
+                process.pid,
+                told,
+                leases,
+                retried,
+                failed,
+                unbegun,
+            )
+
+    async def _end_at(self, place: QueueShard, arguments: list[Any]) -> list[int]:
+        """Returns leases, jobs tried again, jobs failed, jobs not begun. arguments: of end_leases, but its cursor."""
+        counts = await self._client.run(lambda end: _end_leases(place, arguments, end))
+        self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
+        return counts
+
+
+def _end_leases(place: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
+    total = [0, 0, 0, 0]
+    cursor, more = b"0:0", True
+    while more:
+        reply = yield from write(place, "end_leases", [*arguments, cursor], deadline_s, patient=False)
+        *counts, more = _COUNTS.unpack_from(reply[2])
+        cursor = reply[2][_COUNTS.size :]
+        total = [sum(pair) for pair in zip(total, counts, strict=True)]
+    return total

@@ -1,0 +1,1 @@
+"""How one request becomes an answer: keys, scripts, servers, and the two drivers that carry out effects."""

@@ -1,0 +1,159 @@
+"""The Lua transitions, read from `lua/` once and ready to send.
+
+Promises that a script's header is the truth: its KEYS and ARGV lines make the names its body uses, so a key that is not
+declared does not exist there, and a header that does not fit fails at import. Risks nothing at run time; nothing here
+talks to a server.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from pinlater.store.keys import script_keys
+
+LUA_DIRECTORY: Final = Path(__file__).parents[1] / "lua"
+
+# A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
+_SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
+_FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
+_HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
+_NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
+
+    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
+    that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
+    them is the configuration's version.
+    """
+
+    verb: str
+    kind: str
+    source: bytes
+    sha: bytes
+    keys: tuple[str, ...]
+    common: int
+    arguments: tuple[str, ...]
+    versioned: bool
+
+    def names(self, queue: str, shard: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
+        """KEYS of a call. common: of one that needs no more than most do."""
+        first = script_keys(queue, shard, self.keys[: self.common], levels)
+        return first if common else first + script_keys(queue, shard, self.keys[self.common :], levels)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the script carries a lane and changes something."""
+        return self.kind != "read"
+
+
+@cache
+def load_scripts() -> dict[str, Script]:
+    """Returns every script by verb.
+
+    Raises ValueError, naming file and line, for a header that is incomplete or does not fit the body.
+    """
+    return {path.stem: _load(path) for path in sorted(LUA_DIRECTORY.glob("*.lua"))}
+
+
+def _load(path: Path) -> Script:
+    body = path.read_text("utf-8")
+    header = dict(_FIELD.findall(body))
+    for name in ("KIND", "KEYS", "ARGV", "NEEDS", "REPLY"):
+        if name not in header:
+            raise ValueError(f"{path.name}: header line {name} is missing")
+    if header["KIND"] not in _SHEBANGS:
+        raise ValueError(f"{path.name}: KIND: expected one of {', '.join(_SHEBANGS)}, got {header['KIND']!r}")
+    common, _, more = (tuple(part.split()) for part in header["KEYS"].partition("|"))
+    keys, arguments = common + more, tuple(header["ARGV"].split())
+    code = "\n".join([*map(_part, header["NEEDS"].split()), _strip(_whole(body))])
+    _check(path.name, common, more, arguments, code)
+    names = _common_names(common, more) if more else _key_names(keys)
+    lines = [_SHEBANGS[header["KIND"]], "local KEYS, ARGV = KEYS, ARGV", *names, *_argument_names(arguments), code]
+    source = "\n".join(line for line in lines if line).encode()
+    sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+    return Script(path.stem, header["KIND"], source, sha, keys, len(common), arguments, "version" in arguments)
+
+
+def _part(name: str) -> str:
+    return _strip(_whole((LUA_DIRECTORY / "lib" / f"{name}.lua").read_text("utf-8")))
+
+
+def _whole(code: str) -> str:
+    """Puts parts where the code asks for them (`-- HERE name…`): within the case that needs their functions."""
+    return _HERE.sub(lambda match: "\n".join(map(_part, match[1].split())), code)
+
+
+def _strip(code: str) -> str:
+    """Drops comment lines and indentation: what is left is what Redis keeps and hashes."""
+    lines = (line.strip() for line in code.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("--"))
+
+
+def _key_names(keys: tuple[str, ...]) -> list[str]:
+    fixed = [key for key in keys if not key.endswith("*")]
+    families = [key[:-1] for key in keys if key.endswith("*")]
+    lines = []
+    if fixed:
+        names = ", ".join(f"key_{key}" for key in fixed)
+        lines.append(f"local {names} = " + ", ".join(f"KEYS[{i + 1}]" for i in range(len(fixed))))
+    for i, family in enumerate(families):
+        lines.append(f"local {family}0 = {len(fixed)} + {i} * (#KEYS - {len(fixed)}) / {len(families)}")
+    return lines
+
+
+def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
+    """As _key_names, where a call may come with the common keys alone. Then what is named here of the others means
+    nothing, and `key_levels` is not the number of levels.
+    """
+    fixed, rest = len(common) - 1, [key for key in more if not key.endswith("*")]
+    lines = [*_key_names(common[:-1]), f"local {common[-1][:-1]}0 = {fixed}"]
+    lines.append(f"local key_levels = (#KEYS - {fixed + len(rest)}) / {1 + len(more) - len(rest)}")
+    if rest:
+        places = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
+        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {places}")
+    lines += [
+        f"local {key[:-1]}0 = {fixed + len(rest)} + {1 + i} * key_levels" for i, key in enumerate(more[len(rest) :])
+    ]
+    return lines
+
+
+def _argument_names(arguments: tuple[str, ...]) -> list[str]:
+    lines = []
+    plain = [name for name in arguments if not name.endswith("…")]
+    if plain:
+        lines.append(f"local {', '.join(plain)} = " + ", ".join(f"ARGV[{i + 1}]" for i in range(len(plain))))
+    if len(plain) < len(arguments):
+        lines.append(f"local {arguments[-1][:-1]}0 = {len(plain)}")
+    return lines
+
+
+def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
+    """A key or argument that the header names and the code never uses is dead; one not named does not exist."""
+    keys = common + more
+    for part in (common, more):
+        families = [key.endswith("*") for key in part]
+        if families != sorted(families) or (more and part is common and sum(families) != 1):
+            raise ValueError(
+                f"{name}: KEYS: expected the key families (x*) last, before a bar one, got {' '.join(part)}"
+            )
+    takes_all = "unpack(KEYS)" in code
+    for key in keys:
+        used = rf"\b{key[:-1]}0\b" if key.endswith("*") else rf"\bkey_{key}\b"
+        if not takes_all and not re.search(used, code):
+            raise ValueError(f"{name}: KEYS: {key} is never used")
+    for key in set(re.findall(r"\bkey_(\w+)", code)):
+        if key not in keys and not (more and key == "levels"):
+            raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
+    for argument in arguments:
+        plain = argument.rstrip("…")
+        if not _NAME.match(plain):
+            raise ValueError(f"{name}: ARGV: expected names, got {argument!r}")
+        used_name = plain + "0" if argument.endswith("…") else plain
+        if not re.search(rf"\b{used_name}\b", code):
+            raise ValueError(f"{name}: ARGV: {argument} is never used")

@@ -1,0 +1,142 @@
+"""Functions that are to be tasks: whether they can be, what context they take, and whether a call fits them.
+
+Promises that what could never work is told where the task is made. Risks: annotations that are text are evaluated in
+the function's module; one that has no meaning there is passed over, unless it looks like that of a context.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import traceback
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pinlater.model.errors import InvalidArgument
+from pinlater.tasks.context import BaseContext, Context, SyncContext
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_CONTEXT_NAMES: Final = ("context", "ctx")
+_CONTEXT_LIKE: Final = re.compile(r"(?:Context|Ctx)\b")
+#: What stands for a context in a call.
+_A_CONTEXT: Final = object()
+
+
+def check_function(what: str, function: Any) -> None:
+    """Raises InvalidArgument for what can not be a task."""
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        mend = "" if kind == "classmethod" else ": put @staticmethod above @app.task"
+        raise InvalidArgument(f"{what}: expected a function, got a {kind}{mend}")
+    if not callable(function):
+        raise InvalidArgument(f"{what}: expected a function, got {function!r:.60}")
+    for call in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+            raise InvalidArgument(
+                f"{what}: expected a function that returns, got a generator function, whose call runs nothing of it"
+            )
+    first = next(iter(_parameters(function)), None)
+    if first is not None and first.name in ("self", "cls"):
+        raise InvalidArgument(
+            f"{what}: expected a function, got a method: its first parameter is {first.name}, which no job has; "
+            "make it a function (of the job it is told by a Context), or a @staticmethod"
+        )
+
+
+def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
+    """The context that the function's first parameter is annotated with. Or InvalidArgument."""
+    wanted = Context if is_async else SyncContext
+    names = getattr(_written(function), "__globals__", {})
+    for position, parameter in enumerate(_parameters(function)):
+        first = position == 0 and parameter.kind in _POSITIONAL
+        try:
+            kinds = list(_contexts(parameter.annotation, names))
+        except Exception:  # of any kind: it is the user's text
+            if first:
+                _check_unknown(what, parameter, wanted)
+            continue
+        if kinds and not (first and wanted in kinds):
+            told = f"{parameter.name}: {kinds[0].__name__}"
+            raise InvalidArgument(f"{what}: expected its first parameter as a {wanted.__name__}, got {told}")
+        if kinds:
+            return wanted
+    return None
+
+
+def _check_unknown(what: str, parameter: inspect.Parameter, wanted: type[BaseContext]) -> None:
+    """An annotation that can not be evaluated: it must not be a context that the task would miss."""
+    told = str(parameter.annotation)
+    if parameter.name in _CONTEXT_NAMES or _CONTEXT_LIKE.search(told):
+        raise InvalidArgument(
+            f"{what}: its first parameter is {parameter.name}: {told}, which has no meaning in its module; expected "
+            f"{wanted.__name__}, or what it is, imported at the module's top level (not under TYPE_CHECKING)"
+        )
+
+
+def _contexts(annotation: Any, names: dict[str, Any]) -> Iterator[type[BaseContext]]:
+    """The contexts an annotation stands for: it, or members of it. Raises what its evaluation raises."""
+    while isinstance(annotation, str | typing.ForwardRef):
+        text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
+        annotation = eval(text, names)  # noqa: S307  (the function's own, as typing.get_type_hints does)
+    if isinstance(annotation, type) and issubclass(annotation, BaseContext):
+        yield annotation
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType, Annotated):
+        members = typing.get_args(annotation)
+        for member in members[:1] if origin is Annotated else members:
+            yield from _contexts(member, names)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Of what a decorator made with functools.wraps: those of what it is around."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []  # a built-in without a signature
+
+
+def _written(function: Any) -> Any:
+    """The function that somebody wrote, inside of decorators, partials, methods and callable objects."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif not hasattr(function, "__code__") and hasattr(type(function).__call__, "__code__"):
+            function = type(function).__call__
+        else:
+            return function
+
+
+def never_fits(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: BaseException,
+    *,
+    given: Collection[str] = (),
+    context: bool = False,
+) -> bool:
+    """Whether the error is that of a call which the function can not take, so that it never began.
+
+    given: named arguments that the worker adds. context: whether it adds that.
+    """
+    if type(error) is not TypeError:
+        return False
+    code = getattr(_written(function), "__code__", None)
+    if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return False
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return False  # a built-in without a signature
+    try:
+        signature.bind(*[_A_CONTEXT] * context, *args, **kwargs, **dict.fromkeys(given))
+    except TypeError:
+        return True
+    return False

@@ -1,0 +1,161 @@
+"""How a task's function is called: on the loop, in a thread, in another process, or with a batch of jobs.
+
+Promises that what a task does not use is found out when the worker starts, and costs its jobs nothing. Risks: as those
+of the kind: a thread can not be stopped, a process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from pinlater.model.errors import InvalidArgument
+from pinlater.model.jobs import Job
+from pinlater.tasks.batches import Batcher
+from pinlater.tasks.context import BaseContext, Keep, SyncContext, wait_for
+from pinlater.tasks.dependencies import Made
+from pinlater.tasks.middleware import Runner
+from pinlater.tasks.outcomes import Snooze
+from pinlater.tasks.task import Task
+from pinlater.tasks.task_processes import ProcessPool
+from pinlater.worker.executor import ThreadPool, TimedOut
+
+
+@dataclass(slots=True)
+class Calling:
+    """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. stopping:
+    whether that stops. batchers: of the tasks that have one, so far. contexts: of the tasks that run in threads, by the
+    id() of their jobs (a job can run twice here, once its claim went stale), while they run.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    threads: ThreadPool
+    processes: ProcessPool
+    keep: Keep
+    made: Made
+    concurrency: int
+    stopping: Callable[[], bool]
+    batchers: dict[str, Batcher] = field(default_factory=dict)
+    contexts: WeakValueDictionary[int, SyncContext] = field(default_factory=WeakValueDictionary)
+
+    def runner(self, task: Task[..., Any]) -> Runner:
+        """What runs one job of the task."""
+        if task.kind == "process":
+            return partial(self.processes.run, task)
+        run: Runner = self._in_thread(task) if task.kind == "thread" else self._on_loop(task)
+        if task.running.batch is None:
+            return run
+
+        async def call(items: list[Any]) -> Any:
+            return await run(items[0].job, [items], {}, {})
+
+        size = min(task.running.batch, self.concurrency)  # no more can be collected at once
+        batcher = Batcher(call, size, task.running.batch_wait_s, self.stopping)
+        self.batchers[task.name] = batcher
+        return batcher.run
+
+    def _on_loop(self, task: Task[..., Any]) -> Runner:
+        function, needs, timeout_s = task.function, task.needs, task.running.timeout_s
+
+        async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+            called = with_context(task, job, args, headers, self.keep, self.loop)
+            try:
+                if needs:
+                    return await needs.call_async(function, called, kwargs, self.made)
+                return await function(*called, **kwargs)
+            except Snooze as snooze:
+                raise with_progress(snooze, called)  # noqa: B904  (the same one)
+
+        return run if timeout_s is None else partial(_in_time, run, timeout_s)
+
+    def _in_thread(self, task: Task[..., Any]) -> Runner:
+        async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+            called = with_context(task, job, args, headers, self.keep, self.loop)
+            if task.context is not None:
+                self.contexts[id(job)] = called[0]  # it keeps the job: no other has this id meanwhile
+            returned: list[Any] = []
+
+            def call(_: Job) -> Any:
+                returned.append(call_plain_task(task, called, kwargs, self.loop, self.made))
+                return returned[0]
+
+            context = copy_context()
+            try:
+                await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+            except (TimedOut, asyncio.CancelledError):  # its thread goes on
+                if task.context is not None:
+                    called[0].cancelled = True
+                raise
+            except Snooze as snooze:
+                raise with_progress(snooze, called)  # noqa: B904  (the same one)
+            return returned[0]
+
+        return run
+
+
+async def _in_time(
+    run: Runner, timeout_s: float, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
+) -> Any:
+    """Past its timeout it has timed out, whatever it returns or raises then, which is the cause of the error."""
+    cause: BaseException | None = None
+    clock = asyncio.timeout(timeout_s)
+    try:
+        async with clock:
+            value = await run(job, args, kwargs, headers)
+    except BaseException as error:
+        if not clock.expired() or isinstance(error, asyncio.CancelledError):  # then the worker's too
+            raise
+        cause = error.__cause__ if isinstance(error.__cause__, asyncio.CancelledError) else error
+    if clock.expired():
+        raise TimedOut("it", timeout_s) from cause
+    return value
+
+
+def call_plain_task(
+    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, made: Made
+) -> Any:
+    """Calls a plain function in this thread, which is not the loop's, with what it needs."""
+    if not task.needs:
+        return task.function(*called, **kwargs)
+    return task.needs.call_plain(task.function, called, kwargs, made, partial(wait_for, loop=loop))
+
+
+async def _keep_nowhere(job: Job, headers: Mapping[str, Any]) -> None:
+    raise InvalidArgument("checkpoint: a raw body has no place for a state")
+
+
+def with_progress(snooze: Snooze, called: list[Any]) -> Snooze:
+    """The same, with the progress that the task's context was told last, if both are there."""
+    if snooze.headers is not None and called and isinstance(called[0], BaseContext):
+        snooze.headers = called[0].headers(snooze.state)
+    return snooze
+
+
+def with_context(
+    task: Task[..., Any],
+    job: Job,
+    args: list[Any],
+    headers: dict[str, Any],
+    keep: Keep,
+    loop: asyncio.AbstractEventLoop,
+) -> list[Any]:
+    """The arguments, behind the context if the task takes one."""
+    if task.context is None:
+        return args
+    timeout_s = task.running.timeout_s
+    context: BaseContext = task.context(
+        job,
+        task.name,
+        _keep_nowhere if task.codec == "raw" else keep,
+        state=headers.get("state"),
+        trace=headers.get("trace"),
+        deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
+        loop=loop,
+    )
+    return [context, *args]

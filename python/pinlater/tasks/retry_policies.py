@@ -1,0 +1,86 @@
+"""How long a failed job waits for its next attempt.
+
+A policy is any function of the attempt that failed (1 for the first) and its error that returns seconds.
+
+Promises delays that Redis takes. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeGuard
+
+from pinlater._core import MAX_TIME_MS
+from pinlater.model.errors import InvalidArgument
+
+Backoff: TypeAlias = Callable[[int, BaseException], float]
+
+#: The highest power of the greatest factor is a float yet.
+MAX_FACTOR: Final = 1_000
+_MAX_EXPONENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Always so many seconds."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        milliseconds("Constant: seconds", self.seconds)
+
+    def __call__(self, attempt: int, error: BaseException) -> float:
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """step, twice step, three times step … seconds, cap at most."""
+
+    step: float
+    cap: float = 3600.0
+
+    def __post_init__(self) -> None:
+        milliseconds("Linear: step", self.step)
+        milliseconds("Linear: cap", self.cap)
+
+    def __call__(self, attempt: int, error: BaseException) -> float:
+        return min(self.cap, self.step * attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """first, first * factor, first * factor ** 2 … seconds, cap at most.
+
+    jitter: of each, so great a part at random is taken off, so that what failed together does not come back together.
+    """
+
+    first: float = 1.0
+    factor: float = 2.0
+    cap: float = 3600.0
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        milliseconds("Exponential: first", self.first)
+        milliseconds("Exponential: cap", self.cap)
+        for name, value, most in (("factor", self.factor, MAX_FACTOR), ("jitter", self.jitter, 1)):
+            if not _is_number(value, 0, most):
+                raise InvalidArgument(f"Exponential: {name}: expected a number from 0 to {most:,}, got {value!r:.60}")
+
+    def __call__(self, attempt: int, error: BaseException) -> float:
+        full = min(self.cap, self.first * self.factor ** min(attempt - 1, _MAX_EXPONENT))
+        return full * (1 - random.random() * self.jitter)
+
+
+def milliseconds(name: str, seconds: object, *, least: float = 0.0) -> int:
+    """Seconds as a delay in whole milliseconds, or InvalidArgument. least: the smallest number of seconds allowed."""
+    if not _is_number(seconds, least, MAX_TIME_MS / 1000):
+        raise InvalidArgument(f"{name}: expected seconds, {least:g} or more, got {seconds!r:.60}")
+    return math.ceil(seconds * 1000)
+
+
+def _is_number(value: object, least: float, most: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

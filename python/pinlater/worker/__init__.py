@@ -1,0 +1,1 @@
+"""The engine: a worker claims jobs, runs them and ends them."""

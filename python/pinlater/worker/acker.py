@@ -1,0 +1,312 @@
+"""Ends the jobs of a worker on their shards: results, acks and postponements in batches, releases, reports of stale
+claims.
+
+Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
+that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
+is not acked in time runs again once its lease is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Any, Final, TypeAlias, TypeVar
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
+from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.operations import leases as holding
+from pinlater.operations import results
+from pinlater.operations.enqueue import MAX_BATCH
+from pinlater.store.effects import Flow
+from pinlater.store.shards import QueueShard
+from pinlater.worker.executor import End, Failed, Postponed, Succeeded
+from pinlater.worker.lease_renewal import Lease, Renewal
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: While a server does not answer, an ack is tried again after this, doubled, up to that.
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 2.0
+#: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
+GRACE_S: Final = 2.0
+#: Of counts by name, so many names are told.
+MOST_NAMES: Final = 5
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """Counts since the start.
+
+    claims: answered claim calls. failed: attempts that failed. postponed: jobs put back in line by their handler.
+    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop. cancelled: jobs that were
+    removed while they were held here.
+    """
+
+    claims: int = 0
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    postponed: int = 0
+    stale: int = 0
+    released: int = 0
+    cancelled: int = 0
+
+
+def counts_of(*stats: Any) -> dict[str, Any]:
+    """Counts of such classes by name: as fields of a log record, and for in_words."""
+    return {field.name: getattr(each, field.name) for each in stats for field in fields(each)}
+
+
+def in_words(counts: Mapping[str, Any]) -> str:
+    """`12 claimed, 10 succeeded, 2 failed`: what is not 0. Of counts by name the sum and the first names."""
+    told = []
+    for name, count in counts.items():
+        if isinstance(count, Mapping) and count:
+            told.append(f"{sum(count.values())} {name} ({', '.join(map(repr, islice(count, MOST_NAMES)))})")
+        elif count and name != "claims":
+            told.append(f"{count} {name}")
+    return ", ".join(told) or "nothing was claimed"
+
+
+class Held:
+    """A job this worker holds."""
+
+    __slots__ = ("job", "lease")
+
+    def __init__(self, job: Job, lease: Lease) -> None:
+        self.job = job
+        self.lease = lease
+
+
+_Ended: TypeAlias = tuple[Held, End]
+_Item = TypeVar("_Item")
+
+
+class Ending:
+    """changed: called when the number of jobs that wait for their ack went down."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        renewal: Renewal,
+        stats: WorkerStats,
+        retry_delay_ms: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._renewal = renewal
+        self._stats = stats
+        self._retry_delay_ms = retry_delay_ms
+        self._changed = changed
+        self._ended: dict[QueueShard, list[_Ended]] = {}
+        self._acking: dict[QueueShard, list[_Ended]] = {}
+        self._flushing: dict[QueueShard, asyncio.Task[None]] = {}
+        #: Jobs that wait for their ack.
+        self.count = 0
+
+    def end(self, held: Held, end: End) -> None:
+        """The job's handler ended so."""
+        place = held.lease.place
+        self._ended.setdefault(place, []).append((held, end))
+        self.count += 1
+        if place not in self._flushing:
+            self._flushing[place] = asyncio.get_running_loop().create_task(self._flush(place))
+
+    def unacked(self) -> list[Held]:
+        """Jobs that ended, those whose ack is under way included."""
+        return [held for part in (self._ended, self._acking) for ended in part.values() for held, _ in ended]
+
+    async def drain(self) -> None:
+        """Until every ended job is acked."""
+        while self._flushing:
+            await asyncio.wait(self._flushing.values())
+
+    async def close(self, timeout_s: float) -> None:
+        """As drain, but what is not acked when the time is over is left to run again."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.drain()
+        except TimeoutError:
+            log.error("%d ended jobs not acked in time; they run again when their leases run out", self.count)
+            for task in self._flushing.values():
+                task.cancel()
+            await self.drain()
+
+    async def release(self, held: Iterable[Held]) -> None:
+        """Hands jobs back that did not end."""
+        places: dict[QueueShard, list[Held]] = {}
+        for one in held:
+            if one.lease.lost:
+                self.stale(one)
+            else:
+                places.setdefault(one.lease.place, []).append(one)
+        batches = [batch for held in places.values() for batch in _batches(held)]
+        try:
+            await asyncio.gather(*map(self._release_at, batches))
+        except asyncio.CancelledError:
+            count = sum(map(len, batches))
+            log.error("%d jobs not handed back in time; they run again when their leases run out", count)
+            raise
+
+    def removed(self, held: Held) -> None:
+        """The job was removed while it was held here: there is nothing to ack."""
+        self._renewal.done(held.lease)
+        self._stats.cancelled += 1
+        log.info("job %s: it was removed, and is not run any further", held.job.descriptor)
+
+    def stale(self, held: Held) -> None:
+        """Reports a job that is somebody else's by now."""
+        self._stats.stale += 1
+        log.warning(
+            "job %s: its claim went stale, so it is not acked here; unless it was removed, it runs again",
+            held.job.descriptor,
+            extra={"job": held.job},
+        )
+
+    async def _release_at(self, held: list[Held]) -> None:
+        jobs = [one.job for one in held]
+        session = self._client.session
+        refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
+        for one in held:
+            self._renewal.done(one.lease)
+            if id(one.job) in refused:
+                self.stale(one)
+            else:
+                self._stats.released += 1
+
+    async def _flush(self, place: QueueShard) -> None:
+        """Acks what has ended, batch by batch, until nothing is left."""
+        try:
+            await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
+            while ended := self._ended.pop(place, None):
+                self._acking[place] = ended
+                for batch in _batches(ended):
+                    await self._settle(batch)
+                    self.count -= len(batch)
+                    self._changed()
+        finally:
+            del self._flushing[place]
+            self._acking.pop(place, None)
+
+    async def _settle(self, batch: list[_Ended]) -> None:
+        """Checkpoints what an ack has no word for, then acks; each is one script call."""
+        live = [one for one in batch if not one[0].lease.lost]
+        for held, _ in batch:
+            if held.lease.lost:
+                self.stale(held)
+        special = [one for one in live if one[1] is not None]
+        refused = await self._checkpoint(special) | await self._store(special) if special else set()
+        refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
+        if special:
+            await self._tell(special)
+        for held, end in live:
+            self._count(held, end, id(held.job) in refused)
+
+    async def _store(self, special: list[_Ended]) -> set[int]:
+        """Keeps results before the ack, while the claim is there to be shown; returns the jobs refused.
+
+        A process that dies between the two leaves a job that runs again, and its next result replaces this one.
+        """
+        kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
+        if not kept:
+            return set()
+        session = self._client.session
+        jobs = [job for job, _, _ in kept]
+        return {id(job) for job in await self._persist(lambda end: results.store(session, kept, end), jobs)}
+
+    async def _tell(self, special: list[_Ended]) -> None:
+        """Those who wait for the result of a job that stays failed."""
+        failed = [
+            held.job.descriptor
+            for held, end in special
+            if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
+        ]
+        if failed:
+            session = self._client.session
+            with suppress(PinLaterError):  # then they see it when they look for themselves
+                await self._client.run(lambda end: results.tell(session, failed, end))
+
+    async def _checkpoint(self, live: list[_Ended]) -> set[int]:
+        """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
+
+        Returns the jobs refused. If the process dies before the ack, the last attempt ends with the lease.
+        """
+        marks = [mark for held, end in live if end is not None and (mark := _mark(held.job, end)) is not None]
+        if not marks:
+            return set()
+        session = self._client.session
+        items = await self._persist(lambda end: holding.checkpoint(session, marks, "", end), marks)
+        return {id(mark.job) for mark in items}
+
+    async def _ack(self, live: list[_Ended]) -> set[int]:
+        """Returns the jobs refused."""
+        good = [held.job for held, end in live if end is None or isinstance(end, Succeeded)]
+        bad = [
+            Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
+            for held, end in live
+            if isinstance(end, Failed)
+        ]
+        if not good and not bad:
+            return set()
+        session = self._client.session
+        items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
+        return {id(item.job if isinstance(item, Ack) else item) for item in items}
+
+    def _count(self, held: Held, end: End, refused: bool) -> None:
+        self._renewal.done(held.lease)
+        if refused:
+            self.stale(held)
+        elif end is None or isinstance(end, Succeeded):
+            self._stats.succeeded += 1
+        elif isinstance(end, Failed):
+            self._stats.failed += 1
+        else:
+            self._stats.postponed += 1
+
+    async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
+        """Carries out an ack or a release however long the server is away; returns the refused items."""
+        pause_s = FIRST_RETRY_S
+        resolve: Callable[[], Any] | None = None
+        why: PinLaterError
+        while True:
+            try:
+                refused: list[Any] = await (resolve() if resolve else self._client.run(make))
+                return refused
+            except OutcomeUnknown as error:
+                resolve, why = error.resolve, error
+            except QueueNotFound:
+                return items  # the queue was deleted, and its jobs with it
+            except PinLaterError as error:
+                resolve, why = None, error
+            log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+
+def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
+    if isinstance(end, Succeeded):
+        return None
+    if isinstance(end, Postponed):
+        return Checkpoint(job=job, body=end.body, move_to_pending=True, delay_ms=end.delay_ms)
+    return Checkpoint(job=job, attempts=1) if end.final and job.attempts_remaining > 1 else None
+
+
+def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
+    """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
+    return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))
+
+
+async def cut_short(*tasks: asyncio.Task[None] | None) -> None:
+    """Ends what a server that does not answer still holds up, when the time for it is over."""
+    held_up = [task for task in tasks if task is not None]
+    await asyncio.wait(held_up, timeout=GRACE_S)
+    for task in held_up:
+        task.cancel()
+    for end in await asyncio.gather(*held_up, return_exceptions=True):
+        if isinstance(end, Exception):
+            log.error("stopping: %s", end, exc_info=end)

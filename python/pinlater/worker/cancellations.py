@@ -1,0 +1,133 @@
+"""Running jobs that somebody removed, or that are somebody else's by now: the worker that runs them stops what it can.
+
+Promises that a handler is told once, that the end of a removed job is neither acked nor reported as stale, and that
+what was removed while the subscription was lost is found when it stands again: pub/sub keeps nothing. Risks: a
+connection that ends without a word is noticed 25 s later (see Subscription); until then nothing is heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.jobs import Job
+from pinlater.store.keys import gone_channel
+from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S, Ending, Held
+from pinlater.worker.executor import Handler
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: So many are remembered for the claim under way.
+MAX_REMOVALS: Final = 1_000
+
+#: When it was heard (monotonic s), on which channel, ids.
+_Removal: TypeAlias = tuple[float, bytes, set[int]]
+
+
+class Removals:
+    """handler: its method `cancel`, if it has one, gets each Job first, and returns True where it sees to it; what is
+    left of async handlers is cancelled.
+    """
+
+    def __init__(self, handler: Handler, is_async: bool, ending: Ending) -> None:
+        self._cancel: Callable[[Job], bool] | None = getattr(handler, "cancel", None)
+        self._is_async = is_async
+        self._ending = ending
+        #: Removed jobs, and stale ones, whose handlers have not ended yet, and what their end is told to.
+        self.stopped: dict[Held, Callable[[Held], None]] = {}
+        self._heard: deque[_Removal] = deque(maxlen=MAX_REMOVALS)
+
+    def hear(
+        self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held], waiting: Iterable[Held]
+    ) -> set[Held]:
+        """Ids, joined, of running jobs that were removed: those that run here stop. Returns those that wait here."""
+        ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
+        removal = (time.monotonic(), channel, ids)
+        self._heard.append(removal)
+        for future, held in [one for one in running.items() if _is_of(one[1], removal)]:
+            if held not in self.stopped:
+                self._stop(future, held, self._ending.removed)
+        return {held for held in waiting if _is_of(held, removal)}
+
+    def stop_stale(self, running: Mapping[asyncio.Future[Any], Held], descriptors: set[str]) -> None:
+        """Running jobs that are somebody else's by now stop too: nothing that they do still counts."""
+        for future, held in list(running.items()):
+            if held.lease.lost and held.job.descriptor in descriptors and held not in self.stopped:
+                self._stop(future, held, self._ending.stale)
+
+    def _stop(self, future: asyncio.Future[Any], held: Held, told: Callable[[Held], None]) -> None:
+        self.stopped[held] = told
+        if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
+            future.cancel()
+
+    def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
+        """Which of the jobs that are held unstarted were removed while the claim that gave them was under way.
+
+        sent_s: when that was sent; what was heard before is forgotten.
+        """
+        while self._heard and self._heard[0][0] < sent_s:
+            self._heard.popleft()
+        heard = self._heard
+        return {held for held in waiting if any(_is_of(held, removal) for removal in heard)} if heard else set()
+
+    def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
+        """Whether the handler that ended was one of a job that was stopped; then there is nothing more to do."""
+        told = self.stopped.pop(held, None)
+        if told is None:
+            return False
+        if not future.cancelled():
+            future.exception()  # nobody asks for it any more
+        told(held)
+        return True
+
+
+def _is_of(held: Held, removal: _Removal) -> bool:
+    job = held.job
+    return job.id in removal[2] and gone_channel(job.queue, job.shard) == removal[1]
+
+
+async def find_missed(
+    client: AsyncClient,
+    jobs: Iterable[Job],
+    tell: Callable[[bytes, bytes], None],
+    there: Callable[[set[str]], None] | None = None,
+) -> None:
+    """Looks the jobs up, until it is answered, and tells of those that are gone what their channel would have told.
+
+    there: gets descriptors of the others.
+    """
+    places: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        places.setdefault((job.queue, job.shard), []).append(job)
+    await asyncio.gather(*(_find_missed_at(client, place, held, tell, there) for place, held in places.items()))
+
+
+async def _find_missed_at(
+    client: AsyncClient,
+    place: tuple[str, str],
+    jobs: list[Job],
+    tell: Callable[[bytes, bytes], None],
+    there: Callable[[set[str]], None] | None,
+) -> None:
+    pause_s = FIRST_RETRY_S
+    while True:
+        try:
+            found = await client.lookup([job.descriptor for job in jobs])
+        except QueueNotFound:
+            return  # its jobs are refused when they end, as they are where the subscription stood
+        except PinLaterError as error:
+            log.warning("%d jobs not looked up yet, trying again in %.1f s: %s", len(jobs), pause_s, error)
+        else:
+            break
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_RETRY_S)
+    if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
+        tell(gone_channel(*place), b"".join(gone))
+    if there is not None:
+        there(set(found))

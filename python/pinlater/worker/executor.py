@@ -1,0 +1,272 @@
+"""Handlers: the functions that do a job's work, on the event loop or in threads, and how they say that it ended.
+
+Promises that a plain function runs in a thread of its own pool, that such a thread never keeps a process from
+ending, and that nothing a handler raises ends the worker. Risks what the handler does: a thread can not be
+stopped from outside; one that is past its time is left behind, and another takes its slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import queue
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
+from pinlater.model.errors import AppFailed, InvalidArgument
+from pinlater.model.jobs import Job
+from pinlater.model.queue_config import check_integer
+from pinlater.model.tracebacks import in_users_code
+
+Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a handler returns of an attempt that failed.
+
+    status: appended to the custom status. delay_ms: until the next attempt; None: as long as the worker lets failed
+    jobs wait. final: there is no next attempt, though some may be left. awaited: somebody may wait for its result, and
+    is told when it stays failed.
+    """
+
+    status: str
+    delay_ms: int | None = None
+    final: bool = False
+    awaited: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", clip(self.status, MAX_STATUS_BYTES))
+        if self.delay_ms is not None:
+            check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """What a handler returns to put its job back in line for so long; no attempt is used up.
+
+    body: replaces the job's; it has to be within the queue's limit.
+    """
+
+    delay_ms: int
+    body: bytes | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """What a handler returns to keep a result for whoever asks for it, for so long."""
+
+    result: bytes
+    keep_ms: int
+
+
+class TimedOut(TimeoutError):
+    """A job ran longer than it may."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
+
+
+#: How a job ended; None: it succeeded. Whatever else a handler returns counts as None.
+End: TypeAlias = Failed | Postponed | Succeeded | None
+
+
+#: Of what a user's module raised.
+TOLD_BYTES: Final = 1_000
+#: What stands after the colon.
+_NAMED: Final = {"handler": "function", "app": "app"}
+_USUAL: Final = {"handler": "handle", "app": "app"}
+
+
+def load_handler(name: str) -> Handler:
+    """The function that `module:function` names, the current directory on the path. InvalidArgument, AppFailed."""
+    return check_handler(load_object(name, "handler"))
+
+
+def load_object(name: str, what: str) -> Any:
+    """What `module:name` names. what: handler or app, for the errors: InvalidArgument, or AppFailed where the user's
+    code raised.
+    """
+    try:
+        return _object(name, what)
+    except Exception as error:
+        if isinstance(error, InvalidArgument) and not in_users_code(error):
+            raise
+        told = describe(error, TOLD_BYTES)
+        raise AppFailed(f"{what} {name!r}: its module can not be imported: {told}") from error
+
+
+def _object(name: str, what: str) -> Any:
+    module_name, colon, attributes = name.partition(":")
+    if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
+        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}{_meant(name, what)}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        hint = _meant(name, what) if module_name.endswith(".py") else ""
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}{hint}") from None
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            near = difflib.get_close_matches(attribute, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
+    return found
+
+
+def _meant(name: str, what: str) -> str:
+    """`; did you mean 'mail:app'?`, of a file or a module alone; "" where nobody can tell."""
+    file, _, attributes = name.partition(":")
+    module_name = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return ""
+    return f"; did you mean '{module_name}:{attributes or _USUAL[what]}'?"
+
+
+def check_handler(handler: Any) -> Handler:
+    """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
+    return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
+
+
+def check_function(name: str, function: Any, argument: str) -> Any:
+    """The function itself, if it can be called with one argument. Raises InvalidArgument."""
+    try:
+        if callable(function):
+            inspect.signature(function).bind(None)
+            return function
+    except TypeError:
+        pass
+    except ValueError:  # a built-in without a signature
+        return function
+    raise InvalidArgument(f"{name}: expected a function of one argument ({argument}), got {function!r}")
+
+
+def is_async(handler: Callable[..., Any]) -> bool:
+    """Whether calling the handler gives a coroutine (an object with an async __call__ included)."""
+    call = getattr(handler, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
+def describe(error: BaseException, limit_bytes: int) -> str:
+    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # an error that can not be printed must not keep its job
+        text = f"{type(error).__name__}: (its text can not be had)"
+    return clip("\n  ".join(clip(text, limit_bytes).splitlines()), limit_bytes)
+
+
+def clip(text: str, limit_bytes: int) -> str:
+    """The text as a custom status takes it: so many bytes of UTF-8 at most, no zero bytes."""
+    return text.replace("\0", "").encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
+
+
+async def call_async(handler: Handler, job: Job) -> End:
+    """Awaits an async handler. What would end the loop (SystemExit …) is an error of the job."""
+    try:
+        end = await handler(job)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"the handler raised {error!r}") from error
+    return end if isinstance(end, Failed | Postponed | Succeeded) else None
+
+
+def call_plain(handler: Handler, job: Job) -> BaseException | End:
+    """Calls a plain handler; returns how it ended, or what went wrong."""
+    try:
+        result = handler(job)
+    except StopIteration as error:  # a future can not carry it
+        return RuntimeError(f"the handler raised {error!r}").with_traceback(error.__traceback__)
+    except BaseException as error:
+        return error
+    if inspect.iscoroutine(result):
+        result.close()
+        return TypeError(
+            "the handler returned a coroutine that nobody awaits; expected a plain function or `async def`"
+        )
+    return result if isinstance(result, Failed | Postponed | Succeeded) else None
+
+
+class _Call:
+    """One call in the pool. settle() is true once: for the thread that ended it, or for the clock that gave it up."""
+
+    __slots__ = ("future", "handler", "job", "settle")
+
+    def __init__(self, handler: Handler, job: Job, future: asyncio.Future[End]) -> None:
+        self.handler = handler
+        self.job = job
+        self.future = future
+        self.settle: Callable[[], bool] = partial(threading.Lock().acquire, blocking=False)
+
+
+class ThreadPool:
+    """Daemon threads that run plain functions: concurrent.futures would wait for a hung one at exit."""
+
+    def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._size = size
+        self._loop = loop
+        self._idle = 0
+        self._threads = 0
+        self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+
+    def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
+        """Runs handler(job) in a thread; the future has its end. Called on the event loop.
+
+        timeout_s: after so long the future has a TimedOut, and the thread is left behind: another may be started
+        for it.
+        """
+        future: asyncio.Future[End] = self._loop.create_future()
+        call = _Call(handler, job, future)
+        self._work.put(call)
+        if timeout_s is not None:
+            timer = self._loop.call_later(timeout_s, self._give_up, call, TimedOut("its thread", timeout_s))
+            future.add_done_callback(lambda _: timer.cancel())
+        if self._idle:
+            self._idle -= 1
+        elif self._threads < self._size:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Lets idle threads end; one that hangs stays behind as a daemon."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._work.get()) is not None:
+            end = call_plain(call.handler, call.job)
+            if not call.settle():
+                return  # given up: another thread has this one's place
+            try:
+                self._loop.call_soon_threadsafe(self._finish, call.future, end)
+            except RuntimeError:
+                return  # the loop is closed: nobody is left to tell
+
+    def _give_up(self, call: _Call, why: TimedOut) -> None:
+        if call.settle():
+            self._threads -= 1
+            call.future.set_exception(why)  # a future that is done has no timer any more
+
+    def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
+        self._idle += 1
+        if future.done():
+            return
+        if isinstance(end, BaseException):
+            future.set_exception(end)
+        else:
+            future.set_result(end)

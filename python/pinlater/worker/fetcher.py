@@ -1,0 +1,415 @@
+"""The claim loop of a worker: one loop over all its queues, on all their shards, woken by rings.
+
+Promises that a claim is only made where the wake channel is subscribed, that an idle worker sends nothing but
+a safety claim, that a ring or a due scheduled job that finds the worker full is passed on to another, and so
+are timers at a stop. Risks: where this process dies between a ring and its claim, the safety claims of others
+find the job, 10 to 15 s later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pinlater._core import Claim
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
+from pinlater.model.jobs import Job
+from pinlater.model.queue_config import QueueConfig
+from pinlater.operations.claim import SAFETY_S, claim_round, leave
+from pinlater.operations.leases import release
+from pinlater.operations.queues import agreed_places, known_places, make_lost
+from pinlater.store.requests import write
+from pinlater.store.servers import Server
+from pinlater.store.shards import QueueShard
+from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
+from pinlater.worker.blocking_claim import Bells
+from pinlater.worker.cancellations import find_missed
+from pinlater.worker.queue_order import Order, Shares
+from pinlater.worker.subscriptions import Subscriptions
+
+log: Final = logging.getLogger("pinlater.worker")
+
+_NEVER_S: Final = float("inf")
+
+
+@dataclass(slots=True)
+class _Source:
+    """A queue to claim from. Times are monotonic seconds.
+
+    empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim, this
+    worker or another. safety_s: claim then though nobody rang. timer_s: a scheduled job is due then, and nobody else
+    looks. not_before_s: a claim failed, no other one until then. resolve: asks what became of a claim whose answer was
+    lost, sent at sent_s. off_list: a bell rang, so this worker is not registered as waiting until its next claim.
+    """
+
+    queue: str
+    empty: bool = False
+    hungry: bool = True
+    rung: bool = False
+    off_list: bool = False
+    safety_s: float = 0.0
+    timer_s: float = _NEVER_S
+    not_before_s: float = 0.0
+    retry_s: float = FIRST_RETRY_S
+    resolve: Callable[[], Awaitable[Any]] | None = None
+    sent_s: float = 0.0
+
+    def next_s(self) -> float:
+        """When to claim from it next, if there is room."""
+        return max(self.not_before_s, 0.0 if self.hungry else min(self.safety_s, self.timer_s))
+
+
+class Claimer:
+    """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
+    the same), when they were sent. removed: gets the channel (keys.gone_channel) and the ids, joined, of running jobs
+    that were removed. held: jobs that are claimed and have not ended. max_jobs: so many are claimed, and no more.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        queues: Sequence[str],
+        room: Callable[[], int],
+        take: Callable[[str, list[Claim], float], None],
+        removed: Callable[[bytes, bytes], None],
+        held: Callable[[], Iterable[Job]],
+        order: Order | None = None,
+        max_jobs: int | None = None,
+    ) -> None:
+        self._client = client
+        #: How many more jobs may be claimed ever.
+        self.left = sys.maxsize if max_jobs is None else max_jobs
+        self._room = room if max_jobs is None else lambda: min(room(), self.left)
+        self._take = take
+        self._removed, self._held = removed, held
+        self._sources = {queue: _Source(queue) for queue in queues}
+        self._shares = Shares(queues, order or Order())
+        self._pausing: asyncio.Future[None] | None = None
+        self._stopping = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Of bells' claims, while another one was under way: the queue, what it gave, when it was sent.
+        self._given: list[tuple[_Source, Claim, float]] = []
+        self._bells = Bells(client, queues, self._on_bell)
+        self._subscriptions = Subscriptions(client, queues, self._background, self._stands)
+        #: How queues are made that are not there, and were not deleted; None: they are waited for.
+        self.config_of: Callable[[str], QueueConfig] | None = None
+        #: Claim calls answered.
+        self.claims = 0
+        #: `: ` and why the last one that failed did.
+        self.told = ""
+        #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
+        self.heard_since_s = 0.0
+
+    def open(self, *, bells: bool) -> None:
+        """Rings are heard from now on; what came before is found by a claim. bells: with claims that wait on the
+        servers, too.
+        """
+        self._stopping = False
+        self._bells.open(bells)
+        for source in self._sources.values():
+            source.hungry, source.empty = True, False
+        self._subscriptions.open(self._on_ring, self._removed)
+
+    async def close(self) -> None:
+        """Passes unanswered rings on, for a moment; then nothing of it is left running."""
+        self.stop()
+        for source in self._sources.values():
+            self._pass_on_if_rung(source)
+        self._subscriptions.forget()
+        await self._bells.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Ends run() once it is known what every claim gave; rings are passed on from now on."""
+        self._stopping = True
+        self._subscriptions.close()
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be room again, or something else changed."""
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
+
+    def look_again(self) -> None:
+        """Claims from every queue, though nobody rang."""
+        for source in self._sources.values():
+            source.hungry, source.empty = True, False
+        self.wake()
+
+    @property
+    def ready(self) -> bool:
+        """The wake channel is subscribed on every server, claims are answered, and the last of no queue failed."""
+        waker = self._client.driver.waker
+        servers = {shard.server for shard in self._client.session.shards.values()}
+        failing = any(source.not_before_s for source in self._sources.values())
+        return self.claims > 0 and not failing and all(map(waker.listening, servers))
+
+    def rank(self, job: Job) -> tuple[int, int]:
+        """Of jobs that wait for a slot: the first is the next to run."""
+        return self._shares.rank(job.queue), job.priority
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was due in any queue when it was last asked, and nobody rang since; or no more may be claimed."""
+        return self.left <= 0 or all(source.empty and not source.hungry for source in self._sources.values())
+
+    async def run(self) -> None:
+        """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
+        while not self._stopping:
+            if self._given:
+                self._take_given()
+            room = self._room()
+            wanting = self._wanting(room)
+            if room <= 0 or not wanting:
+                await self._pause()
+            else:
+                queue, share = self._shares.next([source.queue for source in wanting], room)
+                await self._try_claim(self._sources[queue], share)
+        self._take_given()
+        await self._leave()
+        lost, _ = await asyncio.gather(self._ask_for_lost(), self._bells.end())
+        if lost or await self._ask_for_lost():
+            await self._leave()
+
+    async def claim_once(self, queue: str, limit: int) -> None:
+        """Claims what is due now, without waiting for more."""
+        source = self._sources[queue]
+        await self._claim(source, limit, await self._places(source), wait=False)
+
+    def _wanting(self, room: int) -> list[_Source]:
+        now_s = time.monotonic()
+        for source in self._sources.values():
+            if source.timer_s <= now_s:
+                source.timer_s, source.hungry, source.rung = _NEVER_S, True, True
+            if room <= 0:
+                self._pass_on_if_rung(source)
+        return [source for source in self._sources.values() if source.next_s() <= now_s]
+
+    async def _pause(self) -> None:
+        """Until something changed, or it is time for the next claim; a full worker still keeps its timers."""
+        full = self._room() <= 0
+        next_s = min(source.timer_s if full else source.next_s() for source in self._sources.values())
+        loop = asyncio.get_running_loop()
+        pausing = self._pausing = loop.create_future()
+        timer = None if next_s == _NEVER_S else loop.call_at(_loop_time(next_s), self.wake)
+        try:
+            await pausing
+        finally:
+            self._pausing = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _try_claim(self, source: _Source, limit: int) -> None:
+        try:
+            places = self._subscriptions.heard(await self._places(source))
+            if places:
+                self._bells.name(places)
+                await self._claim(source, limit, places, wait=True)
+            else:
+                # the subscription wakes us
+                source.hungry, source.safety_s = False, time.monotonic() + SAFETY_S[0]
+                return
+        except PinLaterError as error:
+            self._put_off(source, error)
+            if isinstance(error, QueueNotFound) and self.config_of is not None:
+                await self._make(source.queue, self.config_of(source.queue))
+        else:
+            if source.not_before_s:
+                log.info("queue %s: claims work again", source.queue)
+                source.not_before_s, source.retry_s, self.told = 0.0, FIRST_RETRY_S, ""
+
+    async def _make(self, queue: str, config: QueueConfig) -> None:
+        session = self._client.session
+        with suppress(PinLaterError):  # the next claim tells
+            await self._client.run(lambda end: make_lost(session, queue, config, end))
+
+    async def _places(self, source: _Source) -> list[QueueShard]:
+        session = self._client.session
+        return agreed_places(session, source.queue) or await self._client.run(
+            lambda end: known_places(session, source.queue, end)
+        )
+
+    async def _claim(self, source: _Source, limit: int, places: list[QueueShard], *, wait: bool) -> None:
+        """wait: for a ring, if there is nothing."""
+        session, named = self._client.session, self._client.settings.source
+        source.rung = source.off_list = False
+        resolve, source.resolve = source.resolve, None
+        if resolve is None:
+            source.sent_s = time.monotonic()
+        try:
+            answer: Any = await (
+                resolve()
+                if resolve
+                else self._client.run(lambda end: claim_round(session, places, limit, wait, named, end))
+            )
+        except OutcomeUnknown as error:
+            # it may have given us jobs that nobody else will see before their lease ends
+            source.resolve = error.resolve
+            raise
+        claims = answer if isinstance(answer, list) else [answer]
+        self._answered(source, claims, source.sent_s)
+        if wait and source.empty:
+            self._bells.hang(places)
+        if not any(any(claim.left) for claim in claims):
+            await asyncio.sleep(0)  # what it gave starts before the next claim, which will find nothing
+
+    def _answered(self, source: _Source, claims: list[Claim], sent_s: float) -> None:
+        self.claims += len(claims)
+        full = [claim for claim in claims if claim.jobs]
+        count = sum([len(claim.jobs) for claim in full])
+        self.left -= count
+        self._shares.took(source.queue, count)
+        source.empty = not full
+        if full:
+            self._take(source.queue, full, sent_s)
+            source.hungry = True
+            return
+        now_s = time.monotonic()
+        source.safety_s = now_s + random.uniform(*SAFETY_S)
+        # an answer was lost: the jobs it may have given are asked for as soon as its server may be back
+        lost = [place for place in self._client.session.places(source.queue) if place.unknown_claim is not None]
+        for place in lost:
+            source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
+        source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
+        source.hungry = source.rung or source.off_list or any(any(claim.left) for claim in claims)
+        self._take(source.queue, [], sent_s)
+
+    def _put_off(self, source: _Source, error: PinLaterError) -> None:
+        """A claim failed: try again later, and say so once."""
+        if not source.not_before_s:
+            log.warning("queue %s: claim failed, trying again: %s", source.queue, error)
+        self.told = f": {error}"
+        source.hungry = True
+        source.not_before_s = time.monotonic() + source.retry_s
+        source.retry_s = min(2 * source.retry_s, LAST_RETRY_S)
+
+    # rings
+
+    def _on_ring(self, message: bytes) -> None:
+        """message: the key `m` of the queue and shard that rang."""
+        queue = message.partition(b"{")[2].partition(b"/")[0].decode()
+        source = self._sources.get(queue)
+        if source is None:
+            return
+        source.hungry = source.rung = True
+        self.wake()
+        if self._stopping:
+            self._pass_on_if_rung(source)
+
+    def _on_bell(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+        """A bell rang, and the claim behind it was answered: it gave a job at most."""
+        source = self._sources[queue]
+        source.off_list = True
+        if isinstance(answer, Claim) and answer.jobs:
+            self._given.append((source, answer, sent_s))
+            if self._pausing is not None or self._stopping:
+                self._take_given()
+        source.hungry = True
+        self.wake()
+
+    def _take_given(self) -> None:
+        """What bells' claims gave; what there is no room for, as a claim under way took it, is given back."""
+        given, self._given = self._given, []
+        for source, claim, sent_s in given:
+            if self._stopping or self._room() > 0:
+                self._answered(source, [claim], sent_s)
+            else:
+                self._background(self._give_back(claim.jobs))
+
+    async def _give_back(self, jobs: Sequence[Job]) -> None:
+        session = self._client.session
+        with suppress(PinLaterError):  # then they come back when their lease ends
+            await self._client.run(lambda end: release(session, jobs, "", end))
+
+    def _pass_on_if_rung(self, source: _Source) -> None:
+        """Another worker may have room."""
+        if not source.rung:
+            return
+        source.rung = False
+        for place in self._client.session.places(source.queue):
+            self._background(self._wake_another(place))
+
+    async def _wake_another(self, place: QueueShard) -> None:
+        try:
+            await self._client.run(lambda end: write(place, "wake", [b""], end, patient=False))
+        except PinLaterError as error:
+            log.debug("%s: a ring was not passed on: %s", place, error)
+
+    # stopping
+
+    async def _leave(self) -> None:
+        """Others are to wait from now on, and one of them is to hold the timers this client held."""
+        session = self._client.session
+        places = [place for queue in self._sources for place in session.places(queue) if place.stored is not None]
+        await self._client.run(lambda end: leave(session, places, end))
+
+    async def _ask_for_lost(self) -> bool:
+        """Asks for claims whose answer was lost, until it is known what they gave; False if there are none."""
+        lost = [(source, source.resolve) for source in self._sources.values() if source.resolve is not None]
+        for source in self._sources.values():
+            source.resolve = None
+            for place in self._client.session.places(source.queue):
+                unknown, place.unknown_claim = place.unknown_claim, None
+                if unknown is not None:
+                    lost.append((source, partial(self._client.run, unknown.resume)))
+        await asyncio.gather(*(self._ask_for(source, resolve) for source, resolve in lost))
+        return bool(lost)
+
+    async def _ask_for(self, source: _Source, resolve: Callable[[], Awaitable[Any]]) -> None:
+        pause_s = FIRST_RETRY_S
+        while True:
+            try:
+                claim = await resolve()
+            except OutcomeUnknown as error:
+                log.warning("queue %s: it is not known yet what a claim gave: %s", source.queue, error)
+                resolve = error.resolve
+            except PinLaterError as error:
+                log.warning("queue %s: a claim whose answer was lost: %s", source.queue, error)
+                return
+            else:
+                self._answered(source, [claim], source.sent_s)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+    # subscriptions
+
+    def _stands(self, server: Server) -> None:
+        """Its subscription stands again: what came meanwhile is claimed, and what was removed is found."""
+        for source in self._sources.values():
+            # rung: a claim under way may be answered for a moment before the subscription stood
+            source.hungry = source.rung = True
+        self.wake()
+        self.heard_since_s = time.monotonic()
+        session = self._client.session
+        self.check([job for job in self._held() if session.place(job.queue, job.shard).shard.server is server])
+
+    def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:
+        """Those of them that were removed while nothing was heard are told of as if it had been heard. there: gets
+        descriptors of the others.
+        """
+        if jobs:
+            self._background(find_missed(self._client, jobs, self._removed, there))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _loop_time(monotonic_s: float) -> float:
+    """The same moment by the running loop's clock."""
+    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

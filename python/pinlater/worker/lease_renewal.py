@@ -1,0 +1,188 @@
+"""Leases of running jobs, renewed on native threads: one a server, made when the first lease is held.
+
+Promises that neither a busy event loop nor a held GIL ends a lease, that a lost one is told, and that a job with a time
+limit is not kept past it. Risks: a handler without a timeout that never returns keeps its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import hiredis
+from redis.connection import parse_url
+
+from pinlater._core import LeaseRenewer
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.jobs import Job
+from pinlater.model.queue_config import QueueConfig
+from pinlater.operations import leases as holding
+from pinlater.store.scripts import load_scripts
+from pinlater.store.servers import Server
+from pinlater.store.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.worker")
+
+
+class Lease:
+    """One claim's hold on its jobs.
+
+    unfinished: jobs not acked yet. lost: the server gave the jobs to somebody else. seen_s: when the server
+    was asked that last said that it stands (monotonic).
+    """
+
+    __slots__ = ("handle", "lease_s", "lost", "place", "seen_s", "token", "unfinished")
+
+    def __init__(self, place: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float) -> None:
+        self.place = place
+        self.token = token
+        self.unfinished = jobs
+        self.lease_s = lease_ms / 1000
+        self.handle = handle
+        self.seen_s = seen_s
+        self.lost = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the lease may have run out unseen, in a process that stood still for a while."""
+        return time.monotonic() - self.seen_s > self.lease_s / 3
+
+
+class Renewal:
+    """The renewers of one worker."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.renewers: dict[Server, LeaseRenewer] = {}
+        self._handles: dict[tuple[QueueShard, int], int] = {}
+        self._leases: dict[tuple[Server, int, bytes], Lease] = {}
+
+    def hold(self, place: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
+        """Keeps a claim's lease renewed until all its jobs are done. jobs: all of the claim, as it gave them: by level.
+        seen_s: when the claim was sent.
+        """
+        first = jobs[0]
+        server = place.shard.server
+        renewer = self.renewers.get(server)
+        if renewer is None:
+            renewer = self.renewers[server] = _make_renewer(server, self._timeout_s)
+        levels = max(config.levels, jobs[-1].priority)  # what is known of the queue may be older than the claim
+        handle = self._handles.get((place, levels))
+        if handle is None:
+            handle = renewer.add_queue(place.keys("renew", levels))
+            self._handles[place, levels] = handle
+        lease = Lease(place, first.token, len(jobs), config.lease_ms, handle, seen_s)
+        self._leases[server, handle, first.token] = lease
+        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)
+        return lease
+
+    def done(self, lease: Lease, jobs: int = 1) -> None:
+        """So many jobs of the lease are acked or handed back."""
+        lease.unfinished -= jobs
+        if lease.unfinished > 0:
+            return
+        server = lease.place.shard.server
+        if self._leases.pop((server, lease.handle, lease.token), None) is not None:
+            self.renewers[server].drop(lease.handle, lease.token)
+
+    def limit(self, lease: Lease, job: Job, after_s: float) -> None:
+        """After so many seconds the job is not kept by the lease of its claim any more, but by one of its own, which is
+        as long and not renewed.
+        """
+        renewer, id_ = self.renewers[lease.place.shard.server], job.id.to_bytes(8, "big")
+        renewer.limit(lease.handle, job.priority, id_, job.token, after_s)
+
+    def drop_limit(self, lease: Lease, job: Job) -> None:
+        """The job ended in time."""
+        renewer = self.renewers.get(lease.place.shard.server)
+        if renewer is not None:
+            renewer.drop_limit(lease.handle, job.id.to_bytes(8, "big"))
+
+    def take_lost(self) -> list[Lease]:
+        """Leases that were found gone since the last call."""
+        found = []
+        for server, renewer in self.renewers.items():
+            for handle, token in renewer.take_lost():
+                lease = self._leases.pop((server, handle, token), None)
+                if lease is not None:
+                    lease.lost = True
+                    found.append(lease)
+        return found
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for renewer in self.renewers.values():
+            renewer.close()
+        self.renewers, self._handles, self._leases = {}, {}, {}
+
+
+async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
+    """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
+    places: dict[QueueShard, dict[Lease, Job]] = {}
+    for lease, job in held.items():
+        if lease.in_doubt:
+            places.setdefault(lease.place, {})[lease] = job
+    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in places.values())))
+
+
+async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
+    """Of leases of one queue and shard; True if it answered."""
+    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client.session
+    try:
+        refused = {job.token for job in await client.run(lambda end: holding.renew(session, jobs, False, end))}
+    except QueueNotFound:
+        refused = {job.token for job in jobs}
+    except PinLaterError as error:
+        log.warning("%d leases not confirmed yet: %s", len(jobs), error)
+        return False
+    for lease, job in doubtful.items():
+        lease.seen_s, lease.lost = now_s, lease.lost or job.token in refused
+    return True
+
+
+def _make_renewer(server: Server, timeout_s: float) -> LeaseRenewer:
+    arguments: dict[str, Any] = dict(parse_url(server.resolve()))  # type: ignore[no-untyped-call]
+    kind = getattr(arguments.pop("connection_class", None), "__name__", "Connection")
+    path = arguments.get("path")
+    host, port = arguments.get("host", "localhost"), int(arguments.get("port", 6379))
+    address = f"unix:{path}" if path else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls = _tls(arguments, host) if kind == "SSLConnection" or urlsplit(server.url).scheme == "rediss" else None
+    return LeaseRenewer(
+        address,
+        _handshake(arguments),
+        load_scripts()["renew"].source,
+        secrets.token_bytes(8),
+        tls=tls,
+        timeout_s=timeout_s,
+    )
+
+
+def _handshake(arguments: dict[str, Any]) -> list[bytes]:
+    commands: list[tuple[Any, ...]] = []
+    if arguments.get("password"):
+        commands.append(("AUTH", arguments.get("username") or "default", arguments["password"]))
+    if arguments.get("db"):
+        commands.append(("SELECT", str(arguments["db"])))
+    commands.append(("CLIENT", "SETNAME", "pinlater-renewer"))
+    return [hiredis.pack_command(command) for command in commands]
+
+
+_VERIFY: Final = {"none": "none", ssl.CERT_NONE: "none", "CERT_NONE": "none"}
+
+
+def _tls(arguments: dict[str, Any], host: str) -> dict[str, str | bool | None]:
+    return {
+        "ca_certs": arguments.get("ssl_ca_certs"),
+        "cert": arguments.get("ssl_certfile"),
+        "key": arguments.get("ssl_keyfile"),
+        "server_name": host,
+        "verify": _VERIFY.get(arguments.get("ssl_cert_reqs", "required"), "required"),
+        "check_hostname": bool(arguments.get("ssl_check_hostname", True)),
+    }

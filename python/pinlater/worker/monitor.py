@@ -1,0 +1,218 @@
+"""The monitor: gives back the jobs of dead workers, watches clocks, and removes what is past its time.
+
+Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is
+active a queue and shard, the others look rarely and take over when it stops. Risks: its first look, the first
+one after its server was away (who lives renews first), and one lease after a jump of a server's clock, expire
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import struct
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.operations.quarantine import move_quarantined
+from pinlater.operations.queues import known_places
+from pinlater.store.effects import Argument, Flow
+from pinlater.store.requests import write
+from pinlater.store.shards import QueueShard
+
+log: Final = logging.getLogger("pinlater.monitor")
+
+#: Seconds between two looks of the active monitor: what redelivery may be late by.
+TICK_S: Final = 5.0
+#: The active monitor holds its place for so many ticks, so that a dead one is replaced soon; the others look
+#: after about two.
+HOLD_TICKS: Final = 1.5
+STANDBY_TICKS: Final = 2.0
+#: A server's clock may differ from ours by so much between two looks before it counts as a jump: network
+#: delays are shorter.
+JUMP_MS: Final = 5_000
+#: Finished jobs, lanes and waiters are collected once in so many seconds.
+COLLECT_S: Final = 30.0
+#: Queues that appeared are found once in so many seconds, where none were named.
+REDISCOVER_S: Final = 30.0
+#: One look may take so long. Far less than JUMP_MS: a look that came late would take its own delay for a jump
+#: of the clock.
+LOOK_S: Final = 2.0
+
+_REPORT: Final = struct.Struct(">BBB6sIII6s")
+_COLLECTED: Final = struct.Struct(">IIIIIB")
+
+
+class Post:
+    """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look. sweep,
+    cursor: where `expire` and `collect` go on.
+    """
+
+    def __init__(self, next_look_s: float = 0.0) -> None:
+        self.base_ms = 0
+        self.base_s = 0.0
+        self.next_look_s = next_look_s
+        self.next_collect_s = 0.0
+        self.cursor = b"0"
+        self.sweep = b"1:0"
+        self.active = False
+
+    def expected(self) -> bytes:
+        """The earliest and latest TIME our own clock allows now; '' before the first look."""
+        if not self.base_ms:
+            return b""
+        now_ms = self.base_ms + int((time.monotonic() - self.base_s) * 1000)
+        return max(0, now_ms - JUMP_MS).to_bytes(6, "big") + (now_ms + JUMP_MS).to_bytes(6, "big")
+
+
+class Monitor:
+    """Looks after queues. queues: their names; None: every queue there is. tick_s: seconds between looks."""
+
+    def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
+        if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
+            raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
+        self._client = client
+        self.id = secrets.token_bytes(8)
+        self._named = None if queues is None else list(queues)
+        self._found: list[str] = []
+        self._rediscover_s = 0.0
+        self._tick_s = tick_s
+        self.posts: dict[QueueShard, Post] = {}
+        self._missing: set[str] = set()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: Jobs whose lease ran out: put back in line, or failed after their last attempt.
+        self.redelivered = 0
+
+    async def start(self) -> None:
+        """Runs in the background until stop()."""
+        if self._task is None:
+            self._stopping.clear()
+            self._task = asyncio.create_task(self.run(), name="pinlater-monitor")
+
+    async def stop(self) -> None:
+        """Ends the background run; unstarted or twice is fine."""
+        self.request_stop()
+        task, self._task = self._task, None
+        if task is None:
+            return
+        await asyncio.wait([task], timeout=LOOK_S)
+        if not task.done():
+            task.cancel()  # every call it makes may be cut off
+            await asyncio.wait([task])
+        elif (error := task.exception()) is not None:
+            raise error
+
+    def request_stop(self) -> None:
+        """Begins to stop, as SIGTERM does."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Looks again and again until stop()."""
+        while not self._stopping.is_set():
+            pause_s = await self.run_once()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def run_once(self) -> float:
+        """Looks at every queue and shard whose turn it is; returns the seconds until the next turn."""
+        queues = await self._queues()
+        self.posts = {place: post for place, post in self.posts.items() if place.queue in queues}
+        for queue in queues:
+            try:
+                await self._look_at(queue)
+            except PinLaterError as error:
+                if not isinstance(error, QueueNotFound):
+                    log.warning("queue %s: %s", queue, error)
+                elif queue not in self._missing:
+                    log.warning("%s; looking for it again from time to time", error)
+                    self._missing.add(queue)
+                # nothing is known of it any more: the next look is a first one
+                self.posts = {place: post for place, post in self.posts.items() if place.queue != queue}
+        turns = [post.next_look_s - time.monotonic() for post in self.posts.values()]
+        return max(0.0, min([self._tick_s, *turns]))
+
+    async def _queues(self) -> list[str]:
+        if self._named is not None:
+            return self._named
+        if time.monotonic() >= self._rediscover_s:
+            try:
+                self._found = await self._client.queue_names()
+            except PinLaterError as error:
+                log.warning("queues not listed: %s", error)
+            self._rediscover_s = time.monotonic() + REDISCOVER_S
+        return self._found
+
+    async def _look_at(self, queue: str) -> None:
+        places = await self._client.run(lambda end: known_places(self._client.session, queue, end))
+        due = [place for place in places if self._post(place).next_look_s <= time.monotonic()]
+        results = await asyncio.gather(*(self.look(place) for place in due), return_exceptions=True)
+        for place, result in zip(due, results, strict=True):
+            if isinstance(result, PinLaterError):
+                log.warning("%s: %s", place, result)
+                self.posts[place] = Post(time.monotonic() + self._tick_s)
+            elif isinstance(result, BaseException):
+                raise result
+
+    def _post(self, place: QueueShard) -> Post:
+        return self.posts.setdefault(place, Post())
+
+    async def look(self, place: QueueShard) -> None:
+        """Looks at one queue and shard, though it is not its turn."""
+        post = self._post(place)
+        more = True
+        while more:
+            more = await self._client.run(lambda end: self._expire(place, post, end))
+        collects = post.active and time.monotonic() >= post.next_collect_s
+        if collects or (post.active and place.stored is not None and place.stored.config.quarantine_queue):
+            await self._move(place)
+        if collects:
+            post.next_collect_s = time.monotonic() + COLLECT_S
+            more = True
+            while more:
+                more = await self._client.run(lambda end: self._collect(place, post, end))
+
+    async def _move(self, place: QueueShard) -> None:
+        """Jobs that reached the crash limit go to the queue for such; what can not yet is tried again."""
+        try:
+            while await self._client.run(lambda end: move_quarantined(self._client.session, place, end)):
+                pass
+        except PinLaterError as error:
+            log.warning("%s: quarantined jobs not moved yet: %s", place, error)
+
+    def _expire(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+        """One call of `expire`; True if it left something to do."""
+        hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
+        arguments: list[Argument] = [self.id, hold_ms, post.expected(), post.sweep]
+        soon_s = min(deadline_s, time.monotonic() + LOOK_S)
+        reply = yield from write(place, "expire", arguments, soon_s, patient=False)
+        active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
+        post.sweep = reply[2][_REPORT.size :]
+        post.base_ms, post.base_s = int.from_bytes(now, "big"), time.monotonic()
+        post.active = bool(active)
+        ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
+        post.next_look_s = time.monotonic() + ticks * self._tick_s
+        if jumped:
+            log.warning("%s: its server's clock jumped; nothing expires for one lease", place)
+        self.redelivered += retried + failed
+        if leases:
+            log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
+        return bool(more)
+
+    def _collect(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+        """One call of `collect`; True if finished jobs are left to remove."""
+        reply = yield from write(place, "collect", [post.cursor], deadline_s, patient=False)
+        succeeded, failed, lanes, tickets, waiters, more = _COLLECTED.unpack_from(reply[2])
+        post.cursor = reply[2][_COLLECTED.size :]
+        if succeeded or failed:
+            log.info("%s: removed %d succeeded and %d failed jobs past their time", place, succeeded, failed)
+        log.debug("%s: removed %d lanes, %d tickets, %d waiters", place, lanes, tickets, waiters)
+        return bool(more)

@@ -1,0 +1,95 @@
+"""The subscriptions of a worker's wake channel, one a server, which are made again when they are lost.
+
+Promises that a lost one is tried again until it stands or the worker stops, and told once. Risks: one that dies without
+a word is noticed by TCP's probes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import ServerRefused
+from pinlater.store.keys import gone_channel
+from pinlater.store.servers import Server
+from pinlater.store.shards import QueueShard
+from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
+
+log: Final = logging.getLogger("pinlater.worker")
+
+
+class Subscriptions:
+    """background: runs what makes one. stands: told of the server of one that was made."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        queues: Sequence[str],
+        background: Callable[[Coroutine[Any, Any, None]], None],
+        stands: Callable[[Server], None],
+    ) -> None:
+        self._client, self._queues = client, queues
+        self._background, self._stands = background, stands
+        self._making: set[Server] = set()
+        self._closed = True
+
+    def open(self, rang: Callable[[bytes], None], removed: Callable[[bytes, bytes], None]) -> None:
+        """They are kept up from now on. rang: told of each ring (the key m of its place); removed: of a channel where
+        jobs are told that were removed, and of their ids.
+        """
+        self._closed = False
+        waker = self._client.driver.waker
+        waker.on_ring, waker.on_lost = rang, self._on_lost
+        waker.hear(self._gone_channels, removed)
+
+    def close(self) -> None:
+        """None is made again."""
+        self._closed = True
+        self._client.driver.waker.on_lost = None
+
+    def forget(self) -> None:
+        """What they hear is not told any more."""
+        waker = self._client.driver.waker
+        waker.on_ring = waker.on_other = None
+
+    def _gone_channels(self, server: Server) -> list[bytes]:
+        shards = self._client.session.shards.values()
+        return [gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues]
+
+    def heard(self, places: list[QueueShard]) -> list[QueueShard]:
+        """The places whose server rings us; the others are subscribed meanwhile."""
+        listening = self._client.driver.waker.listening
+        heard = [place for place in places if listening(place.shard.server)]
+        if len(heard) < len(places):
+            for place in places:
+                self._on_lost(place.shard.server)
+        return heard
+
+    def _on_lost(self, server: Server) -> None:
+        if server not in self._making and not self._client.driver.waker.listening(server) and not self._closed:
+            self._making.add(server)
+            self._background(self._make(server))
+
+    async def _make(self, server: Server) -> None:
+        pause_s = FIRST_RETRY_S
+        try:
+            while (why := await self._listen(server)) and not self._closed:
+                if pause_s == FIRST_RETRY_S:
+                    log.warning("%s, trying again", why)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_RETRY_S)
+        finally:
+            self._making.discard(server)
+        self._stands(server)
+
+    async def _listen(self, server: Server) -> str:
+        """Why the subscription does not stand; '' if it does."""
+        waker = self._client.driver.waker
+        try:
+            await waker.listen([server])
+        except ServerRefused as error:
+            return str(error)
+        return "" if waker.listening(server) else f"server {server} does not answer"
