@@ -64,12 +64,12 @@ check: setup
 clippy:
 	$(CARGO_ENVIRONMENT) cargo clippy --release --quiet -- -D warnings
 
-# More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in tests/servers.py
+# More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in tests/support/servers.py
 # limits their number).
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 TOGETHER := -n 6 --dist loadgroup
 
-# T=tests/test_worker.py: that part, without the checks; one file in one process, as it collects but once.
+# T=tests/worker/test_worker.py: that part, without the checks; one file in one process, as it collects but once.
 test: $(if $(T),setup,check)
 	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
 

@@ -17,7 +17,7 @@ import uvloop
 
 from benches.support import BODY, Figure, Options, figure, interleave, per_job, ratios, serving
 from pinlater import AsyncClient, Client
-from tests.servers import Kind, Server
+from tests.support.servers import Kind, Server
 
 TASKS = 50
 HUNDRED = 100

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches import client_rate, memory, server_cost, worker_cost
 from benches.support import Figure, Options, print_table, serving, write_json
-from tests.requirements import REDIS_SERVER
-from tests.servers import KINDS, Kind
+from tests.support.requirements import REDIS_SERVER
+from tests.support.servers import KINDS, Kind
 
 Measure = Callable[[Kind, Options], list[Figure]]
 

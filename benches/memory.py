@@ -11,7 +11,7 @@ from typing import Any
 from benches.support import BODY, Figure, Native, Options, serving
 from pinlater import Client, QueueConfig
 from pinlater.store.keys import queue_key
-from tests.servers import Kind, Server, wait_until
+from tests.support.servers import Kind, Server, wait_until
 
 #: (bar, aim) in bytes a job, by server and number of pending jobs.
 LIMITS: dict[tuple[Kind, int], tuple[float, float]] = {

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.support import BODY, Figure, Options, figure, interleave, print_table, ratios, write_json
 from pinlater import _core
-from tests import twins
+from tests.support import twins
 
 #: Jobs a call: what a busy worker claims and acks at once.
 BATCH = 500

@@ -27,7 +27,7 @@ from benches.support import (
     serving,
 )
 from pinlater import Ack, Client, Job, NewJob, QueueConfig
-from tests.servers import Kind, Server
+from tests.support.servers import Kind, Server
 
 #: A record is a 4-byte header and the body; native stores the same bytes.
 RECORD = b"\1\0\2\1" + BODY

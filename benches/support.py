@@ -22,7 +22,7 @@ from typing import Any
 import hiredis
 import redis
 
-from tests.servers import Kind, Server
+from tests.support.servers import Kind, Server
 
 #: Body of every job measured.
 BODY = b"x" * 100

@@ -23,7 +23,7 @@ from benches.support import Figure, Options, figure, per_job, print_table, ratio
 from benches.task_process import CALL, QUEUE, SLEEPERS, TASK
 from benches.worker_cost import process, result
 from pinlater import PinLater
-from tests.servers import Kind, wait_until
+from tests.support.servers import Kind, wait_until
 
 #: Jobs a call, and in line at most while they are put in and drained at once.
 BATCH, IN_LINE = 1_000, 50_000

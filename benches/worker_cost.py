@@ -24,7 +24,7 @@ from benches.worker_process import STAMP
 from pinlater import Client
 from pinlater.store.keys import queue_key
 from pinlater.store.scripts import load_scripts
-from tests.servers import Kind, Server, wait_until
+from tests.support.servers import Kind, Server, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 QUEUE, CHANNEL, MARKER = "bench", "bench:bell", "bench-end"

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
-from tests.requirements import closing_line
-from tests.servers import KINDS, Server, is_alive, wait_until
+from tests.support.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
+from tests.support.requirements import closing_line
+from tests.support.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
 
@@ -49,7 +49,7 @@ def _running() -> Iterator[dict[str, Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`server` is of each kind in turn; where tests/memory.py says so, the memory store too."""
+    """`server` is of each kind in turn; where tests/support/memory.py says so, the memory store too."""
     chosen = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "server"]
     if "server" in metafunc.fixturenames and not chosen:
         memory = metafunc.module.__name__.rpartition(".")[2] in CONFORMANCE
@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Every test runs on Valkey; on the other stores daily only where tests/memory.py says so."""
+    """Every test runs on Valkey; on the other stores daily only where tests/support/memory.py says so."""
     module = item.path.stem
     if module not in DAILY_ON_EVERY_STORE and _store(item) in ("redis", "memory"):
         item.add_marker(pytest.mark.thorough("stores"))

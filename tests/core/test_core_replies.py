@@ -1,0 +1,352 @@
+"""`pinlater._core` against its Python twins, its edges and messages: claims, acks, infos, rate limits.
+
+Promises: any input, good or malformed, gives the twin's value or the twin's type of error.
+Risks: a mistake made in both, so the formats also stand here as bytes written by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pinlater import _core
+from tests.support import twins
+from tests.support.core_inputs import (
+    JOB,
+    TOKEN,
+    descriptors,
+    fields,
+    ids,
+    levels,
+    odd,
+    odd_texts,
+    outcome,
+    refusal,
+    statuses,
+    targets,
+    times_ms,
+)
+
+# Claim
+
+NO_JOBS = [b"s", b"h", b"", b"", bytes(4), bytes(6), b"0"]
+ONE_JOB = [
+    b"s",
+    b"h",
+    TOKEN,
+    b"\2\0\1" + bytes(7) + b"\5" + b"\0\1\0\0\0\1",
+    bytes(8),
+    bytes(5) + b"\7",
+    b"1",
+    [b"\1\0\3\2xyz"],
+]
+
+
+@st.composite
+def claim_replies(draw: st.DrawFn) -> list[Any]:
+    block, records = b"", []
+    for level in draw(st.lists(levels, max_size=3)):
+        entries = draw(st.lists(st.tuples(ids, st.none() | st.integers(0, 65_535)), max_size=4))
+        lefts = [struct.pack(">HH", index, left) for index, (_, left) in enumerate(entries) if left is not None]
+        block += struct.pack(">BH", level, len(entries))
+        block += b"".join(struct.pack(">Q", id) for id, _ in entries)
+        block += struct.pack(">H", len(lefts)) + b"".join(lefts)
+        records += [b"\1" + draw(st.binary(min_size=3, max_size=6)) for _ in entries]
+    cut = draw(st.integers(0, len(records)))
+    left = struct.pack(">2I", *draw(st.tuples(*[st.integers(0, 2**32 - 1)] * 2)))
+    due_in = draw(st.binary(min_size=6, max_size=6))
+    head: list[Any] = [b"s", b"h", draw(st.sampled_from([b"", TOKEN])), block, left, due_in]
+    return [*head, draw(st.sampled_from([b"0", b"1"])), records[:cut], records[cut:]]
+
+
+@st.composite
+def broken_claim_replies(draw: st.DrawFn) -> list[Any]:
+    reply = draw(claim_replies())
+    index = draw(st.integers(0, len(reply) - 1))
+    part = reply[index]
+    shorter = part[: draw(st.integers(0, len(part)))]
+    longer = [*part, draw(odd)] if isinstance(part, list) else part + draw(st.binary(max_size=11))
+    reply[index] = draw(st.one_of(odd, st.just(shorter), st.just(longer)))
+    return reply[: draw(st.integers(0, len(reply)))] if draw(st.booleans()) else reply
+
+
+@given(st.one_of(claim_replies(), broken_claim_replies()))
+def test_claims_are_decoded_as_the_twin_does(reply: list[Any]) -> None:
+    claim: Any = outcome(_core.decode_claim, reply, "mail", "1")
+    if isinstance(claim, _core.Claim):
+        claim = fields(claim, twins.Claim)
+        claim = claim._replace(jobs=[fields(job, twins.Job) for job in claim.jobs])
+    assert claim == outcome(twins.decode_claim, reply, "mail", "1")
+
+
+def test_a_claim_is_decoded_as_the_page_says() -> None:
+    claim = _core.decode_claim(ONE_JOB, "mail", "1")
+    [job] = claim.jobs
+    assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 1)
+    assert (claim.token, claim.left, claim.due_in_ms, claim.paused) == (TOKEN, [0, 0], 7, True)
+
+
+def test_the_jobs_of_a_dry_run_have_no_token() -> None:
+    claim = _core.decode_claim([*ONE_JOB[:2], b"", *ONE_JOB[3:]], "mail", "1")
+    assert (claim.token, claim.jobs[0].token, claim.jobs[0].claimed_ms) == (b"", bytes(8), 0)
+
+
+def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
+    block = b"\2\0\2" + bytes(7) + b"\5" + bytes(7) + b"\6" + b"\0\0"
+    claim = _core.decode_claim([*ONE_JOB[:3], block, *ONE_JOB[4:7], [b"\1\0\3\2x"] * 2], "mail", "1")
+    first, second = claim.jobs
+    assert first.queue is second.queue
+    assert first.shard is second.shard
+    assert first.token is second.token is claim.token
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (2, b"abc", "token: expected 0 or 8 bytes, got b'abc'"),
+        (3, b"\2\0", "jobs block: expected 2 more bytes at byte 1 of 2, got 1"),
+        (3, b"\0\0\0", "jobs block: expected a level from 1 to 100, got 0"),
+        (4, bytes(3), "left: expected 4 bytes a level, got 3 bytes"),
+        (5, b"", "due in: expected 6 bytes, got b''"),
+        (6, None, "paused: expected bytes, got None"),
+        (6, b"2", "paused: expected b'0' or b'1', got b'2'"),
+        (7, b"", "records: expected a list, got b''"),
+        (7, [None], "record 0: expected bytes, got None"),
+        (7, [b"\1\0\1"], "job 0: record: expected at least 4 bytes, got 3"),
+        (7, [b"\2\0\1\1"], "job 0: record: expected format 1, got 2"),
+        (7, [], "expected 1 records, as there are ids, got 0"),
+        (7, [b"\1\0\1\1"] * 2, "expected 1 records, as there are ids, got more"),
+    ],
+)
+def test_a_claim_reply_says_what_is_wrong(index: int, value: Any, message: str) -> None:
+    reply = [*ONE_JOB[:index], value, *ONE_JOB[index + 1 :]]
+    assert refusal(_core.decode_claim, reply, "mail", "1") == f"ValueError: claim reply: {message}"
+
+
+def test_a_short_claim_reply_says_so() -> None:
+    message = "ValueError: claim reply: expected at least 7 elements, got 6"
+    assert refusal(_core.decode_claim, NO_JOBS[:6], "mail", "1") == message
+
+
+# Acks
+
+acks = st.one_of(targets, st.tuples(targets, statuses, st.one_of(times_ms, st.just(0))))
+few_jobs = st.builds(
+    _core.Job,
+    st.just("a"),
+    st.sampled_from("12"),
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.just(b""),
+    st.sampled_from([bytes(8), TOKEN, b"\0" * 7 + b"\1"]),
+    st.just(2),
+    st.just(1),
+)
+odd_acks = st.one_of(odd, odd_texts, st.tuples(odd), st.tuples(descriptors, odd), st.tuples(targets, odd, odd))
+
+
+def batches(made: Any) -> Any:
+    return [fields(batch, twins.AckBatch) for batch in made] if isinstance(made, list) else made
+
+
+@given(
+    st.lists(st.one_of(few_jobs, targets, st.tuples(targets, st.text(max_size=3), st.just(0))), max_size=6),
+    st.lists(st.one_of(few_jobs, st.tuples(few_jobs, st.text(max_size=3), st.integers(0, 9))), max_size=6),
+    st.booleans(),
+)
+def test_acks_are_packed_as_the_twin_does(succeeded: list[Any], failed: list[Any], tombstone: bool) -> None:
+    packed = _core.group_acks(succeeded, failed, tombstone)
+    assert batches(packed) == twins.group_acks(succeeded, failed, tombstone)
+
+
+@given(st.lists(st.one_of(acks, odd_acks), max_size=3), st.lists(st.one_of(acks, odd_acks), max_size=3))
+def test_malformed_acks_are_refused_as_the_twin_does(succeeded: list[Any], failed: list[Any]) -> None:
+    expected = outcome(twins.group_acks, succeeded, failed)
+    assert batches(outcome(_core.group_acks, succeeded, failed)) == expected
+
+
+@given(st.lists(st.one_of(few_jobs, targets, odd_acks), max_size=6))
+def test_releases_are_packed_as_the_twin_does(items: list[Any]) -> None:
+    assert batches(outcome(_core.group_releases, items)) == outcome(twins.group_releases, items)
+
+
+def test_acks_are_packed_as_the_page_says() -> None:
+    first, second = (_core.Job("a", "1", 1, id, b"", TOKEN, 2, 2) for id in (5, 6))
+    [batch] = _core.group_acks(["a:s1:p2:7", first], [(second, "é", 0x010203040506)], tombstone=True)
+    assert fields(batch, twins.AckBatch) == (
+        "a",
+        "1",
+        b"\1",
+        b"\1\0\0\1"
+        + TOKEN
+        + b"\0\1"
+        + b"\1\1\0\1"
+        + TOKEN
+        + b"\0\1"
+        + b"\1\2\3\4\5\6"
+        + b"\2\0\0\1"
+        + bytes(8)
+        + b"\0\1",
+        b"\0\1\0\2" + "é".encode(),
+        [bytes(7) + b"\5", bytes(7) + b"\6", bytes(7) + b"\7"],
+        [1, 2, 0],
+        True,
+    )
+    assert repr(batch) == "<AckBatch of 3 jobs of a/1>"
+
+
+def test_releases_are_packed_as_the_page_says() -> None:
+    jobs = [_core.Job("a", "1", 1, id, b"", TOKEN, 2, 2) for id in (5, 6)]
+    [batch] = _core.group_releases(jobs)
+    assert (batch.groups, batch.positions) == (b"\1\0\2" + TOKEN + b"\0\2", [0, 1])
+    assert (batch.statuses, batch.tokenless) == (b"", False)
+
+
+def test_a_job_acked_twice_is_acked_once_and_success_wins() -> None:
+    [batch] = _core.group_acks([JOB], [(JOB, "late", 5), (JOB.descriptor, JOB.token), JOB.descriptor])
+    assert (batch.positions, batch.groups[1], batch.statuses) == ([0], 0, b"")
+
+
+def test_two_claims_of_a_job_are_two_acks() -> None:
+    another = _core.Job("mail", "1", 2, JOB.id, b"", (9 << 19).to_bytes(8, "big"), 3, 1)
+    [batch] = _core.group_acks([JOB], [another, another])
+    assert batch.positions == [0, 1]
+
+
+def test_a_batch_of_acks_has_at_most_a_thousand_in_the_order_they_came() -> None:
+    items = [(f"a:s1:p{i % 3 + 1}:{i + 1}", TOKEN) for i in range(2001)]
+    made = _core.group_acks(items, [])
+    assert [len(batch.ids) for batch in made] == [1000, 1000, 1]
+    assert sorted(made[0].positions) == list(range(1000))
+    assert batches(made) == twins.group_acks(items, [])
+
+
+TARGETS = "expected a Job, a descriptor or a (descriptor, token) pair, got "
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "failed", "message"),
+    [
+        ([JOB, 3], [], f"TypeError: succeeded job 1: {TARGETS}3"),
+        ([JOB], [(JOB,)], f"TypeError: failed job 0: {TARGETS}(<Job mail:s1:p2:"),
+        (
+            [(JOB, "", 4)],
+            [],
+            "ValueError: succeeded job 0: delay_ms: expected 0 (a job that succeeded does not ",
+        ),
+        ([], [(JOB, "", -1)], "ValueError: failed job 0: delay_ms: expected 0 to 17,592,186,044,415, got -1"),
+        (
+            [],
+            [(JOB, "é" * 1501, 0)],
+            "ValueError: failed job 0: status: expected at most 3,000 bytes, got 3,002",
+        ),
+        ([("a:s1:p1:1", b"x")], [], "ValueError: succeeded job 0: token: expected 8 bytes, got b'x'"),
+        (["a"], [], "ValueError: succeeded job 0: job descriptor: expected "),
+    ],
+)
+def test_acks_say_which_item_is_wrong(succeeded: list[Any], failed: list[Any], message: str) -> None:
+    assert refusal(_core.group_acks, succeeded, failed).startswith(message)
+
+
+def test_releases_say_which_item_is_wrong() -> None:
+    assert refusal(_core.group_releases, [JOB, (JOB, "", 0)]).startswith(f"TypeError: job 1: {TARGETS}(<Job ")
+
+
+# Job info
+
+INFO = (
+    b"\1\2" + bytes(7) + b"\5" + b"\0\3\0\1" + b"\1\2\3\4\5\6" + bytes(5) + b"\7" + b"\0\4"
+    + b"\0\2" + "é".encode() + b"\0\3" + b"me!" + b"\1body"
+)  # fmt: skip
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=50),
+        st.integers(0, len(INFO)).map(lambda length: INFO[:length]),
+        st.tuples(st.integers(0, len(INFO) - 1), st.binary(max_size=2)).map(
+            lambda change: INFO[: change[0]] + change[1] + INFO[change[0] + 1 :]
+        ),
+    )
+)
+def test_job_infos_are_unpacked_as_the_twin_does(info: bytes) -> None:
+    assert outcome(_core.unpack_info, info) == outcome(twins.unpack_info, info)
+
+
+def test_a_job_info_is_unpacked_as_the_page_says() -> None:
+    assert _core.unpack_info(INFO) == (1, 2, 5, 3, 1, 0x010203040506, 7, 4, "é", "me!", b"body")
+    assert _core.unpack_info(INFO[:-5] + b"\0")[-1] is None
+
+
+def test_a_job_info_says_what_is_wrong() -> None:
+    assert refusal(_core.unpack_info, b"\4" + INFO[1:]) == ("ValueError: job info: expected a state from 0 to 3, got 4")
+    assert refusal(_core.unpack_info, INFO[:3]) == ("ValueError: job info: expected 8 more bytes at byte 2 of 3, got 1")
+    assert refusal(_core.unpack_info, INFO[:-5] + b"\0body") == ("ValueError: job info: expected no body, got 4 bytes")
+
+
+# Token bucket
+
+rates = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 0.1, 3.0, 1e308]), st.floats(), st.integers(-1, 9))
+times_s = st.one_of(st.floats(0, 100), st.floats(0, 100), st.floats())
+counts = st.integers(-1, 20)
+steps = st.one_of(
+    st.tuples(st.just("take"), counts, times_s),
+    st.tuples(st.just("wait_s"), counts, times_s),
+    st.tuples(st.just("give_back"), counts),
+    st.tuples(st.just("set_rate"), rates, times_s),
+)
+
+
+@given(rates, st.one_of(st.none(), st.floats(0, 50), st.floats()), st.lists(steps, max_size=12))
+def test_a_token_bucket_is_its_twin(rate_per_s: float, burst: float | None, calls: list[Any]) -> None:
+    native: Any = outcome(_core.TokenBucket, rate_per_s, burst)
+    twin: Any = outcome(twins.TokenBucket, rate_per_s, burst)
+    if isinstance(native, type) or isinstance(twin, type):
+        assert native is twin
+        return
+    for name, *args in calls:
+        assert outcome(getattr(native, name), *args) == outcome(getattr(twin, name), *args)
+        assert (native.rate_per_s, native.burst) == (twin.rate_per_s, twin.burst)
+
+
+@given(st.floats(0.1, 1000), st.lists(st.tuples(st.integers(0, 50), st.floats(0, 100)), min_size=1))
+def test_a_token_bucket_never_grants_more_than_its_rate(rate_per_s: float, calls: list[Any]) -> None:
+    bucket = _core.TokenBucket(rate_per_s)
+    granted = sum(bucket.take(n, now_s) for n, now_s in calls)
+    span_s = max(now_s for _, now_s in calls) - calls[0][1]
+    assert granted <= bucket.burst + rate_per_s * max(span_s, 0) + 1e-6
+
+
+@given(st.floats(0.01, 1000), st.integers(1, 50), st.floats(0, 1000))
+def test_after_the_wait_the_tokens_are_there(rate_per_s: float, n: int, now_s: float) -> None:
+    bucket = _core.TokenBucket(rate_per_s, 50)
+    bucket.take(50, now_s)
+    wait_s = bucket.wait_s(n, now_s)
+    assert wait_s == pytest.approx(n / rate_per_s)
+    assert bucket.take(n, now_s + wait_s + 1e-9) == n
+
+
+def test_a_token_bucket_waits_for_ever_when_paused_or_asked_for_more_than_it_holds() -> None:
+    bucket = _core.TokenBucket(2.0)
+    assert (bucket.burst, bucket.wait_s(2, 0), bucket.wait_s(3, 0)) == (2.0, 0.0, math.inf)
+    bucket.set_rate(0, 1)
+    assert (bucket.take(1, 2), bucket.wait_s(1, 2), bucket.burst) == (0, math.inf, 1.0)
+
+
+def test_a_clock_that_goes_back_grants_nothing_extra() -> None:
+    bucket = _core.TokenBucket(1.0, 5)
+    assert [bucket.take(5, now_s) for now_s in (10, 4, 9, 10, 11.5, 3, 12)] == [5, 0, 0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_token_bucket_refuses_what_is_no_rate(value: float) -> None:
+    text = {"nan": "NaN", "inf": "inf", "-1.0": "-1"}[str(value)]
+    message = f"ValueError: rate_per_s: expected a finite number, 0 or more, got {text}"
+    assert refusal(_core.TokenBucket, value) == message
+    assert refusal(_core.TokenBucket(1.0).set_rate, value, 0) == message
+    assert refusal(_core.TokenBucket, 1.0, value).startswith("ValueError: burst: expected a finite number, 1 or")

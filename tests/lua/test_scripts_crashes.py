@@ -1,0 +1,207 @@
+"""The crash limit: what a crash costs, what it leaves in the status, and whose leases end at once.
+
+Promises: shown on real servers, most under a clock that the test moves. Risks: needs libfaketime.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.servers import KINDS, Server
+from tests.support.wire import Timed, Wire, connect, known, lease_fields
+from tests.support.wire_format import ABSOLUTE, FAILED, PENDING, Info, Job, settings
+
+FreshServer = Callable[..., Server]
+LEASE_S = 30
+NONE = bytes(8)
+CLAIM = b"host:0:17:python:host:5:ab:1"
+SOURCE = b"python:host:5:ab"
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    with connect(server) as client:
+        made = Wire(client)
+        made.create(settings(crash_limit=3))
+        yield made
+
+
+@pytest.fixture(params=KINDS)
+def timed(request: pytest.FixtureRequest, fresh_server: FreshServer) -> Iterator[Timed]:
+    server = fresh_server(request.param, fake_clock=True)
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create(settings(crash_limit=3))
+        wire.expire(None)
+        yield Timed(wire, server)
+
+
+def crash(timed: Timed) -> None:
+    """The claim's lease runs out."""
+    timed.later(LEASE_S + 1)
+    assert timed.wire.expire().leases == 1
+
+
+def test_a_crash_costs_no_attempt_and_the_last_one_allowed_fails_the_job(timed: Timed) -> None:
+    wire = timed.wire
+    (id_,) = wire.enqueue(Job(b"poison", allowed=1, status=b"told before\n"))
+    for crashes in (1, 2, 3):
+        assert wire.claim(claim=CLAIM).bodies == [b"poison"]
+        crash(timed)
+        info = known(wire, id_)
+        assert info.crashes == crashes
+        assert (info.state, info.remaining) == ((int(PENDING), 1) if crashes < 3 else (int(FAILED), 0))
+    assert info.status.startswith(b"told before\nlease ran out (crash 1 of 3)\n  claim host:0:17:python:host:5:ab:1, ")
+    assert [int(n) for n in re.findall(rb"crash (\d) of 3", info.status)] == [1, 2, 3]
+    assert wire.retry_failed(attempts=2) == 1
+    again = known(wire, id_)
+    assert (again.state, again.remaining, again.crashes, again.status) == (int(PENDING), 2, 0, info.status)
+
+
+@pytest.mark.parametrize("day", ["1999-12-31", "2000-02-29", "2024-02-29", "2025-03-01", "2100-03-01", "2026-11-21"])
+def test_the_times_in_the_status(wire: Wire, day: str) -> None:
+    """Of a claim whose token is of any day."""
+    claimed_at = datetime.datetime.fromisoformat(f"{day}T23:59:58Z")
+    (id_,) = wire.enqueue(Job())
+    wire.claim(claim=CLAIM)
+    token = (int(claimed_at.timestamp() * 1000) << 19).to_bytes(8, "big")
+    running = wire.client.hget(wire.key("r1"), id_)
+    assert isinstance(running, bytes)
+    wire.client.hset(wire.key("r1"), id_, token + running[8:])
+    entry = wire.client.hget(wire.key("E"), running[:8])
+    assert isinstance(entry, bytes)
+    wire.client.delete(wire.key("E"), wire.key("e"))
+    wire.client.hset(wire.key("E"), token, entry)
+    assert wire.end_leases(SOURCE)[:2] == (1, 1)
+    assert f"claimed {day}T23:59:58Z, given back 20".encode() in known(wire, id_).status
+
+
+BODIES = (b"0", b"1", b"2", b"3", b"other", b"short", b"sole")
+
+
+def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> None:
+    ids = wire.enqueue(*(Job(b"%d" % i, 1 + i % 2) for i in range(4)), Job(b"other"), Job(b"short"), Job(b"sole"))
+    dead, sole = wire.claim(4, claim=CLAIM), wire.claim(1, claim=CLAIM)
+    lives = [wire.claim(1, claim=claim) for claim in (CLAIM.replace(b"ab:", b"abc:"), b"host:0:17:python:host:5:1")]
+    assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (2, 5, 0, 0, b"")
+    gone, held = {*dead.bodies, *sole.bodies}, {body for claim in lives for body in claim.bodies}
+    for id_, body, level in zip(ids, BODIES, (1, 2, 1, 2, 1, 1, 1), strict=True):
+        info = known(wire, id_, level)
+        assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in gone else (False, 0))
+        assert (body in held) != (body in gone)
+    assert b"worker process was killed by SIGSEGV (crash 1 of 3)" in known(wire, dead.jobs[0].id, 1).status
+    assert wire.end_leases(SOURCE) == (0, 0, 0, 0, b"")
+    assert lease_fields(wire) == (2, 0)
+    assert [wire.succeed(claim) for claim in (dead, sole, *lives)] == [[0, 1, 2, 3], [0], [], []]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) -> None:
+    """At its place in line too; what it had begun has crashed."""
+    wire.configure(settings(crash_limit=limit))
+    told = Job(b"told", 2, status=b"told before\n")
+    ids = wire.enqueue(
+        Job(b"begun", allowed=1), Job(b"plain"), Job(b"due", kind=ABSOLUTE, ms=5), told, Job(b"begun too", 2, allowed=1)
+    )
+
+    def line() -> list[tuple[bytes, float]]:
+        found: list[list[Any]] = [
+            list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("p1", "p2")
+        ]
+        return [one for level in found for one in level if one[0][:8] in ids[1:4]]
+
+    def unbegun() -> list[Info]:
+        return [known(wire, id_, level) for id_, level in zip(ids[1:4], (1, 1, 2), strict=True)]
+
+    before = line(), unbegun()
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 5
+    assert wire.end_leases(SOURCE, b"was killed by SIGKILL", begun=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
+    for info in known(wire, ids[0]), known(wire, ids[4], 2):
+        assert (info.state, info.crashes) == (int(FAILED), 1)
+    assert (line(), unbegun()) == before
+    assert lease_fields(wire) == (0, 0)
+    assert len(wire.claim(5, claim=CLAIM).bodies) == 3
+    assert wire.end_leases(SOURCE, begun=ids[0])[:4] == (1, 0, 0, 3)
+    assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"plain", b"told"]
+
+
+def test_what_a_dead_process_had_not_begun_of_a_claim_of_one_is_as_it_was(wire: Wire) -> None:
+    ids = wire.enqueue_bodies(b"waited", b"begun")
+    before = known(wire, ids[0])
+    assert [wire.claim(1, claim=CLAIM).bodies for _ in ids] == [[b"waited"], [b"begun"]]
+    assert wire.end_leases(SOURCE, begun=ids[1]) == (2, 1, 0, 1, b"")
+    assert (known(wire, ids[0]), known(wire, ids[1]).crashes) == (before, 1)
+    assert lease_fields(wire) == (0, 0)
+
+
+def test_many_leases_of_a_dead_process_take_several_calls(wire: Wire) -> None:
+    for _ in range(5):
+        wire.enqueue(*[Job()] * 600)
+        wire.claim(600, claim=CLAIM)
+    for _ in range(300):
+        wire.enqueue(Job())
+        wire.claim(1, claim=CLAIM)
+    seen, cursor = list[int](), b"0:0"
+    while cursor:
+        _, retried, _, _, cursor = wire.end_leases(SOURCE, b"", cursor)
+        seen.append(retried)
+    assert sum(seen) == 3300
+    assert max(seen) < 1600  # a lease is ended whole
+    assert lease_fields(wire) == (0, 0)
+
+
+def test_the_leases_of_others_are_looked_through_a_part_a_call(wire: Wire) -> None:
+    for _ in range(3):
+        wire.enqueue(*[Job()] * 1000)
+    for _ in range(3000):
+        wire.claim_one(b"host:0:17:another:1")
+    calls, cursor = 0, b"0:0"
+    while cursor:
+        *counts, cursor = wire.end_leases(SOURCE, b"", cursor)
+        assert counts == [0, 0, 0, 0]
+        calls += 1
+    assert calls >= 3
+
+
+def test_jobs_that_may_not_crash_once_more_come_back_one_after_the_other(timed: Timed) -> None:
+    wire = timed.wire
+    wire.enqueue(*(Job(b"%d" % i) for i in range(4)))
+    assert len(wire.claim(claim=CLAIM).jobs) == 4
+    crash(timed)
+    assert len(wire.claim(claim=CLAIM).jobs) == 4  # after the first crash all at once
+    wire.end_leases(SOURCE)  # after the second a thirtieth of a lease apart
+    assert wire.claim(claim=CLAIM).bodies == [b"0"]
+    for later in (b"1", b"2", b"3"):
+        assert wire.claim(claim=CLAIM).bodies == []
+        timed.later(1)
+        assert wire.claim(claim=CLAIM).bodies == [later]
+
+
+def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
+    wire.configure(settings(crash_limit=1, quarantine=b"big"))
+    ids = wire.enqueue(Job(b"a"), Job(b"b"), Job(b"c"))
+    wire.claim(claim=CLAIM)
+    assert wire.end_leases(SOURCE) == (1, 0, 3, 0, b"")
+    assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
+
+    def told() -> dict[bytes, tuple[bytes, bytes]]:
+        """id -> whether it is there, ticket"""
+        return {one[1:9]: (one[9:10], one[10:18]) for one in wire.read("quarantined", 10)}
+
+    assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
+    assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
+    ticket, other = b"ticket 1", b"ticket 2"
+    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == ticket + b"big"
+    assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == ticket + b"big"
+    assert told()[ids[0]] == (b"\1", ticket)
+    assert wire.leave_quarantine(1, ids[0], 2) == ticket + b"big"
+    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2))] == [NONE, NONE]
+    assert told() == {}
+    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == NONE
+    assert wire.lookup([ids[0]]) == [None]
+    assert (known(wire, ids[1]).state, known(wire, ids[2]).state) == (int(FAILED), int(PENDING))

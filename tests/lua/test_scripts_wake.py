@@ -1,0 +1,303 @@
+"""Who is woken, when, and who holds the timer of the next scheduled job.
+
+Promises: every ring is heard, or not, by a real connection that listens on the worker's channel.
+Risks: the test of the timer needs libfaketime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+
+from pinlater.store.keys import bell_key, wake_channel
+from tests.support.memory import EVERY_KIND, AnyKind
+from tests.support.servers import Server
+from tests.support.wire import Wire, connect, jump
+from tests.support.wire_format import DELAY, FAR_MS, PENDING, Job, ends, settings
+
+EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
+FreshServer = Callable[..., Server]
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Wire]:
+    with connect(server) as client:
+        made = Wire(client)
+        made.create()
+        yield made
+
+
+@dataclass
+class Bell:
+    """A channel that a real connection listens on."""
+
+    client: redis.Redis
+    channel: bytes
+    listener: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listener = self.client.pubsub()  # type: ignore[no-untyped-call]
+        self.listener.subscribe(self.channel)
+        assert self._next()["type"] == "subscribe"
+
+    def rings(self) -> int:
+        """How often it rang up to now: what came before a marker that is sent now."""
+        self.client.publish(self.channel, b"marker")
+        count = 0
+        while self._next()["data"] != b"marker":
+            count += 1
+        return count
+
+    def _next(self) -> dict[str, Any]:
+        message: dict[str, Any] | None = self.listener.get_message(timeout=30)
+        assert message is not None, "expected a message within 30 s"
+        return message
+
+
+@pytest.fixture
+def bells(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
+    made: list[Bell] = []
+
+    def make(channel: bytes) -> Bell:
+        made.append(Bell(wire.client, channel))
+        return made[-1]
+
+    yield make
+    for bell in made:
+        bell.listener.close()
+
+
+@dataclass
+class List(Bell):
+    """A worker's bell: a list that it waits at, while it listens on its channel."""
+
+    list: bytes = b""
+
+    def rings(self) -> int:
+        assert super().rings() == 0, "a message, where a list is waited at"
+        rang = int(self.client.llen(self.list))
+        assert rang == 0 or 0 < self.client.pttl(self.list) <= 60_000
+        self.client.delete(self.list)
+        return rang
+
+
+def waiting(wire: Wire, channel: bytes = b"me") -> None:
+    assert wire.claim(1, channel=channel).jobs == []
+
+
+def after_a_failure(wire: Wire) -> None:
+    wire.enqueue(Job(allowed=1))
+    wire.fail(wire.claim())
+
+
+# What is done before the worker waits, and what must ring it; held: what another worker claimed.
+RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
+    "enqueue": (lambda w: None, lambda w, _: w.enqueue_bodies(b"x")),
+    "a first timer": (lambda w: None, lambda w, _: w.enqueue(Job(b"x", 1, DELAY, 60_000))),
+    "load": (lambda w: w.prepare(1), lambda w, ticket: w.load(ticket, Job())),
+    "retry_failed": (after_a_failure, lambda w, _: w.retry_failed()),
+    "release": (lambda w: w.enqueue_bodies(b"x") and w.claim(), lambda w, held: w.release(*ends(held))),
+    "fail": (lambda w: w.enqueue_bodies(b"x") and w.claim(), lambda w, held: w.fail(held)),
+    "move": (
+        lambda w: w.enqueue_bodies(b"x") and w.claim(),
+        lambda w, held: w.checkpoint(ends(held)[0], move=(0, 0)),
+    ),
+    "un-pause": (lambda w: w.configure(settings(flags=1)), lambda w, _: w.configure(settings())),
+    "wake": (lambda w: None, lambda w, _: w.write("wake", b"")),
+}
+
+
+@pytest.mark.parametrize("what", RINGS)
+def test_what_gives_work_rings_one_waiter(wire: Wire, bells: Callable[[bytes], Bell], what: str) -> None:
+    prepare, act = RINGS[what]
+    held = prepare(wire)
+    one, two = bells(b"one"), bells(b"two")
+    waiting(wire, b"one")
+    waiting(wire, b"two")
+    assert (one.rings(), two.rings()) == (0, 0)
+    act(wire, held)
+    assert one.rings() + two.rings() == 1
+    assert wire.client.zcard(wire.key("w")) == 1
+
+
+@pytest.mark.parametrize("what", [*RINGS, "delete_queue"])
+def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> None:
+    prepare, act = RINGS.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
+    held = prepare(wire)
+    alive, dead = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    bell = List(wire.client, alive[-24:], list=alive)
+    waiting(wire, alive)
+    waiting(wire, dead)
+    assert bell.rings() == 0
+    act(wire, held)
+    assert bell.rings() == 1
+    assert wire.client.exists(dead) == 0
+    assert wire.client.zcard(wire.key("w")) == 0
+    bell.listener.close()
+
+
+def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> None:
+    quiet, other = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    bells = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
+    waiting(wire, other)
+    waiting(wire, quiet)
+    scores: Any = dict(wire.client.zscan_iter(wire.key("w")))
+    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000, other: scores[other] - 15_000})
+    wire.enqueue_bodies(b"x")
+    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000})
+    wire.enqueue_bodies(b"x")
+    assert [bell.rings() for bell in bells] == [0, 1]
+    for bell in bells:
+        bell.listener.close()
+
+
+def test_what_gives_no_work_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    wire.enqueue(Job(b"a", 1, DELAY, 60_000), Job(b"held"))
+    held = wire.claim()
+    bell = bells(b"me")
+    waiting(wire)
+    wire.enqueue(Job(b"b", 1, DELAY, 90_000))
+    wire.retry_failed()
+    assert wire.succeed(held) == []
+    wire.delete_jobs(PENDING, limit=1)
+    wire.configure(settings(flags=1))
+    wire.enqueue_bodies(b"while paused")
+    assert bell.rings() == 0
+    waiting(wire)
+    wire.configure(settings())
+    assert bell.rings() == 1
+
+
+def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
+    wire.configure(settings(flags=1))
+    wire.enqueue_bodies(b"x")
+    claimed = wire.claim(channel=b"me")
+    assert (claimed.jobs, claimed.token, claimed.paused) == ([], b"", True)
+    assert wire.replayed_claim() == claimed
+    assert (wire.dry_run().jobs, wire.dry_run().paused) == ([], True)
+    assert wire.client.zrange(wire.key("w"), 0, -1) == [b"me"]
+
+
+@pytest.mark.parametrize("dead", [0, 3, 60, 999])
+def test_dead_waiters_are_skipped(wire: Wire, bells: Callable[[bytes], Bell], dead: int) -> None:
+    bell = bells(b"me")
+    waiting(wire)
+    wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
+    wire.enqueue_bodies(b"x")
+    assert bell.rings() == 1
+
+
+def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    one = bells(b"one")
+    waiting(wire, b"one")
+    wire.configure(settings(flags=1))  # so that the enqueue rings nobody
+    wire.enqueue_bodies(b"a", b"b")
+    config = wire.read("config")[0]
+    wire.client.hset(wire.key("m"), "c", config[:16] + b"\0" + config[17:])
+    assert len(wire.claim(1, channel=b"two").jobs) == 1
+    assert one.rings() == 1
+    assert len(wire.claim(1, channel=b"two").jobs) == 1
+    assert one.rings() == 0
+
+
+@EACH_KIND
+def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: AnyKind, fresh_server: FreshServer) -> None:
+    server = fresh_server(kind, fake_clock=True)
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create()
+        wire.enqueue(Job(b"x", 1, DELAY, 600_000))
+        due_in = {name: wire.claim(channel=name).due_in_ms for name in (b"one", b"two", b"one")}
+        assert 0 < due_in[b"one"] <= 600_000
+        assert due_in[b"two"] == 0
+        wire.enqueue(Job(b"y", 1, DELAY, 300_000))
+        assert 0 < wire.claim(channel=b"two").due_in_ms <= 300_000
+        assert wire.replayed_claim().due_in_ms > 0
+        assert wire.claim(channel=b"one").due_in_ms == 0
+        jump(server, 16)  # the holder was not heard of for longer than a safety claim takes
+        assert wire.claim(channel=b"one").due_in_ms > 0
+        assert wire.claim(channel=b"two").due_in_ms == 0
+
+
+def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    wire.configure(settings(flags=1))  # of a paused queue too
+    heard = [bells(b"%d" % i) for i in range(6)]
+    for bell in heard:
+        waiting(wire, bell.channel)
+    wire.write("delete_queue", b"")
+    assert [bell.rings() for bell in heard] == [1] * 6
+
+
+def leave(wire: Wire, channel: bytes) -> None:
+    wire.other().write("wake", channel)
+
+
+def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    one, two = bells(b"one"), bells(b"two")
+    wire.enqueue(Job(b"x", 1, DELAY, 600_000))
+    assert wire.claim(channel=b"one").due_in_ms > 0
+    assert wire.claim(channel=b"two").due_in_ms == 0
+    leave(wire, b"one")
+    assert (one.rings(), two.rings()) == (0, 1)
+    assert wire.client.zcard(wire.key("w")) == 0
+    assert wire.claim(channel=b"two").due_in_ms > 0
+
+
+def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    one, two = bells(b"one"), bells(b"two")
+    waiting(wire, b"one")
+    waiting(wire, b"two")
+    leave(wire, b"two")
+    assert wire.client.zrange(wire.key("w"), 0, -1) == [b"one"]
+    waiting(wire, b"two")
+    wire.enqueue_bodies(b"x")
+    assert (one.rings(), two.rings()) == (0, 1)
+    leave(wire, b"two")  # it did not claim
+    assert (one.rings(), two.rings()) == (1, 0)
+
+
+def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    two = bells(b"two")
+    wire.enqueue(Job(b"x", 1, DELAY, 600_000))
+    for channel in (b"one", b"two"):
+        wire.claim(channel=channel)
+    wire.delete_jobs(PENDING, limit=1)
+    wire.set_head(due_ms=1)
+    wire.claim()  # finds out that none is scheduled
+    leave(wire, b"one")
+    assert two.rings() == 0
+
+
+@EACH_KIND
+def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
+    kind: AnyKind, fresh_server: FreshServer
+) -> None:
+    server = fresh_server(kind, fake_clock=True)
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create()
+        wire.enqueue(Job(b"x", 1, DELAY, 5_000))
+        assert wire.claim(channel=b"killed").due_in_ms > 0  # nobody listens on its channel
+        assert wire.claim(channel=b"me").due_in_ms == 0
+        bell = Bell(client, b"me")
+        wire.expire()
+        assert bell.rings() == 0
+        jump(server, 6)
+        wire.expire()
+        assert bell.rings() == 1
+        assert wire.claim(channel=b"me").bodies == [b"x"]
+        bell.listener.close()
+
+
+def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+    gone = wire.enqueue(*[Job()] * 1000)
+    wire.enqueue_bodies(b"behind")
+    wire.client.hdel(wire.key("j"), *gone)
+    bell = bells(b"me")
+    claimed = wire.claim(1000, channel=b"me")
+    assert (claimed.jobs, claimed.left, bell.rings()) == ([], [1, 0, 0], 1)
+    assert wire.claim().bodies == [b"behind"]

@@ -1,0 +1,248 @@
+"""The conservation audit: what it finds in a damaged queue, and that it finds nothing in one that is only busy.
+
+Promises: each kind of damage is done by hand to a real queue and named; a large queue is read in many pages.
+Risks: none of the damages can be done by the product; that is what the state machine shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig
+from pinlater.model.errors import QueueNotFound, ServerReplyError, ServerUnavailable
+from pinlater.operations import audit as audit_module
+from pinlater.operations.audit import AuditReport, audit
+from pinlater.store.keys import queue_key
+from tests.support.audits import audit_queue
+from tests.support.servers import Server
+
+FreshServer = Callable[..., Server]
+HOUR_MS = 3_600_000
+
+
+class Scene:
+    """A queue with a job in each state, and the hands of a vandal."""
+
+    def __init__(self, server: Server, client: Client) -> None:
+        self.client, self.raw = client, server.client()
+        client.create_queue("q", QueueConfig(keep_succeeded=9))
+        client.enqueue_many("q", [NewJob(b"%d" % i, attempts=1, status="s") for i in range(5)])
+        done, failed, sole = client.dequeue("q", 1)[0], client.dequeue("q", 1)[0], client.dequeue("q", 1)[0]
+        self.pair = client.dequeue("q", 2)
+        client.ack(succeeded=[done], failed=[failed])
+        self.sole = sole
+        self.ready = client.enqueue("q", b"ready", status="s")
+        self.scheduled = client.enqueue("q", b"later", delay_ms=HOUR_MS)
+        client.enqueue("q", b"low", priority=2)
+
+    def key(self, name: str) -> bytes:
+        return queue_key("q", "1", name)
+
+    def call(self, command: str, name: str, *arguments: Any) -> Any:
+        return self.raw.execute_command(command, self.key(name), *arguments)  # type: ignore[no-untyped-call]
+
+    def problems(self) -> dict[str, str]:
+        return {finding.subject: finding.problem for finding in audit_queue(self.client, "q").findings}
+
+
+@pytest.fixture
+def scene(server: Server) -> Iterator[Scene]:
+    with Client(server.url) as client:
+        made = Scene(server, client)
+        assert audit_queue(client, "q").findings == []
+        yield made
+        made.raw.close()
+
+
+def id_of(job: Job | str) -> bytes:
+    number = job.id if isinstance(job, Job) else int(job.rpartition(":")[2])
+    return number.to_bytes(8, "big")
+
+
+def test_a_sound_queue(scene: Scene, server: Server) -> None:
+    expected = AuditReport("q", CountsByState(2, 1, 3, 1, 1), [])
+    assert audit_queue(scene.client, "q") == expected
+    assert expected.ok
+
+    async def by_the_other_client() -> AuditReport:
+        async with AsyncClient(server.url) as client:
+            return await client.run(lambda deadline_s: audit(client.session, "q", deadline_s))
+
+    assert asyncio.run(by_the_other_client()) == expected
+
+
+def test_jobs_in_the_wrong_places(scene: Scene) -> None:
+    ready, scheduled = id_of(scene.ready), id_of(scene.scheduled)
+    odd = ready + b"\1"  # it has a status, so x
+    scene.call("ZADD", "f1", 1, ready)
+    assert scene.problems() == {scene.ready: "in several states: ready and failed"}
+    scene.call("ZREM", "f1", ready)
+    scene.call("ZADD", "p1", 1, ready)
+    assert scene.problems() == {scene.ready: "ready as if it had neither extra nor a run-after of its own"}
+    scene.call("ZREM", "p1", ready, odd)
+    assert scene.problems() == {scene.ready: "a record in no state"}
+    scene.call("ZADD", "p2", 1, odd)
+    assert scene.problems() == {
+        scene.ready: "a record in no state",
+        scene.ready.replace(":p1:", ":p2:"): "ready, but its record is of another priority",
+    }
+    scene.call("ZREM", "p2", odd)
+    scene.call("HDEL", "j", ready)
+    assert scene.problems() == {scene.ready: "attempts and status (x), but no record"}
+    scene.call("HDEL", "x", ready)
+    assert scene.problems() == {}
+    head = scene.call("HGET", "m", "h")
+    scene.call("HSET", "m", "h", head[:8] + (10**14).to_bytes(6, "big") + head[14:])
+    assert scene.problems() == {scene.scheduled: "scheduled before the time at which claims begin to look"}
+    scene.call("HDEL", "j", scheduled)
+    assert scene.problems() == {scene.scheduled: "scheduled, but has no record"}
+
+
+def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
+    sole, pair = scene.sole, scene.pair
+    scene.call("HINCRBY", "E", pair[0].token + b"n", 1)
+    assert scene.problems() == {f"lease {pair[0].token.hex()}": "counts another number of jobs than run on it"}
+    scene.call("HINCRBY", "E", pair[0].token + b"n", -1)
+    scene.call("ZREM", "e", sole.token)
+    assert scene.problems() == {
+        f"lease {sole.token.hex()}": "never expires",
+        sole.descriptor: "running without a lease",
+    }
+    scene.call("HDEL", "E", sole.token)
+    assert scene.problems() == {sole.descriptor: "running without a lease"}
+    scene.call("HDEL", "r1", id_of(sole))
+    scene.call("HDEL", "j", id_of(sole))
+    scene.call("HDEL", "x", id_of(sole))
+    scene.call("HSET", "E", sole.token + b"n", 3)
+    scene.call("ZADD", "e", 1, bytes(8))
+    assert scene.problems() == {
+        f"lease {sole.token.hex()}": "a count of jobs without a lease",
+        f"lease {bytes(8).hex()}": "has an expiry, but no jobs",
+    }
+
+
+def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
+    scene.client.create_queue("one")
+    scene.client.enqueue("one", b"x")
+    (job,) = scene.client.dequeue("one")
+    lease = bytes([job.priority]) + id_of(job) + job.token
+
+    def problems() -> dict[str, str]:
+        return {finding.subject: finding.problem for finding in audit_queue(scene.client, "one").findings}
+
+    assert problems() == {}
+    assert scene.raw.zrem("pl:{one/1}:e", lease) == 1
+    assert problems() == {job.descriptor: "running without a lease"}
+    assert scene.client.renew([job]) == []
+    assert problems() == {}
+    scene.raw.delete("pl:{one/1}:r1", "pl:{one/1}:j")
+    assert problems() == {f"lease {job.token.hex()}": "has an expiry, but no jobs"}
+
+
+def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
+    running = scene.call("HGET", "r1", id_of(scene.pair[0]))
+    scene.call("HSET", "r1", id_of(scene.sole), running)
+    problems = scene.problems()
+    assert problems[scene.sole.descriptor] == "running on a lease that does not name it"
+    assert problems[f"lease {scene.sole.token.hex()}"] == "counts another number of jobs than run on it"
+
+
+def test_what_is_no_job_at_all(scene: Scene) -> None:
+    scene.call("ZADD", "p1", 1, b"short")
+    scene.call("HSET", "j", b"12345678", b"\1\0\1\x09body")
+    scene.call("HSET", "j", b"87654321", b"\1")
+    assert scene.problems() == {
+        f"{b'short'.hex()} in key p1": "not an id",
+        f"record {b'12345678'.hex()}": "priority: expected 1 to 3, got 9",
+        f"record {b'87654321'.hex()}": "priority: expected 1 to 3, got 0",
+    }
+
+
+def test_a_queue_damaged_as_a_whole_ends_the_audit_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "MAX_FINDINGS", 50)
+    scene.client.enqueue_many("q", [b""] * 3000)
+    scene.call("UNLINK", "j")
+    report = audit_queue(scene.client, "q")
+    assert not report.ok
+    assert 50 <= len(report.findings) < 3000
+    assert str(report.findings[-1]).startswith("shard 1: audit: ended after")
+
+
+def test_a_large_queue_is_read_in_pages(server: Server) -> None:
+    with Client(shards={"a": server.url, "b": server.url}) as client, server.client() as raw:
+        client.create_queue("q")
+        for _ in range(6):
+            client.enqueue_many(
+                "q", [NewJob(bytes(100), priority=1 + i % 3, delay_ms=i % 2 * HOUR_MS) for i in range(1000)]
+            )
+        jobs = client.dequeue("q", 1500)
+        client.ack(succeeded=jobs[:100], failed=jobs[100:500])
+        report = audit_queue(client, "q")
+        assert (report.findings, report.jobs) == ([], client.count("q"))
+        last = max(client.scan("q"), key=lambda info: info.created_ms)
+        _, shard, level, number = last.descriptor.split(":")
+        place = queue_key("q", shard[1:], level)
+        id_ = int(number).to_bytes(8, "big")
+        assert raw.zrem(place, id_, id_ + b"\1") == 1
+        assert [(finding.shard, finding.subject) for finding in audit_queue(client, "q").findings] == [
+            (shard[1:], last.descriptor)
+        ]
+
+
+def test_nothing_is_found_in_a_queue_that_is_busy(server: Server) -> None:
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            with Client(server.url) as client:
+                while not stop.is_set():
+                    client.enqueue_many(
+                        "q", [NewJob(bytes(80), priority=1 + i % 2, status="s" * (i % 3)) for i in range(40)]
+                    )
+                    jobs = client.dequeue("q", 40 + seed)
+                    client.renew(jobs[:3], own=True)
+                    client.release(jobs[:5])
+                    client.ack(succeeded=jobs[5:30], failed=jobs[30:])
+                    client.delete_jobs("q", "pending", limit=7)
+        except BaseException as error:
+            errors.append(error)
+
+    with Client(server.url) as client:
+        client.create_queue("q")
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            reports = [audit_queue(client, "q") for _ in range(20)]
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert [report.findings for report in reports] == [[]] * 20
+        assert errors == []
+        assert len({report.jobs for report in reports}) > 1, "nothing went on meanwhile"
+
+
+def test_what_can_not_be_read_is_not_called_sound(server: Server, fresh_server: FreshServer) -> None:
+    other = fresh_server()
+    with Client(shards={"a": server.url, "b": other.url}, timeout_s=0.3) as client:
+        with pytest.raises(QueueNotFound, match="queue 'q': not found"):
+            audit_queue(client, "q")
+        client.create_queue("q")
+        assert audit_queue(client, "q").ok
+        other.kill()
+        with pytest.raises(ServerUnavailable):
+            audit_queue(client, "q")
+
+
+def test_a_key_of_the_wrong_type_is_named(scene: Scene) -> None:
+    scene.call("UNLINK", "f1")
+    scene.call("SET", "f1", "x")
+    with pytest.raises(ServerReplyError, match=r"audit of queue 'q' .*key f1.*WRONGTYPE"):
+        audit_queue(scene.client, "q")

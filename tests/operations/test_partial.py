@@ -1,0 +1,283 @@
+"""A call that was carried out on some of its jobs and certainly not on others: PartialOutcome tells which.
+
+Promises: every write on given jobs of several shards, with a shard that answers, one that is down, and one whose answer
+is lost; what the error says of each job is what the servers say. Calls in rounds tell the count over all rounds.
+Risks: a server that is down is waited for until the deadline, which is made short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pinlater import Checkpoint, Client, CountsByState, Job, NewJob, PartialOutcome, State
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
+from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import shard_for_key
+from tests.conftest import FreshServer
+from tests.support.both_clients import CALLS_KINDS, Calls, make_calls
+from tests.support.cut_proxy import Cut, CutProxy
+from tests.support.servers import Server
+
+NAMES = ["here", "down", "cut"]
+A_SHARD = 3  # jobs
+SHORT_S = 0.2
+ALWAYS = 10**9
+ROUND = 1000  # jobs
+
+
+@dataclass
+class Places:
+    """Three shards; `calls` reaches one of them through a proxy, `direct` reaches all."""
+
+    calls: Calls
+    direct: Client
+    down: Server
+    proxy: CutProxy
+    jobs: list[Job]
+
+    def of(self, *shards: str) -> list[Job]:
+        return [job for job in self.jobs if job.shard in shards]
+
+    def lose(self, call: Callable[[], Any], cut: Cut = Cut.AFTER) -> PinLaterError:
+        """What a call raises while one shard is down and another's answers are lost."""
+        self.down.stop()
+        self.proxy.arm(cut, count=ALWAYS)
+        self.calls.client.settings.timeout_s = SHORT_S
+        with pytest.raises(PinLaterError) as raised:
+            call()
+        self.calls.client.settings.timeout_s = 10.0
+        self.proxy.disarm()
+        self.down.start()
+        return raised.value
+
+
+@pytest.fixture(params=CALLS_KINDS)
+def places(request: pytest.FixtureRequest, server: Server, fresh_server: FreshServer) -> Iterator[Places]:
+    down = fresh_server(aof_always=True)
+    direct = Client(shards={"here": server.url, "down": down.url, "cut": server.url})
+    with CutProxy(server.port) as proxy, direct:
+        calls = make_calls(request.param, shards={"here": server.url, "down": down.url, "cut": proxy.url})
+        calls.create_queue("q")
+        for name in NAMES:
+            key = next(str(number) for number in range(100) if shard_for_key(str(number).encode(), NAMES) == name)
+            calls.enqueue_many("q", [NewJob(b"", attempts=1, key=key)] * A_SHARD)
+        jobs = calls.dequeue("q", 99)
+        assert len(jobs) == len(NAMES) * A_SHARD
+        yield Places(calls, direct, down, proxy, jobs)
+        calls.close()
+
+
+def names_of(jobs: list[Job]) -> list[str]:
+    return sorted(job.descriptor for job in jobs)
+
+
+@dataclass(frozen=True)
+class Case:
+    """give: what the call gets for a job. holds: whether it was carried out on a job, by what direct knows of it.
+
+    answer: what the call returns of so many jobs. prepare: before the call.
+    """
+
+    name: str
+    call: Callable[[Calls, list[Any]], Any]
+    holds: Callable[[Client, str], bool]
+    give: Callable[[Job], Any] = lambda job: job
+    answer: Callable[[int], Any] = lambda count: []
+    prepare: Callable[[Client, list[Job]], Any] = lambda direct, jobs: None
+
+    def carried_out(self, direct: Client, jobs: list[Job]) -> set[bool]:
+        return {self.holds(direct, job.descriptor) for job in jobs}
+
+
+def is_state(*states: State | None) -> Callable[[Client, str], bool]:
+    def holds(direct: Client, descriptor: str) -> bool:
+        info = direct.lookup([descriptor]).get(descriptor)
+        return (info.state if info else None) in states
+
+    return holds
+
+
+def says(direct: Client, descriptor: str) -> bool:
+    return direct.lookup([descriptor])[descriptor].status == "half way"
+
+
+CASES = [
+    Case("ack succeeded", lambda calls, jobs: calls.ack(succeeded=jobs), is_state(None, State.SUCCEEDED)),
+    Case("ack failed", lambda calls, jobs: calls.ack(failed=jobs), is_state(State.FAILED)),
+    Case("release", lambda calls, jobs: calls.release(jobs), is_state(State.PENDING)),
+    Case(
+        "checkpoint",
+        lambda calls, items: calls.checkpoint(*items),
+        says,
+        give=lambda job: Checkpoint(job=job, status="half way"),
+    ),
+    Case(
+        "delete_jobs",
+        lambda calls, named: calls.delete_jobs(descriptors=named),
+        is_state(None),
+        give=lambda job: job.descriptor,
+        answer=lambda count: count,
+    ),
+    Case(
+        "retry_jobs",
+        lambda calls, named: calls.retry_jobs(named),
+        is_state(State.PENDING),
+        give=lambda job: job.descriptor,
+        answer=lambda count: count,
+        prepare=lambda direct, jobs: direct.ack(failed=jobs),
+    ),
+]
+
+
+@pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_job_is_told_as_done_as_not_done_or_as_unknown(case: Case, cut: Cut, places: Places) -> None:
+    case.prepare(places.direct, places.jobs)
+    given = {job.descriptor: case.give(job) for job in places.jobs}
+    error = places.lose(lambda: case.call(places.calls, list(given.values())), cut)
+    assert type(error) is PartialOutcome
+    assert str(error).startswith("3 jobs done, 3 certainly not, 3 unknown: ")
+    here, down, cut_off = (places.of(name) for name in NAMES)
+    assert error.done == [given[job.descriptor] for job in here]
+    assert error.result == case.answer(A_SHARD)
+    [(failed, why)], [(open_, unknown)] = error.failed, error.unknown
+    assert failed == [given[job.descriptor] for job in down]
+    assert isinstance(why, ServerUnavailable)
+    assert open_ == [given[job.descriptor] for job in cut_off]
+    assert case.carried_out(places.direct, here) == {True}
+    assert case.carried_out(places.direct, down) == {False}
+    assert case.carried_out(places.direct, cut_off) == {cut is Cut.AFTER}
+    assert places.calls.resolve(unknown) == case.answer(A_SHARD)
+    assert case.carried_out(places.direct, cut_off) == {True}
+    assert case.call(places.calls, failed) == case.answer(A_SHARD)
+    assert case.carried_out(places.direct, down) == {True}
+
+
+def test_renew_tells_of_each_lease(places: Places) -> None:
+    error = places.lose(lambda: places.calls.renew(places.jobs))
+    assert type(error) is PartialOutcome
+    assert names_of(error.done) == names_of(places.of("here"))
+    assert names_of(error.failed[0][0]) == names_of(places.of("down"))
+    assert error.result == places.calls.resolve(error.unknown[0][1]) == []
+
+
+def test_what_was_refused_is_told_of_the_jobs_that_were_asked_for(places: Places) -> None:
+    stolen = [places.of(name)[0] for name in NAMES]
+    places.direct.release(stolen)
+    error = places.lose(lambda: places.calls.ack(succeeded=places.jobs))
+    assert type(error) is PartialOutcome
+    assert error.result == [stolen[0]]
+    assert places.calls.resolve(error.unknown[0][1]) == [stolen[2]]
+
+
+def test_where_nothing_was_done_the_error_is_the_plain_one(places: Places) -> None:
+    error = places.lose(lambda: places.calls.ack(succeeded=places.of("down")))
+    assert type(error) is ServerUnavailable
+
+
+def test_where_nothing_certainly_failed_resolve_tells_all(places: Places) -> None:
+    error = places.lose(lambda: places.calls.ack(succeeded=places.of("here", "cut")))
+    assert isinstance(error, OutcomeUnknown)
+    assert places.calls.resolve(error) == []
+    assert places.direct.count("q") == CountsByState(in_progress=A_SHARD)
+
+
+def test_a_lost_part_whose_queue_is_gone_stays_unknown(places: Places) -> None:
+    """That the queue is gone says nothing of the lost try."""
+    jobs = places.of("here", "cut")
+    error = places.lose(lambda: places.calls.ack(succeeded=jobs), Cut.BEFORE)
+    assert isinstance(error, OutcomeUnknown)
+    places.direct.delete_queue("q")
+    with pytest.raises(OutcomeUnknown):
+        places.calls.resolve(error)
+
+
+def test_a_read_of_several_shards_raises_what_went_wrong(places: Places) -> None:
+    error = places.lose(lambda: places.calls.lookup([job.descriptor for job in places.jobs]), Cut.BEFORE)
+    assert type(error) is ServerUnavailable
+
+
+# calls that go in rounds
+
+
+@pytest.fixture(params=CALLS_KINDS)
+def rounds(request: pytest.FixtureRequest, fresh_server: FreshServer) -> Iterator[tuple[Calls, Server, CutProxy]]:
+    """2,500 failed jobs behind a proxy."""
+    server = fresh_server(aof_always=True)
+    with CutProxy(server.port) as proxy:
+        calls = make_calls(request.param, proxy.url)
+        calls.create_queue("q")
+        calls.enqueue_many("q", [NewJob(b"", attempts=1)] * (2 * ROUND + 500))
+        while jobs := calls.dequeue("q", ROUND):
+            calls.ack(failed=jobs)
+        yield calls, server, proxy
+        calls.close()
+
+
+#: Each of them meets the failed jobs in its second round, or later.
+IN_ROUNDS: dict[str, Callable[[Calls], int]] = {
+    "retry_failed": lambda calls: int(calls.retry_failed("q", limit=9999)),
+    "delete_jobs": lambda calls: int(calls.delete_jobs("q", State.FAILED, limit=9999)),
+    "purge": lambda calls: int(calls.purge("q")),
+}
+
+
+def second_round(verb: str) -> Callable[[Any], bool]:
+    """Of a purge, the second round of failed jobs: two states are gone through before."""
+    sha = load_scripts()["retry_failed" if verb == "retry_failed" else "delete_jobs"].sha
+    seen: list[Any] = []
+
+    def match(command: Any) -> bool:
+        if command[1] != sha:
+            return False
+        failed = verb != "purge" or command[-4] == str(State.FAILED.code).encode()
+        if failed and command not in seen:
+            seen.append(command)
+        return failed and len(seen) > 1
+
+    return match
+
+
+@pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
+@pytest.mark.parametrize("verb", IN_ROUNDS)
+def test_resolve_counts_all_rounds_and_the_call_can_be_carried_on(
+    verb: str, cut: Cut, rounds: tuple[Calls, Server, CutProxy]
+) -> None:
+    calls, server, proxy = rounds
+    proxy.arm(cut, match=second_round(verb), count=ALWAYS)
+    calls.client.settings.timeout_s = SHORT_S
+    with pytest.raises(OutcomeUnknown) as raised:
+        IN_ROUNDS[verb](calls)
+    calls.client.settings.timeout_s = 10.0
+    proxy.disarm()
+    assert calls.resolve(raised.value) == 2 * ROUND
+    with Client(server.url) as direct:
+        assert direct.count("q").failed == 500
+        assert IN_ROUNDS[verb](calls) == (2500 - 2 * ROUND)
+        assert direct.count("q").failed == 0
+
+
+@pytest.mark.parametrize("verb", IN_ROUNDS)
+def test_a_round_that_certainly_failed_tells_of_those_before(verb: str, rounds: tuple[Calls, Server, CutProxy]) -> None:
+    calls, server, proxy = rounds
+    is_second = second_round(verb)
+
+    def stop_then(command: Any) -> bool:
+        if is_second(command):
+            server.call("CONFIG", "SET", "min-replicas-to-write", 1)  # NOREPLICAS: certain
+        return False
+
+    proxy.arm(Cut.BEFORE, match=stop_then)
+    calls.client.settings.timeout_s = SHORT_S
+    with pytest.raises(PartialOutcome, match=r"1000 jobs done, then no more: .*NOREPLICAS") as raised:
+        IN_ROUNDS[verb](calls)
+    calls.client.settings.timeout_s = 10.0
+    proxy.disarm()
+    assert raised.value.result == ROUND
+    server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert IN_ROUNDS[verb](calls) == 2500 - ROUND
+    assert calls.count("q").failed == 0

@@ -1,0 +1,87 @@
+"""Every size of a call, through the limits of a script (1,000) and of Lua's stack (8,000 values); any bytes as a body.
+
+Promises: each call does all of it or says what not; the order stays.
+Risks: none known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pinlater import CountsByState, NewJob
+from tests.support.both_clients import CALLS_KINDS, Calls, make_calls
+from tests.support.servers import Server
+
+SIZES = [
+    0,
+    1,
+    1_000,
+    1_001,
+    *(pytest.param(size, marks=pytest.mark.thorough("sizes")) for size in (999, 3_999, 4_000, 20_000)),
+]
+BODIES = [b"", b"\0", b"\xff\xfe", "é\U0001f600".encode(), b"\r\n$5\r\n*1", bytes(range(256)), b"x" * (1024 * 1024)]
+
+
+@pytest.fixture(params=CALLS_KINDS)
+def calls(request: pytest.FixtureRequest, server: Server) -> Iterator[Calls]:
+    made = make_calls(request.param, server.url)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_of_every_call(calls: Calls, size: int) -> None:
+    calls.create_queue("q")
+    bodies = [b"%d" % number for number in range(size)]
+    descriptors = calls.enqueue_many("q", bodies)
+    assert len(set(descriptors)) == size
+    infos = calls.lookup(descriptors, with_body=True)
+    assert [infos[descriptor].body for descriptor in descriptors] == bodies
+    jobs = calls.dequeue("q", size)
+    assert [(job.descriptor, job.body) for job in jobs] == list(zip(descriptors, bodies, strict=True))
+    assert calls.renew(jobs) == []
+    assert calls.release(jobs) == []
+    assert calls.release(jobs) == jobs
+    again = calls.dequeue("q", size)
+    assert [job.descriptor for job in again] == descriptors
+    half = len(again) // 2
+    assert calls.ack(succeeded=again[:half]) == []
+    assert calls.ack(succeeded=again) == again[:half]
+    assert calls.count("q") == CountsByState()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_of_ending_by_name(calls: Calls, size: int) -> None:
+    calls.create_queue("q")
+    descriptors = calls.enqueue_many("q", [NewJob(b"", attempts=1, priority=1 + n % 3) for n in range(size)])
+    assert calls.ack(failed=calls.dequeue("q", size)) == []
+    assert calls.count("q").failed == size
+    assert calls.retry_jobs(descriptors) == size
+    assert calls.count("q").pending == size
+    assert calls.ack(failed=calls.dequeue("q", size)) == []
+    assert calls.retry_failed("q", limit=size) == size
+    assert calls.delete_jobs(descriptors=descriptors) == size
+    assert calls.delete_jobs(descriptors=descriptors) == 0
+    assert calls.count("q") == CountsByState()
+
+
+def test_a_body_is_any_bytes(calls: Calls) -> None:
+    calls.create_queue("q")
+    alone = [calls.enqueue("q", body) for body in BODIES]
+    together = calls.enqueue_many("q", BODIES)
+    infos: dict[str, Any] = calls.lookup(alone + together, with_body=True)
+    assert [infos[descriptor].body for descriptor in alone + together] == BODIES * 2
+    taken: list[bytes] = []
+    while jobs := calls.dequeue("q", 100):
+        taken += [job.body for job in jobs]
+    assert taken == BODIES * 2
+
+
+def test_other_buffers_are_bodies_too(calls: Calls) -> None:
+    calls.create_queue("q")
+    for body in (bytearray(b"body"), memoryview(b"body")):
+        descriptor = calls.enqueue("q", body)
+        assert calls.lookup([descriptor], with_body=True)[descriptor].body == b"body"

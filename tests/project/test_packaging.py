@@ -1,0 +1,120 @@
+"""The wheel: one for every CPython from 3.11, with the Lua of the tree in it, and the demo runs from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = [
+    pytest.mark.thorough("wheel"),
+    pytest.mark.timeout(600),  # a wheel is built
+    pytest.mark.xdist_group("wheel"),  # once
+]
+VERSIONS = [(3, minor) for minor in range(11, 20)]
+
+SMOKE = """
+import sys, pinlater
+from pinlater import Client
+with Client("embedded://?private") as client:
+    client.create_queue("smoke")
+    descriptor = client.enqueue("smoke", b"hello")
+    [job] = client.dequeue("smoke", wait=5)
+    assert job.descriptor == descriptor and job.body == b"hello", job
+    assert client.ack(succeeded=[job]) == []
+    assert client.lookup([descriptor]) == {}
+print("smoke", *sys.version_info[:2], pinlater.__version__)
+"""
+
+
+def _interpreters() -> list[Path]:
+    """Every CPython >= 3.11 on PATH or under pyenv, one a version; the running one first."""
+    found = {sys.version_info[:2]: Path(sys.executable)}
+    for version in VERSIONS:
+        name = "python" + ".".join(map(str, version))
+        candidates = [
+            shutil.which(name),
+            *map(str, sorted(Path.home().glob(f".pyenv/versions/{version[0]}.{version[1]}.*/bin/python"))),
+        ]
+        for candidate in filter(None, candidates):
+            if version not in found and _is_version(candidate, version):
+                found[version] = Path(candidate)
+    return list(found.values())
+
+
+def _is_version(python: str, version: tuple[int, int]) -> bool:
+    wanted = f"sys.version_info[:2] == {version} and sys.implementation.name == 'cpython'"
+    code = f"import sys, venv, ensurepip; sys.exit(not ({wanted}))"
+    return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    maturin = Path(sys.executable).with_name("maturin")
+    subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
+    [built] = out.glob("*.whl")
+    return built
+
+
+def _clean_environment(tmp_path: Path) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PINLATER", "VIRTUAL_ENV"))
+    }
+    return {**kept, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def _fresh_venv(python: Path, wheel: Path, tmp_path: Path, extra: str = "") -> Path:
+    venv = tmp_path / "venv"
+    environment = _clean_environment(tmp_path)
+    subprocess.run([python, "-m", "venv", venv], check=True, env=environment)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"{wheel}{extra}"], check=True, env=environment, cwd=tmp_path)
+    return venv / "bin"
+
+
+def test_the_wheel_is_abi3_and_carries_the_lua_of_the_tree(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+        carried = {name.removeprefix("pinlater/lua/"): packed.read(name) for name in names if name.endswith(".lua")}
+    tree = {str(path.relative_to(ROOT / "lua")): path.read_bytes() for path in (ROOT / "lua").rglob("*.lua")}
+    assert carried == tree
+    assert {"pinlater/py.typed", "pinlater/_core.pyi"} <= set(names)
+    assert {"pinlater/memory/lua.py", "pinlater_pytest/__init__.py"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pinlater", "pinlater_pytest"}
+
+
+@pytest.mark.parametrize("python", _interpreters(), ids=lambda path: path.name)
+def test_smoke_on_every_cpython(python: Path, wheel: Path, tmp_path: Path) -> None:
+    binaries = _fresh_venv(python, wheel, tmp_path)
+    run = subprocess.run(
+        [binaries / "python", "-c", SMOKE],
+        env=_clean_environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("smoke 3 ")
+
+
+def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    binaries = _fresh_venv(Path(sys.executable), wheel, tmp_path, "[demo]")
+    run = subprocess.run(
+        [binaries / "pinlater", "demo", "--images", "40"],
+        env=_clean_environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "redeliveries" in run.stdout
+    assert len(list((tmp_path / "demo-output" / "thumbnails").glob("[!.]*.jpg"))) == 34

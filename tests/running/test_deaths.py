@@ -1,0 +1,207 @@
+"""A supervisor tells of processes that died: their jobs come back at once, and how they ended stands in the status.
+
+Promises: shown on real processes with leases that no test waits for. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
+from pinlater.running.recoverer import Deaths
+from pinlater.worker.started_jobs import BEGUN_VARIABLE, begun_here, ids_in, shared_memory
+from tests.conftest import FreshServer
+from tests.support.app_runs import AppRuns, runs
+from tests.support.handlers_for_tests import on_loop, until
+from tests.support.servers import Server, wait_until
+
+__all__ = ["runs"]  # a fixture
+
+TASKS = """
+@app.task(name="die", attempts=1)
+async def die(how: str) -> None:
+    note("died", how)
+    match how:
+        case "exit":
+            os._exit(3)
+        case "exit-well":
+            os._exit(0)
+        case "segfault":
+            ctypes.string_at(0)
+        case "abort":
+            os.abort()
+        case _:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(name="beside")
+async def beside() -> None:
+    while not Path("died").exists():
+        await asyncio.sleep(0.02)
+
+@app.task(name="die_beside", attempts=1)
+async def die_beside(how: str) -> None:
+    path = Path("again" if Path("died").exists() else "first")
+    while not path.exists():
+        await asyncio.sleep(0.02)
+    Path("died").touch()
+    await die(how)
+
+@app.task(name="fine")
+async def fine() -> None:
+    note("ran", "fine")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "limit"),
+    [
+        ("segfault", "was killed by SIGSEGV", 3),
+        ("kill", "was killed by SIGKILL", 1),
+        ("abort", "was killed by SIGABRT", 1),
+        ("exit", "ended with exit code 3", 1),
+        ("exit-well", "ended with exit code 0", 1),
+    ],
+)
+def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
+    server: Server, runs: Callable[..., AppRuns], how: str, told: str, limit: int
+) -> None:
+    """Long before a lease ends: it is ten minutes."""
+    app_runs = runs(server.url, TASKS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
+        app_runs.start("--processes", "2")
+        handle = app.send("die", how)
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+        info = handle.info()
+        assert info is not None
+        check_evidence(info, told, [str(note.pid) for note in app_runs.notes("died")])
+        if limit > 1:
+            app.send("fine")
+            app_runs.wait("ran", deadline_s=60)
+            assert client.retry_jobs([handle.descriptor], attempts=1) == 1
+            wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew", 60)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, runs: Callable[..., AppRuns]) -> None:
+    app_runs = runs(server.url, TASKS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("new", QueueConfig(lease_ms=600_000, crash_limit=1))
+        process = app_runs.start("--processes", "2")
+        wait_until(lambda: app_runs.log.count("working on default:") == 2, "two processes", 60)
+        app_runs.write(TASKS.replace('name="fine"', 'name="fine", queue="new"'))
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: app_runs.log.count("stopped: ") == 2, "two others", 60)
+        handle = app.by_name("die").using(queue="new").enqueue("kill")
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+
+
+@on_loop
+async def test_a_server_that_is_away_is_told_when_it_is_back(
+    fresh_server: FreshServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fresh_server(aof_always=True)
+    async with AsyncClient(server.url) as client, AsyncClient(server.url, timeout_s=1.0) as dying:
+        await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
+        job = await client.enqueue("q", b"")
+        assert len(await dying.dequeue("q", wait=10)) == 1
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, begun=b"")
+        deaths = Deaths(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
+        async with deaths.open():
+            await asyncio.to_thread(server.kill)
+            deaths(process, -9)
+            await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
+            await asyncio.to_thread(server.start)
+            await until(lambda: deaths.retried == 1, "a later one", 30)
+        assert (await client.lookup([job]))[job].crashes == 1
+
+
+@pytest.mark.parametrize(("how", "limit"), [("kill", 2), ("exit", 2), ("segfault", 3)])
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_only_what_had_begun_in_a_process_that_died_has_crashed(
+    server: Server, runs: Callable[..., AppRuns], how: str, limit: int
+) -> None:
+    """The jobs in front make it prefetch those behind; one that runs beside may have been to blame."""
+    app_runs = runs(server.url, TASKS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=30_000, crash_limit=limit, keep_succeeded=10_000))
+        fine = app.by_name("fine")
+        fine.enqueue_many([()] * 500)
+        beside, bad = app.send("beside"), app.send("die_beside", how)
+        behind = fine.enqueue_many([()] * 500)
+        app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "2")
+        wait_until(lambda: client.count("default").succeeded == 500, "those in front", 60)
+        (app_runs.folder / "first").touch()
+        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
+        (app_runs.folder / "again").touch()
+        wait_until(lambda: bad.status() is State.FAILED, "the quarantine", 60)
+        assert len(app_runs.notes("died")) == limit
+        infos = client.lookup([handle.descriptor for handle in (*behind, beside, bad)])
+        assert [info.crashes for info in infos.values()] == [0] * 500 + [1, limit]
+    assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not begun", app_runs.log)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_plain_handler_that_dies_at_once_in_a_thread_of_its_own_has_begun(server: Server, tmp_path: Path) -> None:
+    """Beside one that waits in another thread."""
+    die = "import os, time\ndef die(job):\n    os.kill(os.getpid(), 9) if job.body else time.sleep(600)\n"
+    (tmp_path / "handlers.py").write_text(die)
+    command = [sys.executable, "-m", "pinlater", "worker", "handlers:die", "--queue", "q", "--processes", "2"]
+    with Client(server.url) as client:
+        client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=1))
+        jobs = client.enqueue_many("q", [b"", b"die"])
+        environment = {**os.environ, "PINLATER_URL": server.url}
+        log = tmp_path / "log"
+        with log.open("wb") as out, subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=out) as supervisor:
+            try:
+                wait_until(lambda: " 0 jobs tried again, 2 failed, 0 not begun" in log.read_text(), "its end", 20)
+            finally:
+                supervisor.kill()
+        assert [info.crashes for info in client.lookup(jobs).values()] == [1, 1]
+
+
+def test_what_runs_stays_told_however_many_begin_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: Any = SimpleNamespace(job=SimpleNamespace(id=7))
+    running = [held]
+    file, memory = shared_memory()
+    monkeypatch.setenv(BEGUN_VARIABLE, str(os.dup(file.fileno())))
+    begin, no_other = begun_here(lambda: running, 5), begun_here(lambda: running, 5)
+    assert begin is not None
+    assert no_other is None
+    assert ids_in(memory) == b""
+    for id_ in (7, *range(100, 150)):
+        begin(id_)
+        told = [int.from_bytes(ids_in(memory)[at : at + 8], "big") for at in range(0, len(ids_in(memory)), 8)]
+        assert {7, id_} <= {*told}
+        assert len(told) <= 5
+    file.close()
+
+
+@pytest.mark.parametrize("number", ["999", "0"])
+def test_a_descriptor_that_was_not_handed_on_is_left_alone(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    monkeypatch.setenv(BEGUN_VARIABLE, number)
+    assert begun_here(list, 5) is None
+    assert BEGUN_VARIABLE not in os.environ
+    os.fstat(0)
+
+
+def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:
+    """How each process ended, which it was, and when."""
+    assert (info.crashes, info.attempts_remaining) == (len(pids), 0)
+    lines = info.status.splitlines()
+    assert lines[::2] == [f"worker process {told} (crash {n + 1} of {len(pids)})" for n in range(len(pids))]
+    for line, pid in zip(lines[1::2], pids, strict=True):
+        assert f":{pid}:" in line
+        assert ", claimed 20" in line
+        assert ", given back 20" in line

@@ -1,0 +1,392 @@
+"""What `pinlater run` is told: --queues, TOML, which of the two counts, and what bad input is told.
+
+Promises: every key has a wrong value here. Risks: how processes follow them is in test_running.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlater import Client, InvalidArgument, PinLater
+from pinlater.cli.commands import DONE, USAGE
+from pinlater.running.options import QueueOptions, RunOptions, options_of, parse_queues
+from pinlater.running.probes import parse_address
+from pinlater.running.status import STALE_S, Overseer
+from pinlater.running.worker_process import ProcessSet, rearrange
+from pinlater.worker.queue_order import Order
+from tests.support.cli_runs import Run, run
+from tests.support.pages import page, table
+from tests.support.servers import Server
+
+__all__ = ["run"]  # a fixture
+
+PAGE = page("running")
+FULL = """
+app = "shop:app"
+url = "redis://there:1"
+strict = false
+isolate = false
+concurrency = 20
+processes = 2
+max_jobs = 1000
+memory_mb = 500
+stop_timeout = 5.5
+log_format = "json"
+http = "127.0.0.1:9100"
+[queues.mail]
+weight = 3
+[queues.video]
+concurrency = 1
+processes = 4
+memory_mb = 2000
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "strict"),
+    [
+        ("a", {"a": None}, False),
+        ("a:3, b:1", {"a": 3, "b": 1}, False),
+        ("b>a > c", {"b": None, "a": None, "c": None}, True),
+    ],
+)
+def test_queues_in_words(text: str, weights: dict[str, int | None], strict: bool) -> None:
+    assert parse_queues(text) == ({name: QueueOptions(weight=weight) for name, weight in weights.items()}, strict)
+    assert list(parse_queues(text)[0]) == list(weights)
+
+
+@pytest.mark.parametrize("name", ["pinlater.toml", "pyproject.toml", "other.toml"])
+def test_every_key_of_toml(folder: Path, name: str) -> None:
+    text = FULL.replace("[queues.", "[tool.pinlater.queues.") if name == "pyproject.toml" else FULL
+    (folder / name).write_text(f"[tool.pinlater]\n{text}" if name == "pyproject.toml" else text)
+    options = options_of({"app": None, "strict": None}, Path(name) if name == "other.toml" else None)
+    assert options == RunOptions(
+        app="shop:app",
+        url="redis://there:1",
+        concurrency=20,
+        processes=2,
+        max_jobs=1000,
+        memory_mb=500,
+        stop_timeout=5.5,
+        log_format="json",
+        http="127.0.0.1:9100",
+        queues={"mail": QueueOptions(weight=3), "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000)},
+    )
+
+
+def test_the_command_line_goes_before_toml(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text(FULL)
+    told: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
+    options = options_of(told, None)
+    assert (options.app, options.concurrency, options.processes, options.http) == ("other:app", 7, 2, "127.0.0.1:9100")
+    assert options.queues == {
+        "mail": QueueOptions(weight=5),
+        "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000),
+        "new": QueueOptions(),
+    }
+
+
+def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.pinlater]\nconcurrency = 3")
+    assert options_of({"app": "a:b"}, None).concurrency == 3
+    (folder / "pinlater.toml").write_text("concurrency = 4")
+    assert options_of({"app": "a:b"}, None).concurrency == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("tool = 3", "tool: expected a table, got 3"), ("[tool]\npinlater = 'x'", "")]
+)
+def test_a_pyproject_without_such_a_table(folder: Path, text: str, said: str) -> None:
+    (folder / "pyproject.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=said or "pinlater: expected a table, got 'x'"):
+        options_of({"app": "a:b"}, None)
+
+
+def places(app: PinLater) -> list[str]:
+    """Where its two kinds of clients would go."""
+
+    async def of_loop() -> list[str]:
+        async with app.clients.new() as client:
+            return [str(shard) for shard in client.session.shards.values()]
+
+    with app:
+        found = [str(shard) for shard in app.clients.sync().session.shards.values()]
+        assert asyncio.run(of_loop()) == found
+    return found
+
+
+def test_a_producer_finds_the_servers_of_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PINLATER_URL", raising=False)
+    embedded = places(PinLater())
+    (folder / "pyproject.toml").write_text("[tool.other]")
+    assert places(PinLater()) == embedded
+    (folder / "pyproject.toml").write_text('[tool.pinlater]\nurl = "redis://three:3"')
+    assert places(PinLater()) == ["shard 1 (redis://three:3)"]
+    (folder / "pinlater.toml").write_text('[shards]\na = "redis://one:1"\nb = "redis://two:2"')
+    assert places(PinLater()) == ["shard a (redis://one:1)", "shard b (redis://two:2)"]
+    monkeypatch.setenv("PINLATER_URL", "redis://four:4")
+    assert places(PinLater()) == ["shard 1 (redis://four:4)"]
+    assert places(PinLater("redis://five:5")) == ["shard 1 (redis://five:5)"]
+    monkeypatch.delenv("PINLATER_URL")
+    for text, said in (
+        ("url = 5", r"pinlater\.toml: url: expected a URL, got 5"),
+        ('shards = "x"', r"pinlater\.toml: shards: expected names and URLs, got 'x'"),
+        ("x = [", r"pinlater\.toml is not TOML"),
+    ):
+        (folder / "pinlater.toml").write_text(text)
+        with pytest.raises(InvalidArgument, match=said):
+            PinLater().send("task")
+
+
+def test_every_command_finds_the_servers_of_toml(
+    folder: Path, run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PINLATER_URL")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    (folder / "pinlater.toml").write_text(f'url = "{server.url}"\nconcurrency = 3')
+    assert run("queue", "create", "mail").code == DONE
+    assert run("job", "enqueue", "mail", "x").code == DONE
+    with Client(server.url) as client:
+        assert client.count("mail").pending == 1
+    assert list(run("version", "--json").document["servers"]) == [server.url]
+    assert {finding["subject"] for finding in run("doctor", "--json").document["findings"]} >= {server.url}
+    assert not (folder / "state").exists()
+
+    roles: list[Any] = []
+    for name in ("run_workers", "run_monitor"):
+        monkeypatch.setattr(f"pinlater.running.supervisor.{name}", lambda *_, shards, **__: roles.append(shards))
+    for arguments in (["worker", "tests.support.handlers_for_tests:nothing", "--queue", "mail"], ["monitor"]):
+        monkeypatch.delenv("PINLATER_URL", raising=False)  # a worker tells its processes by it
+        assert run(*arguments).code == DONE
+    assert roles == [{"1": server.url}] * 2
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_toml(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def servers(*options: str) -> list[str]:
+        return list(run("version", "--json", "--timeout", "0.1", *options).document["servers"])
+
+    one, two, three = (f"redis://127.0.0.1:{port}" for port in (1, 2, 3))
+    (folder / "pinlater.toml").write_text(f'[shards]\na = "{one}"')
+    monkeypatch.setenv("PINLATER_URL", two)
+    assert servers("--url", three) == servers("--shard", f"1={three}") == [three]
+    assert servers() == [two]
+    monkeypatch.delenv("PINLATER_URL")
+    assert servers() == [one]
+    (folder / "pinlater.toml").write_text("url = 5")
+    ran = run("queue", "ls")
+    assert (ran.code, ran.err) == (USAGE, "error: pinlater.toml: url: expected a URL, got 5\n")
+
+
+def test_a_run_with_a_file_of_its_own_takes_no_servers_of_another(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+
+    def run_app(*_: object, **__: object) -> int:
+        found.append(places(PinLater()))
+        return DONE
+
+    monkeypatch.setattr("pinlater.running.run_command.run_app", run_app)
+    (folder / "pinlater.toml").write_text('url = "redis://one:1"')
+    (folder / "none.toml").write_text("concurrency = 3")
+    (folder / "own.toml").write_text('[shards]\na = "redis://two:2"')
+    for options in (
+        [],
+        ["--config", "none.toml"],
+        ["--config", "own.toml"],
+        ["--config", "none.toml", "--url", "redis://x"],
+    ):
+        monkeypatch.delenv("PINLATER_URL", raising=False)
+        assert run("run", "examples.mail:app", *options).code == DONE
+    assert found == [
+        ["shard 1 (redis://one:1)"],
+        ["shard 1 (embedded://)"],
+        ["shard a (redis://two:2)"],
+        ["shard 1 (redis://x)"],
+    ]
+    monkeypatch.setenv("PINLATER_URL", "redis://three:3")
+    assert run("run", "examples.mail:app", "--config", "own.toml").code == DONE
+    assert found[-1] == ["shard 1 (redis://three:3)"]
+
+
+def test_queues_with_processes_of_their_own_are_apart() -> None:
+    queues = {"a": QueueOptions(), "b": QueueOptions(weight=2), "c": QueueOptions(processes=3)}
+    together, apart = RunOptions(app="x:y", queues=queues).groups(queues)
+    assert (list(together.queues), together.processes) == (["a", "b"], 1)
+    assert (list(apart.queues), apart.processes) == (["c"], 3)
+    assert together.config(together.queues).order == Order(weights={"b": 2})
+    assert together.arguments()[-2:] == ["--queues", "a:1,b:2"]
+    isolated = RunOptions(app="x:y", isolate=True, strict=True).groups(["a", "b"])
+    assert [list(group.queues) for group in isolated] == [["a"], ["b"]]
+    assert not any(group.strict for group in isolated)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, queues, strict,"),
+        ("watch = true", "unknown key 'watch'"),
+        ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
+        ("queues = 'a'", "queues: expected a table, got 'a'"),
+        ("[queues]\na = 3", "queues.a: expected a table, got 3"),
+        ("shards = 1", "shards: expected a table"),
+        ("app = 1", "app: expected MODULE:APP, got 1"),
+        ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
+        ("isolate = 1", "isolate: expected true or false, got 1"),
+        ("concurrency = 0", "concurrency: expected an integer from 1"),
+        ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),
+        ("max_jobs = 0", "max_jobs: expected an integer"),
+        ("memory_mb = 1.5", "memory_mb: expected an integer"),
+        ("stop_timeout = -1", "stop_timeout_s: expected seconds"),
+        ("log_format = 'xml'", "log_format: expected text or json, got 'xml'"),
+        ("http = 9100", "http: expected HOST:PORT, such as 127.0.0.1:9100, got 9100"),
+        ("http = 'localhost'", "http: expected HOST:PORT"),
+        ("url = 3", "url: expected a URL, got 3"),
+        ("[shards]\n1 = 2", "shards: expected names and URLs, got"),
+        ("[queues.a-b]", "queue name: expected"),
+        ("[queues.a]\nweight = 1001", "queue 'a': weight: expected an integer from 1 to 1,000"),
+        ("[queues.a]\nconcurrency = 0", "queue 'a': concurrency: expected an integer"),
+        ("[queues.a]\nprocesses = true", "queue 'a': processes: expected an integer"),
+        ("[queues.a]\nmemory_mb = 0", "queue 'a': memory_mb: expected an integer"),
+        (
+            "[queues.a]\nmemory_mb = 9\nweight = 2",
+            "queue 'a': it has processes of its own, where a weight means nothing",
+        ),
+        ("isolate = true\n[queues.a]\nweight = 2", "queue 'a': it has processes of its own"),
+        ("strict = true\n[queues.a]\nweight = 2\n[queues.b]", "expected weights or strict, got both"),
+        ("x = [", "pinlater.toml is not TOML"),
+    ],
+)
+def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
+    (folder / "pinlater.toml").write_text(text)
+    with pytest.raises(InvalidArgument, match=said):
+        options_of({} if text.startswith("app") else {"app": "x:y"}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "app: expected MODULE:APP, on the command line or as `app` in TOML, got none"),
+        (["x:y", "--config", "nowhere.toml"], "config: nowhere.toml can not be read: No such file"),
+        (["x:y", "--queues", "a:b"], "queues: expected NAME or NAME:WEIGHT, got 'a:b'"),
+        (["x:y", "--queues", "a>b,c"], "queues: expected A:3,B:1 or A>B, got 'a>b,c'"),
+        (["x:y", "--queues", "a:3,b", "--strict"], "expected weights or strict, got both"),
+        (["x:y", "--queues", "a,a"], "queues: 'a' is named twice"),
+        (["x:y", "--http", "80"], "http: expected HOST:PORT"),
+        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: 192.0.2.1:1 can not be listened on"),
+    ],
+)
+def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], said: str) -> None:
+    ran = run("run", *arguments)
+    assert ran.code == USAGE
+    assert said in ran.err
+
+
+def test_the_page_has_what_there_is(folder: Path) -> None:
+    from pinlater.running.metrics import FAMILIES
+
+    (folder / "pinlater.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+    options = options_of({}, None)
+    assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
+    keys = " ".join(cell for _, cell, *_ in table(PAGE, "options"))
+    named = {"queues", "shards", *re.findall(r"`(\w+)`", keys)}
+    assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
+    assert [f"`{family}`" for family in FAMILIES] == [row[0] for row in table(PAGE, "metrics")]
+
+
+def test_addresses() -> None:
+    assert parse_address("127.0.0.1:9100") == ("127.0.0.1", 9100)
+    assert parse_address(":0") == (None, 0)
+    assert parse_address("[::1]:80") == ("::1", 80)
+    for text in ("::1:80", "a:b", "a:70000", ""):
+        with pytest.raises(InvalidArgument, match="http: expected HOST:PORT"):
+            parse_address(text)
+
+
+class Reporting:
+    """Of a process, what an overseer looks at."""
+
+    def __init__(self, of: ProcessSet, pid: int, reported_s: float, ready: bool, jobs: int) -> None:
+        self.of, self.pid, self.reported_s, self.ready = of, pid, reported_s, ready
+        self.report = {"samples": {"pinlater_claimed_jobs_total": {"": jobs}, "pinlater_running_jobs": {"": 1}}}
+
+
+def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    sets = [ProcessSet(command=[name], name=name) for name in "ab"]
+    overseer = Overseer(sets)
+    health, readiness, metrics = overseer.answers().values()
+    processes: list[Any] = [Reporting(sets[0], 1, 99.0, True, 5), Reporting(sets[1], 2, 99.0, False, 7)]
+    for process in processes:
+        overseer.reported(process)
+    assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
+    assert "pinlater_claimed_jobs_total 12\n" in metrics().text
+    processes[1].ready = True
+    assert readiness().status == 200
+    processes[1].reported_s = 100.0 - STALE_S - 1
+    assert (health()[:2], readiness()[:2]) == ((503, "the loop of 2 does not turn\n"), (503, "not ready: b\n"))
+    overseer.ended(processes[0], "memory")
+    text = metrics().text
+    assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not
+    assert "pinlater_running_jobs 1\n" in text
+    assert "pinlater_processes 1\n" in text
+    assert 'pinlater_process_restarts_total{reason="memory"} 1\n' in text
+
+
+def test_unknown_names_stay_told_apart_when_processes_end() -> None:
+    of = ProcessSet(command=["w"], name="w")
+    overseer = Overseer([of])
+    processes: list[Any] = [Reporting(of, pid, 0.0, True, 0) for pid in range(3)]
+    for process in processes:
+        names = {f'{{task="{process.pid}-{number}"}}': 1 for number in range(80)}
+        process.report = {"samples": {"pinlater_unknown_tasks_total": names}}
+        overseer.reported(process)
+
+    def told() -> list[str]:
+        text = overseer.answers()["/metrics"]().text
+        return sorted(line for line in text.splitlines() if line.startswith("pinlater_unknown"))
+
+    before = told()
+    assert len(before) == 101
+    assert 'pinlater_unknown_tasks_total{task="(other)"} 140' in before
+    for process in processes[::-1]:
+        overseer.ended(process, "recycled")
+        assert told() == before
+
+
+def test_unknown_names_are_bounded_and_escaped() -> None:
+    from pinlater.running.metrics import Samples, add, text
+
+    total: Samples = {}
+    for number in range(150):
+        add(total, {"pinlater_unknown_tasks_total": {f'{{task="{number}"}}': 1}})
+    assert len(total["pinlater_unknown_tasks_total"]) == 101
+    assert 'pinlater_unknown_tasks_total{task="(other)"} 50\n' in text(total)
+
+
+def test_places_go_to_the_sets_of_their_names_and_then_to_any() -> None:
+    def sets(**processes: int) -> list[ProcessSet]:
+        return [ProcessSet(command=[name], name=name, processes=count) for name, count in processes.items()]
+
+    old, none = rearrange([], sets(a=2, b=1, c=1))
+    assert ([place.of.name for place in old], none) == (["a", "a", "b", "c"], [])
+    a, more, b, c = old
+    assert rearrange(old, sets(b=1, a=1, c=1)) == ([b, a, c], [more])
+    again, left = rearrange(old, sets(d=1, b=2, a=2))
+    assert ([place.of.name for place in again], left) == (["d", "b", "b", "a", "a"], [])
+    assert (again[0], again[1], again[3:]) == (c, b, [a, more])
+    assert again[2] not in old

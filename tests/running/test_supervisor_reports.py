@@ -1,0 +1,267 @@
+"""The supervisor of processes that report: reloads, recycling, starts that hang or fail, ends that count as crashes.
+
+Promises: shown with real processes, small programs that report as workers do. Risks: none known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.servers import is_alive, wait_until
+
+DEADLINE_S = 60.0
+
+SUPERVISE = """
+import logging, os, sys
+from pathlib import Path
+from pinlater import supervisor
+from pinlater.running.worker_process import ProcessSet
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+_, python, program, processes, start_s, burst = sys.argv
+supervisor.START_S = float(start_s)
+sets = [ProcessSet(command=[python, "-c", program], processes=int(processes))]
+
+class Observer:
+    def reported(self, process):
+        print("reported", process.pid, process.report, file=sys.stderr, flush=True)
+        if process.report.get("stall"):  # until it has ended; then what it wrote last is not read yet
+            made._wake.set()
+            Path("gate").touch()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    def ended(self, process, why):
+        print("ended", process.pid, why, file=sys.stderr, flush=True)
+
+def died(process, code):
+    print("died", process.pid, code, file=sys.stderr, flush=True)
+
+made = supervisor.Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, observer=Observer(), deaths=died)
+sys.exit(made.run())
+"""
+#: first: this process is the first one of all.
+BEGIN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+def note(event):
+    handle = os.open("notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, f"{event} {os.getpid()}\\n".encode())
+    os.close(handle)
+
+def report(**told):
+    os.write(int(os.environ["PINLATER_REPORT_FD"]), json.dumps(told).encode() + b"\\n")
+
+def wait():
+    while not Path("gate").exists():
+        time.sleep(0.01)
+
+def end(code):
+    report(code=code)
+    os._exit(code)
+
+try:
+    first = bool(os.close(os.open("first", os.O_CREAT | os.O_EXCL))) or True
+except FileExistsError:
+    first = False
+"""
+Supervise = Callable[..., subprocess.Popen[bytes]]
+
+
+class Place:
+    """A folder for programs, and what they and their supervisor say there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "log").touch()
+        (path / "python").symlink_to(sys.executable)
+
+    @property
+    def log(self) -> str:
+        return (self.path / "log").read_text()
+
+    def logged(self, text: str, count: int = 1) -> None:
+        wait_until(lambda: self.log.count(text) >= count, f"{count} times {text!r}", DEADLINE_S)
+
+    def pids(self, event: str) -> list[int]:
+        notes = self.path / "notes"
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return [int(pid) for kind, pid in map(str.split, lines) if kind == event]
+
+    def noted(self, event: str, count: int = 1) -> list[int]:
+        wait_until(lambda: len(self.pids(event)) >= count, f"{count} times {event!r}", DEADLINE_S)
+        return self.pids(event)
+
+    def open(self) -> None:
+        (self.path / "gate").touch()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def supervise(place: Place) -> Iterator[Supervise]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        program: str, processes: int = 1, start_s: float = 60.0, *, burst: bool = False
+    ) -> subprocess.Popen[bytes]:
+        options = [str(place.path / "python"), BEGIN + program, str(processes), str(start_s), "burst" if burst else ""]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
+        with (place.path / "log").open("ab") as out:
+            command = [sys.executable, "-c", SUPERVISE, *options]
+            made.append(subprocess.Popen(command, cwd=place.path, env=environment, stdout=out, stderr=out))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+#: Each notes every SIGTERM, and ends when the gate is open. The first is ready at once, others when they get one.
+TWO = """
+def on_term(*_):
+    note("term")
+    report(ready=True)
+signal.signal(signal.SIGTERM, on_term)
+if first:
+    report(ready=True)
+note("up")
+wait()
+end(0)
+"""
+
+
+def test_a_stop_during_a_reload_asks_each_process_once(supervise: Supervise, place: Place) -> None:
+    """A fresh one that gets ready then takes nobody's place, and no reload begins any more."""
+    process = supervise(TWO)
+    place.noted("up")
+    process.send_signal(signal.SIGHUP)
+    old, fresh = place.noted("up", 2)
+    process.terminate()
+    place.noted("term", 2)
+    place.logged(f"reported {fresh} ")
+    process.send_signal(signal.SIGHUP)
+    place.open()
+    assert process.wait(DEADLINE_S) == 0
+    assert sorted(place.pids("term")) == sorted([old, fresh])
+    assert len(place.pids("up")) == 2
+    assert "died" not in place.log
+
+
+def test_a_stop_after_a_reload_asks_the_old_process_once(supervise: Supervise, place: Place) -> None:
+    process = supervise(TWO.replace("if first:", "if True:"))
+    place.noted("up")
+    process.send_signal(signal.SIGHUP)
+    old, fresh = place.noted("up", 2)
+    assert place.noted("term") == [old]
+    process.terminate()
+    assert place.noted("term", 2) == [old, fresh]
+    place.open()
+    assert process.wait(DEADLINE_S) == 0
+    assert place.pids("term") == [old, fresh]
+
+
+def test_one_that_is_recycled_is_replaced_before_it_ends(supervise: Supervise, place: Place) -> None:
+    process = supervise(
+        TWO.replace("report(ready=True)\nnote", "report(recycling=True)\nnote").replace(
+            "end(0)", "end(75 if first else 0)"
+        )
+    )
+    old, fresh = place.noted("up", 2)
+    assert is_alive(old)
+    process.terminate()  # the first one of two signals: the old one ends already, and knows it
+    assert sorted(place.noted("term", 2)) == sorted([old, fresh])
+    place.open()
+    assert process.wait(DEADLINE_S) == 0
+    assert len(place.pids("up")) == 2
+
+
+def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, place: Place) -> None:
+    process = supervise("note('up')\nreport(ready=True, recycling=first)\nwait() if first else signal.pause()\nend(75)")
+    old, fresh = place.noted("up", 2)
+    place.logged(f"reported {fresh} ")
+    place.open()
+    place.logged(f"ended {old} recycled")
+    assert "died" not in place.log
+    assert is_alive(fresh)
+    process.kill()
+
+
+def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, place: Place) -> None:
+    """As where the supervisor stood still while a process recycled itself."""
+    process = supervise(
+        "note('up')\nreport(ready=True, stall=first)\nwait() if first else signal.pause()\n"
+        "report(recycling=True, code=75)\nos._exit(75)"
+    )
+    old, fresh = place.noted("up", 2)
+    place.logged(f"reported {fresh} ")
+    assert place.log.count(f"ended {old} recycled") == 1
+    assert "died" not in place.log
+    assert (is_alive(fresh), process.poll()) == (True, None)
+    process.kill()
+
+
+def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, place: Place) -> None:
+    process = supervise("note('up')\nreport(ready=True, recycling=True)\nwait()\nend(75)")
+    first, second = place.noted("up", 2)
+    place.logged(f"{second} is recycled")
+    assert place.pids("up") == [first, second]
+    place.open()
+    place.logged(f"ended {first} recycled")
+    place.logged(f"ended {second} recycled")
+    place.noted("up", 3)
+    process.kill()
+    assert "crash" not in place.log
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_an_exit_code_alone_is_a_crash(supervise: Supervise, place: Place, code: int) -> None:
+    """A handler may end its process with any code."""
+    process = supervise(f"note('up')\nreport(ready=True)\nos._exit({code}) if first else end(0)", burst=True)
+    assert process.wait(DEADLINE_S) == 0
+    crashed, _ = place.pids("up")
+    assert f"died {crashed} {code}" in place.log
+    assert f"ended {crashed} crash" in place.log
+    assert place.log.count("died") == 1
+    assert "starting another in 0.5 s" in place.log
+
+
+def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, place: Place) -> None:
+    process = supervise(
+        "note('up')\nif not first: report(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()",
+        start_s=0.3,
+    )
+    place.logged("{'ready': True}")
+    (told,) = re.findall(r"reported (\d+) {'ready': True}", place.log)
+    killed = re.findall(r"worker process (\d+) did not start in time and is killed", place.log)
+    assert killed  # on a busy machine others than the first, too
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0
+    assert told not in killed
+    assert place.log.count("did not") == len(killed)
+
+
+def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, place: Place) -> None:
+    process = supervise("note('up')\nreport(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()", 2)
+    first = place.noted("up", 2)
+    python = (place.path / "python").rename(place.path / "gone")
+    process.send_signal(signal.SIGHUP)
+    place.logged("it can not be started: [Errno 2]", 2)
+    os.kill(first[0], signal.SIGKILL)
+    place.logged("it can not be started: [Errno 2]", 3)
+    assert (is_alive(first[1]), process.poll()) == (True, None)
+    python.rename(place.path / "python")
+    place.noted("up", 3)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == 0

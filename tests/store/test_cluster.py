@@ -1,0 +1,245 @@
+"""Every verb in cluster mode, and the keys that scripts really touch.
+
+Promises: in a cluster, of one node and of three, no verb is refused for its keys; over the calls here every key that a
+header declares is touched, and no other. A client works on nodes that it is told of by shard.
+Risks: clients do not follow MOVED: slots that move elsewhere need the shards told anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from pinlater import Client, CountsByState, NewJob, QueueConfig
+from pinlater._core import parse_descriptor
+from pinlater.model.errors import ServerReplyError
+from pinlater.store.keys import queue_key, registry_key, script_keys
+from pinlater.store.scripts import load_scripts
+from tests.lua.test_scripts import REQUESTS, Scene, make_scene
+from tests.support.audits import audit_queue
+from tests.support.both_clients import Calls, kind, make
+from tests.support.servers import CLUSTER_SLOTS, KINDS, Kind, Server, wait_until
+from tests.support.wire import Wire, connect, fail_all
+from tests.support.wire_format import DELAY, FAILED, NO_TOKEN, NOW, PENDING, RUNNING, SUCCEEDED, Job, ends, settings
+
+__all__ = ["kind", "make"]  # fixtures
+
+EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+FreshServer = Callable[..., Server]
+MARKER = "the end of what is watched"
+
+
+def soon_expired(scene: Scene) -> None:
+    """Leases of 1 ms, of jobs with an attempt left and without."""
+    scene.wire.configure(settings(lease_ms=1))
+    scene.wire.enqueue(Job(b"a", allowed=1), Job(b"b"))
+    scene.wire.claim()
+    scene.wire.claim(channel=b"me")
+    wait_until(lambda: scene.wire.expire().leases, "a lease to expire")
+
+
+def crashed(scene: Scene) -> None:
+    """Jobs that may not crash once more, jobs that reached the crash limit, and the way of one elsewhere."""
+    scene.wire.configure(settings(lease_ms=60, crash_limit=2, quarantine=b"other"))
+    for end in (lambda: scene.wire.expire().leases, lambda: scene.wire.end_leases(b"worker")[0]):
+        for _ in range(2):
+            scene.wire.enqueue(Job(b"a"), Job(b"b"))
+            for _ in range(3):
+                wait_until(lambda: scene.wire.claim(3).bodies, "due jobs")
+                wait_until(end, "ended leases")
+    scene.wire.read("quarantined", 10)
+    for what in (1, 2):
+        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"ticket 1", b"other")
+
+
+def soon_due(scene: Scene) -> None:
+    scene.wire.enqueue(Job(b"due", 1, DELAY, 1))
+    wait_until(lambda: b"due" in scene.wire.claim().bodies, "a scheduled job to become due")
+
+
+def collected(scene: Scene) -> None:
+    scene.wire.configure(settings(keep=1, succeeded_s=0, failed_s=0))
+    scene.wire.collect()
+
+
+def bare_id(scene: Scene) -> None:
+    scene.wire.client.delete(scene.wire.key("j"))
+    scene.wire.claim()
+
+
+def kept_and_over(scene: Scene) -> None:
+    """Results: one that is asked for, one that is over."""
+    wire = scene.wire
+    assert wire.store_results((scene.end(0), b"\1kept")) == wire.store_results((scene.end(1), b"\1over"), ms=0) == []
+    assert [told[:1] for told in wire.outcomes([scene.end(0).id, scene.failed[0]], 1)] == [b"\1", b"\2"]
+    wire.audit([scene.end(0).id])
+    wire.collect()
+
+
+# What the plain requests of test_scripts.py leave untouched.
+MORE: list[Callable[[Scene], Any]] = [
+    soon_expired,
+    crashed,
+    soon_due,
+    collected,
+    bare_id,
+    lambda s: s.wire.claim() and s.wire.replayed_claim(),
+    lambda s: s.wire.enqueue(Job(), Job(b"late", 1, DELAY, 60_000)),
+    lambda s: s.wire.load(s.ticket, Job(), Job(b"late", 1, DELAY, 60_000)),
+    lambda s: s.wire.checkpoint(s.end(0), move=(NOW, 0)) + s.wire.checkpoint(s.end(1), move=(DELAY, 9)),
+    lambda s: s.wire.ack(
+        s.end(0, token=NO_TOKEN), s.end(2, failed=True), s.end(3, failed=True, delay_ms=9), source=b"worker"
+    ),
+    lambda s: s.wire.configure(settings()) and s.wire.ack(s.end(0)),
+    lambda s: s.wire.release(s.end(0, token=NO_TOKEN), source=b"worker") + s.wire.release(*ends(s.claimed)),
+    lambda s: s.wire.retry_failed(kind=DELAY, ms=60_000),
+    lambda s: s.wire.configure(settings(flags=1)) and s.wire.configure(settings()),
+    lambda s: [s.wire.delete_jobs(state, limit=9) for state in (PENDING, RUNNING, SUCCEEDED, FAILED)],
+    lambda s: [s.wire.scan(state) for state in (PENDING, RUNNING, SUCCEEDED, FAILED)],
+    lambda s: s.wire.lookup([s.failed[0], s.end().id]) + s.wire.dry_run().jobs,
+    lambda s: s.wire.audit([s.failed[0], s.end().id], [s.claimed.token]),
+    kept_and_over,
+    lambda s: s.wire.outcomes([s.end(3).id]),
+    lambda s: s.wire.read("peek") + s.wire.counts() + s.wire.read("config"),
+    lambda s: fail_all(s.wire, 1),
+]
+
+
+def use_every_verb(client: redis.Redis) -> None:
+    for request in [*REQUESTS.values(), *MORE]:
+        client.flushdb()
+        request(make_scene(client))
+
+
+def watched(client: redis.Redis, act: Callable[[], object]) -> Iterator[tuple[bool, list[str]]]:
+    """What MONITOR shows while `act` runs: (called by a script?, words)."""
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        act()
+        client.echo(MARKER)
+        while MARKER not in (seen := monitor.next_command())["command"]:
+            yield seen["client_type"] == "lua", seen["command"].split(" ")
+
+
+def keys_of(words: list[str]) -> set[str]:
+    """The keys of a command that a script calls."""
+    if words[0] in ("TIME", "PUBLISH", "PUBSUB"):
+        return set()
+    return set(words[1:] if words[0] in ("UNLINK", "EXISTS") else words[1:2])
+
+
+def name_of(key: str) -> str:
+    """`pl:{q/s}:p1` -> `p*`, as headers write it."""
+    name = key.rpartition(":")[2]
+    return name.rstrip("0123456789") + "*" if name[-1].isdigit() else name
+
+
+def make_cluster(kind: Kind, fresh_server: FreshServer) -> list[Server]:
+    """Three nodes that share the slots."""
+    bounds = [CLUSTER_SLOTS * part // 3 for part in range(4)]
+    nodes = [fresh_server(kind, cluster=True, slots=range(*pair)) for pair in pairwise(bounds)]
+    for node in nodes[1:]:
+        nodes[0].call("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus_port)
+    for node in nodes:
+        node.wait_cluster()
+    return nodes
+
+
+def owner(nodes: list[Server], key: bytes) -> Server:
+    return next(node for node in nodes if key_slot(key) in node.slots)
+
+
+def shards_on(nodes: list[Server], queue: str) -> dict[str, Server]:
+    """A shard on each node: one whose registry of queues is there too."""
+    found: dict[Server, str] = {}
+    for name in map(str, range(1000)):
+        node = owner(nodes, queue_key(queue, name, "m"))
+        if owner(nodes, registry_key(name)) is node:
+            found.setdefault(node, name)
+    return {found[node]: node for node in nodes}
+
+
+@EACH_KIND
+@pytest.mark.parametrize("nodes", [0, 1, 3])
+def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, nodes: int, fresh_server: FreshServer) -> None:
+    verbs = {script.sha.decode(): verb for verb, script in load_scripts().items()}
+    touched: defaultdict[str, set[str]] = defaultdict(set)
+    undeclared: list[tuple[str, str]] = []
+    verb, declared = "", set[str]()
+    if nodes == 3:
+        server = owner(make_cluster(kind, fresh_server), queue_key("q", "s", "m"))
+    else:
+        server = fresh_server(kind, cluster=nodes == 1)
+    with connect(server) as client:
+        for by_script, words in watched(client, lambda: use_every_verb(client)):
+            if by_script:
+                undeclared += [(verb, key) for key in keys_of(words) - declared]
+                touched[verb] |= {name_of(key) for key in keys_of(words)}
+            elif words[0] == "EVALSHA":
+                verb, declared = verbs[words[1]], set(words[3 : 3 + int(words[2])])
+    assert undeclared == []
+    untouched = {verb: set(script.keys) - touched[verb] for verb, script in load_scripts().items()}
+    assert {verb: keys for verb, keys in untouched.items() if keys} == {}
+
+
+@EACH_KIND
+def test_all_keys_of_a_queue_and_shard_are_in_one_slot(kind: Kind, fresh_server: FreshServer) -> None:
+    with connect(fresh_server(kind, cluster=True)) as client:
+        for queue, shard in (("q", "s"), ("Q_" * 127, "a-b_C" * 6)):
+            keys = {key for script in load_scripts().values() for key in script_keys(queue, shard, script.keys, 100)}
+            assert len({client.cluster("keyslot", key.decode()) for key in keys}) == 1
+
+
+@pytest.mark.parametrize("server_kind", KINDS)
+def test_a_client_works_on_shards_that_are_nodes_of_a_cluster(
+    make: Callable[..., Calls], server_kind: Kind, fresh_server: FreshServer
+) -> None:
+    nodes = make_cluster(server_kind, fresh_server)
+    shards = shards_on(nodes, "q")
+    calls = make(shards={name: node.url for name, node in shards.items()})
+    assert calls.create_queue("q", QueueConfig(keep_succeeded=100)) is True
+    assert calls.queue_names() == ["q"]
+    descriptors = calls.enqueue_many("q", [NewJob(b"%d" % number, key=str(number)) for number in range(60)])
+    assert {parse_descriptor(descriptor)[1] for descriptor in descriptors} == set(shards)
+    claimed = calls.dequeue("q", 60)
+    assert sorted(job.body for job in claimed) == sorted(b"%d" % number for number in range(60))
+    assert calls.renew(claimed) == calls.ack(succeeded=claimed[:20], failed=claimed[20:40]) == []
+    assert calls.release(claimed[40:]) == []
+    assert len(calls.dequeue("q", 1, wait=5)) == 1
+    assert calls.count("q") == CountsByState(pending=39, in_progress=1, succeeded=20)
+    assert {info.descriptor for info in calls.scan("q", "succeeded")} == {job.descriptor for job in claimed[:20]}
+    assert set(calls.lookup(descriptors)) == set(descriptors)
+    with Client(shards={name: node.url for name, node in shards.items()}) as client:
+        report = audit_queue(client, "q")
+    assert (report.findings, report.jobs.pending) == ([], 39)
+    for name, node in shards.items():  # each node has the keys of its own shard, and of no other
+        assert all(f"{name}}}:".encode() in key for key in node.call("KEYS", "pl:*"))
+    assert calls.delete_queue("q") is True
+    assert calls.queue_names() == []
+
+
+@pytest.mark.parametrize("server_kind", KINDS)
+def test_a_node_that_has_not_the_slot_is_named(
+    make: Callable[..., Calls], server_kind: Kind, fresh_server: FreshServer
+) -> None:
+    nodes = make_cluster(server_kind, fresh_server)
+    name, node = next(iter(shards_on(nodes, "q").items()))
+    with pytest.raises(ServerReplyError, match=rf"MOVED \d+ 127.0.0.1:{node.port}"):
+        make(shards={name: nodes[1].url}).create_queue("q")
+
+
+@EACH_KIND
+def test_a_thousand_jobs_pass_through_a_cluster(kind: Kind, fresh_server: FreshServer) -> None:
+    with connect(fresh_server(kind, cluster=True)) as client:
+        for queue in ("one", "two", "three"):  # in different slots
+            wire = Wire(client, queue)
+            wire.create()
+            wire.enqueue(*(Job(b"%d" % i, 1 + i % 3) for i in range(1000)))
+            claimed = wire.claim()
+            assert len(claimed.jobs) == 1000
+            assert wire.ack(*ends(claimed)) == []

@@ -1,0 +1,118 @@
+"""`pinlater run` of an app that a test writes, and one record of what its tasks did, in whichever process.
+
+Promises: the record is one file that every process appends whole lines to. Risks: a task killed between its work and
+its line leaves no line.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.servers import READY_DEADLINE_S, wait_until
+
+#: What each app begins with: note(event, name) writes a line; "began" begins a run, of which what follows in it is.
+HEAD = """
+import asyncio, contextvars, ctypes, itertools, os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from pinlater import Context, PinLater, SyncContext
+
+app = PinLater()
+RECORD = os.open("record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+RUN, RUNS = contextvars.ContextVar("run", default=0), itertools.count(1)
+
+def note(event, name):
+    if event == "began":
+        RUN.set(next(RUNS))
+    os.write(RECORD, f"{event} {name} {os.getpid()} {time.monotonic_ns()} {RUN.get()}\\n".encode())
+
+def wait_for(path):
+    while not Path(path).exists():
+        time.sleep(0.02)
+"""
+
+
+class Note(NamedTuple):
+    """time_ns: monotonic, of the machine. run: of that process."""
+
+    event: str
+    name: str
+    pid: int
+    time_ns: int
+    run: int
+
+
+class AppRuns:
+    """Processes of one app in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.all: list[subprocess.Popen[bytes]] = []
+        (folder / "record").touch()
+
+    def write(self, tasks: str) -> None:
+        """The app's tasks, after HEAD."""
+        (self.folder / "tasks.py").write_text(HEAD + tasks)
+
+    def start(self, *options: str, url: str = "") -> subprocess.Popen[bytes]:
+        """pinlater run tasks:app with these options."""
+        command = [sys.executable, "-m", "pinlater", "run", "tasks:app", *options]
+        environment = {**os.environ, "PINLATER_URL": url or self.url}
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+        self.all.append(process)
+        return process
+
+    def notes(self, event: str | None = None, name: str | None = None) -> list[Note]:
+        """What the tasks noted so far."""
+        whole, _, _ = (self.folder / "record").read_text().rpartition("\n")
+        lines = [line.split() for line in whole.splitlines()]
+        found = [Note(kind, told, *map(int, numbers)) for kind, told, *numbers in lines]
+        return [one for one in found if event in (None, one.event) and name in (None, one.name)]
+
+    def wait(
+        self, event: str, count: int = 1, name: str | None = None, deadline_s: float = READY_DEADLINE_S
+    ) -> list[Note]:
+        """Until there are so many of these notes."""
+        what = f"{count} of {event} {name or ''}"
+        try:
+            wait_until(lambda: len(self.notes(event, name)) >= count, what, deadline_s)
+        except TimeoutError as error:
+            error.add_note(self.log[-4000:])
+            raise
+        return self.notes(event, name)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def end(self) -> None:
+        """Kills what is left; their own processes end with them."""
+        for process in self.all:
+            process.kill()
+        for process in self.all:
+            process.wait()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Callable[..., AppRuns]]:
+    """`runs(url, tasks)`: an app of these tasks on the servers of that URL."""
+    made: list[AppRuns] = []
+
+    def make(url: str, tasks: str) -> AppRuns:
+        folder = tmp_path / f"app{len(made)}"
+        folder.mkdir()
+        made.append(AppRuns(folder, url))
+        made[-1].write(tasks)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()

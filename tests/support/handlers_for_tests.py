@@ -1,0 +1,222 @@
+"""Handlers that do what a job's body says, worker processes that run them, and a record of what ran where.
+
+Promises: the record is one file that every process appends whole lines to, with the machine's monotonic
+clock, so what two processes did at the same time shows. Risks: a handler killed between its work and its line
+leaves no line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvloop
+
+from pinlater import AsyncClient, Job, QueueConfig
+from pinlater.running.supervisor import run_worker
+from pinlater.worker.end_rate import EndRate
+from pinlater.worker.worker import Worker, WorkerConfig
+from tests.support.paths import ROOT
+from tests.support.servers import POLL_S, READY_DEADLINE_S, Server, wait_until
+
+RECORD_VARIABLE = "PINLATER_TEST_RECORD"
+
+
+class Line(NamedTuple):
+    """event: start, end or fail. Times are monotonic nanoseconds."""
+
+    event: str
+    descriptor: str
+    token: str
+    attempt: int
+    pid: int
+    time_ns: int
+
+
+class Record:
+    """What handlers did, in the order of their lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def lines(self, event: str | None = None) -> list[Line]:
+        found = []
+        whole, _, _ = self.path.read_text().rpartition("\n")  # a line may be seen while it is written
+        for text in whole.splitlines():
+            kind, descriptor, token, attempt, pid, time_ns = text.split()
+            if event in (None, kind):
+                found.append(Line(kind, descriptor, token, int(attempt), int(pid), int(time_ns)))
+        return found
+
+    def count(self, event: str) -> int:
+        return len(self.lines(event))
+
+    def wait(self, event: str, count: int, deadline_s: float = READY_DEADLINE_S) -> list[Line]:
+        wait_until(lambda: self.count(event) >= count, f"{count} lines of {event!r}", deadline_s)
+        return self.lines(event)
+
+
+def note(event: str, job: Job) -> None:
+    """Appends a line; O_APPEND keeps lines of many processes whole."""
+    line = f"{event} {job.descriptor} {job.token.hex()} {job.attempt} {os.getpid()} {time.monotonic_ns()}\n"
+    handle = os.open(os.environ[RECORD_VARIABLE], os.O_WRONLY | os.O_APPEND)
+    os.write(handle, line.encode())
+    os.close(handle)
+
+
+def body(do: str = "nothing", **arguments: Any) -> bytes:
+    """A body that tells the handlers below what to do."""
+    return json.dumps({"do": do, **arguments}).encode()
+
+
+async def work(job: Job) -> None:
+    """gate: until a file is there. last: so many seconds. gil: holds it so long. fail: by chance, after
+    up to so many seconds. spin: never lets the loop go on. exit: ends the process."""
+    note("start", job)
+    match json.loads(job.body):
+        case {"do": "gate", "path": path}:
+            await until(Path(path).exists, "the gate", 600.0)
+        case {"do": "last", "seconds": seconds}:
+            await asyncio.sleep(seconds)
+        case {"do": "gil", "seconds": seconds}:
+            hold_gil(seconds)
+        case {"do": "fail", "chance": chance, "seconds": seconds}:
+            await asyncio.sleep(random.random() * seconds)
+            if random.random() < chance:
+                note("fail", job)
+                raise ValueError("as told")
+        case {"do": "spin"}:
+            while True:
+                pass
+        case {"do": "exit"}:
+            os._exit(3)
+    note("end", job)
+
+
+def plain(job: Job) -> None:
+    """gate: until a file is there. hang: for ever."""
+    note("start", job)
+    match json.loads(job.body):
+        case {"do": "gate", "path": path}:
+            wait_until(Path(path).exists, "the gate")
+        case {"do": "hang"}:
+            threading.Event().wait()
+    note("end", job)
+
+
+def hold_gil(seconds: float) -> None:
+    """As C code does that never gives the GIL away."""
+    libc = ctypes.PyDLL(None)
+    end_s = time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0:
+        libc.usleep(int(min(left_s, 0.9) * 1_000_000))  # usleep takes less than a second
+
+
+def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs an async test on uvloop, as workers do."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        async def main() -> None:
+            await test(*arguments, **named)
+
+        uvloop.run(main())
+
+    return run
+
+
+async def until(condition: Callable[[], object], expected: str, deadline_s: float = READY_DEADLINE_S) -> None:
+    """wait_until, on the loop."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() >= end_s:
+            raise TimeoutError(f"expected {expected} within {deadline_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def nothing(job: Job) -> None:
+    pass
+
+
+@asynccontextmanager
+async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterator[list[AsyncClient]]:
+    """Clients of one server with two shards, and the queue q."""
+    made = [AsyncClient(shards={"1": server.url, "2": server.url}) for _ in range(count)]
+    await made[0].create_queue("q", QueueConfig(**config))
+    try:
+        yield made
+    finally:
+        for client in made:
+            await client.close()
+
+
+async def idle(worker: Worker) -> None:
+    """The worker found nothing, is registered, and waits."""
+    await until(lambda: worker.claimer.empty, "an idle worker")
+
+
+class ShortJobs(EndRate):
+    """As of jobs that end at once: all that may be prefetched is."""
+
+    def per_s(self) -> float:
+        return 1e6
+
+
+class WorkerProcesses:
+    """Starts worker processes that write to one record. `end` kills those that are left."""
+
+    def __init__(self, shards: Mapping[str, str], record: Record, log: Path) -> None:
+        self.shards = dict(shards)
+        self.record = record
+        self.log = log
+        self.all: list[subprocess.Popen[bytes]] = []
+
+    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
+        """One process; config: of WorkerConfig."""
+        told = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+
+    def run(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Any command, with the record at hand."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log, stderr=log)
+        self.all.append(process)
+        return process
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, RECORD_VARIABLE: str(self.record.path)}
+
+    def logged(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def end(self) -> None:
+        for process in self.all:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
+    told = json.loads(sys.argv[1])
+    handler = f"tests.support.handlers_for_tests:{told['handler']}"
+    return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The memory store in the place of a real server, with the methods that the tests of behaviour use.
+
+Promises that a test sees no difference but the kind's name. Risks: it is no process: it can not be killed, paused or
+configured; tests that do so take a real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, Self, TypeAlias
+
+import redis
+
+from pinlater.memory.server import MemoryServer
+from pinlater.memory.store import Clock
+from tests.support.servers import KINDS
+
+AnyKind: TypeAlias = Literal["valkey", "redis", "memory"]
+#: Of server: what tests of behaviour that move its clock run on.
+EVERY_KIND: Final[tuple[AnyKind, ...]] = (*KINDS, "memory")
+#: The files whose every test that takes `server` runs on it too.
+CONFORMANCE: Final = frozenset(
+    {
+        "test_behaviour",
+        "test_batches",
+        "test_dependencies",
+        "test_monitor",
+        "test_worker_ends",
+        "test_commands",
+        "test_behaviour_clients",
+        "test_behaviour_shards",
+        "test_scripts",
+        "test_scripts_admin",
+        "test_scripts_expiry",
+        "test_scripts_leases",
+        "test_scripts_order",
+        "test_scripts_views",
+        "test_scripts_wake",
+        "test_task_ends",
+        "test_tasks",
+        "test_worker",
+        "test_audit",
+    }
+)
+#: The files that run on every store each day, for what stores differ in: commands, Lua, replies, errors, subscriptions,
+#: logins and rights, the order of jobs. The others do so in `make test-all`.
+DAILY_ON_EVERY_STORE: Final = frozenset(
+    {
+        "test_behaviour",
+        "test_behaviour_clients",
+        "test_bells",
+        "test_cancel",
+        "test_commands",
+        "test_doctor",
+        "test_quarantine",
+        "test_renewer",
+        "test_renewer_tls",
+        "test_results",
+        "test_scripts",
+        "test_scripts_admin",
+        "test_scripts_crashes",
+        "test_scripts_expiry",
+        "test_scripts_leases",
+        "test_scripts_one",
+        "test_scripts_order",
+        "test_scripts_views",
+        "test_scripts_wake",
+        "test_server_access",
+        "test_server_faults",
+        "test_tasks",
+        "test_worker",
+    }
+)
+
+
+class MemoryKind:
+    """Of tests.support.servers.Server: what does not need a process."""
+
+    kind: Literal["memory"] = "memory"
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.memory = MemoryServer(clock=clock)
+
+    @property
+    def url(self) -> str:
+        return self.memory.url
+
+    @property
+    def unix_url(self) -> str:
+        return self.memory.url
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client (replies are bytes); the caller closes it."""
+        return redis.Redis(unix_socket_path=str(self.memory.path), **{"protocol": 2, **options})
+
+    def call(self, *command: str | bytes | int | float) -> Any:
+        """One command over a connection of its own."""
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    def info(self, section: str = "default") -> dict[str, Any]:
+        """INFO's fields of one section, numbers as numbers."""
+        return dict(self.call("INFO", section))
+
+    def time_ms(self) -> int:
+        """The store's TIME in milliseconds."""
+        return self.memory.clock.now_us() // 1000
+
+    def jump_clock(self, seconds: float) -> None:
+        """Moves the clock without telling anybody, as a real server's clock jumps."""
+        self.memory.clock.move(seconds)
+
+    def start(self) -> Self:
+        """It runs."""
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.memory.close()

@@ -1,0 +1,426 @@
+"""A raw caller of the scripts: ARGV packed by hand as docs/design.md §4 says, replies taken apart by hand.
+
+Promises: nothing here is the product's client, so an error there cannot hide one in the Lua; every write
+checks that the reply names its request and that h grew (a replay: that h is the one of the first answer).
+Risks: one Wire is one lane and not for two threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pinlater.store.keys import queue_key
+from pinlater.store.scripts import load_scripts
+from tests.support.servers import Server, wait_until
+from tests.support.wire_format import (
+    BUDGET_BYTES,
+    CLAIM,
+    FAR_MS,
+    NO_CONFIG_VERSION,
+    NOW,
+    Claimed,
+    End,
+    Expiry,
+    Info,
+    Job,
+    ends,
+    number,
+    pack_checkpoint,
+    pack_more,
+    pack_runs,
+    pack_specs,
+    pack_statuses,
+    record,
+    settings,
+    unpack_claim,
+    unpack_info,
+    unpack_positions,
+)
+
+SESSIONS: Final = itertools.count(1)
+
+Value = dict[bytes, bytes] | list[tuple[bytes, float]]
+Snapshot = dict[str, Value]
+
+
+@contextmanager
+def refused(code: str) -> Iterator[None]:
+    """The block is answered with an error reply whose first word is `code`."""
+    with pytest.raises(redis.ResponseError, match=rf"^{re.escape(code)}\b"):
+        yield
+
+
+def apart(reply: Any) -> list[Any]:
+    """A write's reply, which begins with one string, as `[sequence, h, payload, …]`."""
+    first, *rest = reply if isinstance(reply, list) else [reply]
+    return [first[:4], first[4:12], first[12:], *rest]
+
+
+@dataclass
+class Wire:
+    """One lane to one queue on one server."""
+
+    client: redis.Redis
+    queue: str = "q"
+    shard: str = "s"
+    levels: int = 3
+    version: bytes = b""
+    h: bytes = b""
+    sequence: int = 0
+    lane: bytes = field(default_factory=lambda: struct.pack(">QH", next(SESSIONS), 0))
+    answer: list[Any] = field(default_factory=list)
+    last: tuple[str, tuple[Any, ...], bytes] | None = None
+
+    def key(self, name: str) -> bytes:
+        return queue_key(self.queue, self.shard, name)
+
+    def raw(self, verb: str, *arguments: bytes | int | str) -> list[Any]:
+        """One EVALSHA with the script's keys; the reply as it comes."""
+        script = load_scripts()[verb]
+        keys = script.names(self.queue, self.shard, self.levels)
+        command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        try:
+            return self._send(*command)
+        except redis.exceptions.NoScriptError:
+            self._send("SCRIPT LOAD", script.source)
+            return self._send(*command)
+
+    def _send(self, *command: Any) -> list[Any]:
+        reply: list[Any] = self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        return reply
+
+    def write(self, verb: str, *arguments: Any, version: bytes | None = None) -> list[Any]:
+        """A new request of this lane; returns the payload after `[sequence, h]`."""
+        self.sequence += 1
+        head = () if verb == "create" else (self.version if version is None else version,)
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments))
+        assert sequence == self.packed_sequence
+        assert number(h) > number(self.h or b"\0"), f"h does not grow: {verb}"
+        self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h)
+        return payload
+
+    def again(self) -> list[Any]:
+        """The last request once more, byte for byte; its payload."""
+        assert self.last
+        verb, arguments, first_h = self.last
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments))
+        assert (sequence, h) == (self.packed_sequence, first_h)
+        return payload
+
+    def set_head(self, *, due_ms: int | None = None, waiting: bool | None = None) -> None:
+        """Changes what the head says: no job is scheduled before due_ms, somebody may wait."""
+        head: Any = self.client.hget(self.key("m"), "h")
+        due = head[8:14] if due_ms is None else due_ms.to_bytes(6, "big")
+        waits = head[14:] if waiting is None else bytes([waiting])
+        self.client.hset(self.key("m"), "h", head[:8] + due + waits)
+
+    @property
+    def packed_sequence(self) -> bytes:
+        return struct.pack(">I", self.sequence)
+
+    def read(self, verb: str, *arguments: Any, version: bytes | None = None) -> list[Any]:
+        """A read; returns the payload after `[nonce, h]`."""
+        head = () if verb == "config" else (self.version if version is None else version,)
+        nonce, h, *payload = self.raw(verb, b"nonc", *head, *arguments)
+        assert nonce == b"nonc"
+        assert h == (self.client.hget(self.key("m"), "h") or bytes(8))[:8]
+        return payload
+
+    def other(self) -> Wire:
+        """Another lane to the same queue, which knows the same configuration."""
+        return Wire(self.client, self.queue, self.shard, self.levels, self.version)
+
+    # -- the verbs
+
+    def create(self, packed: bytes = b"", carried: bytes = b"", life: int = 1) -> bool:
+        """carried: a version, of that life."""
+        told = carried and carried + struct.pack(">I", life)
+        (payload,) = self.write("create", packed or settings(levels=self.levels), told)
+        self.version, self.levels = payload[1:9], payload[18]
+        return bool(payload[0])
+
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, life: int = 1) -> bytes:
+        """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
+        told = carried and carried + struct.pack(">I", life)
+        (config,) = self.write("configure", packed, told, version=version)
+        self.version, self.levels = config[:8], config[17]
+        return bytes(config)
+
+    def enqueue(self, *jobs: Job) -> list[bytes]:
+        return self._ids(self.write("enqueue", *self._arrivals(jobs))[0], len(jobs))
+
+    def enqueue_bodies(self, *bodies: bytes) -> list[bytes]:
+        return self.enqueue(*(Job(body) for body in bodies))
+
+    def prepare(self, count: int) -> bytes:
+        return bytes(self.write("prepare", count)[0])
+
+    def load(self, ticket: bytes, *jobs: Job) -> list[bytes]:
+        return self._ids(self.write("load", ticket, *self._arrivals(jobs))[0], len(jobs))
+
+    def claim(
+        self,
+        limit: int = 1000,
+        *,
+        quotas: Sequence[int] = (),
+        claim: bytes = CLAIM,
+        channel: bytes = b"",
+        budget: int = BUDGET_BYTES,
+    ) -> Claimed:
+        packed = struct.pack(f">{len(quotas)}H", *quotas)
+        return unpack_claim(self.write("claim", limit, packed, claim, channel, budget))
+
+    def claim_one(self, claim: bytes = CLAIM) -> Claimed:
+        return unpack_claim(self.write("claim_one", claim))
+
+    def replayed_claim(self) -> Claimed:
+        """The answer to the last claim, asked for again."""
+        return unpack_claim(self.again())
+
+    def dry_run(self, limit: int = 1000, budget: int = BUDGET_BYTES) -> Claimed:
+        return unpack_claim(self.read("dry_run", limit, budget))
+
+    def ack(self, *ends: End, source: bytes = b"", tombstones: bool = False) -> list[int]:
+        """Acks in groups by level and kind, in the order given; returns refused positions."""
+        groups = b""
+        for (level, failed), run in itertools.groupby(ends, key=lambda end: (end.level, end.failed)):
+            part = list(run)
+            groups += struct.pack(">BBH", level, failed, len(part)) + pack_runs(end.token for end in part)
+            groups += b"".join(end.delay_ms.to_bytes(6, "big") for end in part if failed)
+        texts, ids = pack_statuses(end.status for end in ends), [end.id for end in ends]
+        more = pack_more(texts, source, tombstones)
+        return unpack_positions(self.write("ack", more, groups, *ids)[0])
+
+    def succeed(self, claimed: Claimed) -> list[int]:
+        return self.ack(*(End(job.level, job.id, claimed.token) for job in claimed.jobs))
+
+    def fail(self, claimed: Claimed, delay_ms: int = 0, status: bytes = b"") -> list[int]:
+        return self.ack(*(End(j.level, j.id, claimed.token, True, delay_ms, status) for j in claimed.jobs))
+
+    def release(self, *ends: End, source: bytes = b"") -> list[int]:
+        groups = b""
+        for level, run in itertools.groupby(ends, key=lambda end: end.level):
+            part = list(run)
+            groups += struct.pack(">BH", level, len(part)) + pack_runs(end.token for end in part)
+        return unpack_positions(self.write("release", source, groups, *(end.id for end in ends))[0])
+
+    def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
+        """claims: one of their jobs, or the token of one of several jobs."""
+        jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
+        given = [b"".join(bytes([end.level]) + end.id + end.token for end in ends) for ends in (jobs, own)]
+        reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
+        return unpack_positions(reply[0])
+
+    def checkpoint(
+        self,
+        end: End,
+        *,
+        body: bytes | None = None,
+        move: tuple[int, int] | None = None,
+        attempts: int | None = None,
+        source: bytes = b"",
+    ) -> list[int]:
+        """One job's checkpoint; `move` = (kind, ms), `end.status` is prepended when not empty."""
+        item = pack_checkpoint(end, body=body is not None, move=move, attempts=attempts)
+        bodies = [] if body is None else [body]
+        return unpack_positions(self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0])
+
+    def expire(
+        self,
+        expected: tuple[int, int] | None = (0, FAR_MS),
+        owner: bytes = b"monitor1",
+        hold_ms: int = 15_000,
+        sweep: bytes = b"",
+    ) -> Expiry:
+        window = b"" if expected is None else b"".join(ms.to_bytes(6, "big") for ms in expected)
+        (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
+        now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
+        leases, retried, failed = struct.unpack_from(">III", packed, 9)
+        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
+
+    def end_leases(
+        self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", begun: bytes = b""
+    ) -> tuple[int, int, int, int, bytes]:
+        """Returns leases, jobs tried again, failed, not begun, and the next cursor, empty at the end."""
+        (packed,) = self.write("end_leases", source, how, begun, cursor, version=NO_CONFIG_VERSION)
+        *counts, more = struct.unpack_from(">IIIIB", packed)
+        return *counts, packed[17:] if more else b""
+
+    def leave_quarantine(
+        self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""
+    ) -> bytes:
+        """Returns the ticket there is then, and of which queue."""
+        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, ticket))[0])
+
+    def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
+        """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""
+        (packed,) = self.write("collect", cursor, version=NO_CONFIG_VERSION)
+        return list(struct.unpack_from(">IIIIIB", packed)), packed[21:]
+
+    def retry_failed(
+        self,
+        level: int = 1,
+        limit: int = 1000,
+        attempts: int = 3,
+        kind: int = NOW,
+        ms: int = 0,
+        ids: Sequence[bytes] = (),
+    ) -> int:
+        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0][:4])
+
+    def delete_jobs(
+        self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
+    ) -> tuple[int, int]:
+        """Returns how many went, and whether more of that state are left."""
+        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, level, limit, channel, *ids)[0])
+        return deleted, more
+
+    def store_results(self, *kept: tuple[End, bytes], ms: int = 60_000, channel: bytes = b"told:") -> list[int]:
+        """Keeps results of running jobs; returns refused positions."""
+        items = b"".join(bytes([e.level]) + e.id + e.token + ms.to_bytes(6, "big") for e, _ in kept)
+        return unpack_positions(self.write("store_results", channel, items, *(value for _, value in kept))[0])
+
+    def outcome(self, id_: bytes, level: int = 1) -> tuple[int, bytes]:
+        """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
+        (told,) = self.outcomes([id_], level)
+        return told[0], told[1:]
+
+    def outcomes(self, ids: Sequence[bytes], level: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
+        return self.read("outcome", budget, bytes([level]) * len(ids), *ids)
+
+    def counts(self) -> list[tuple[int, ...]]:
+        """A level: pending now, pending later, in progress, succeeded, failed."""
+        return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
+
+    def lookup(self, ids: Sequence[bytes], levels: Sequence[int] = (), budget: int = BUDGET_BYTES) -> list[Info | None]:
+        at = bytes(levels or [1] * len(ids))
+        return [unpack_info(one) if one else None for one in self.read("lookup", "1", budget, at, *ids)]
+
+    def scan(
+        self,
+        state: bytes,
+        cursor: bytes = b"",
+        *,
+        level: int = 1,
+        future: bool = False,
+        limit: int = 1000,
+        bodies: bool = False,
+        budget: int = BUDGET_BYTES,
+    ) -> tuple[list[Info], bytes]:
+        """One page and the next cursor (empty at the end)."""
+        words = (state, level, int(future), cursor, limit, int(bodies), budget)
+        reply = self.read("scan", *words)
+        return [unpack_info(one) for one in reply[1:]], reply[0]
+
+    def audit(self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), level: int = 1) -> tuple[list[int], list[int]]:
+        places, leases = self.read("audit", level, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
+        return unpack_positions(places), list(leases)
+
+    @staticmethod
+    def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:
+        return (pack_specs(jobs), pack_statuses(job.status for job in jobs), *(record(job) for job in jobs))
+
+    @staticmethod
+    def _ids(first: bytes, count: int) -> list[bytes]:
+        return [(number(first) + i).to_bytes(8, "big") for i in range(count)]
+
+
+def connect(server: Server) -> redis.Redis:
+    """A connection that never resends: a write sent twice would be the harness's doing."""
+    return server.client(retry=Retry(NoBackoff(), 0), socket_timeout=60)
+
+
+def jump(server: Server, seconds: float) -> None:
+    """Moves the server's clock, and returns once scripts see it (Valkey's go by a time read before them)."""
+
+    def time_s() -> float:
+        now_s, now_us = server.call("EVAL", "return redis.call('TIME')", 0)
+        return int(now_s) + int(now_us) / 1_000_000
+
+    def is_seen() -> bool:
+        moved_s = time_s() - before_s  # with what went by meanwhile: a second and more on a loaded machine
+        return moved_s >= seconds if seconds > 0 else moved_s < seconds / 2
+
+    before_s = time_s()
+    server.jump_clock(seconds)
+    wait_until(is_seen, "scripts to see the new time")
+
+
+def snapshot(wire: Wire, *, lane: bool = True) -> Snapshot:
+    """Every key of the queue and shard with its decoded content; `lane=False` leaves out h and all lanes."""
+    found: Snapshot = {}
+    for key in wire.client.scan_iter(match=wire.key("*"), count=1000):
+        found[key.decode().rpartition(":")[2]] = _content(wire.client, key)
+    meta = found.get("m")
+    if not lane and isinstance(meta, dict):
+        found["m"] = {name: value for name, value in meta.items() if name != b"h" and len(name) != 10}
+    return found
+
+
+def _content(client: redis.Redis, key: bytes) -> Value:
+    match client.type(key):
+        case b"hash":
+            return dict(client.hgetall(key))  # type: ignore[arg-type]
+        case b"zset":
+            return list(client.zrange(key, 0, -1, withscores=True))  # type: ignore[arg-type]
+        case other:
+            raise AssertionError(f"expected a hash or a sorted set at {key!r}, got {other!r}")
+
+
+def drain(wire: Wire) -> list[bytes]:
+    """Claims and acks until nothing is left; the bodies in the order they came."""
+    bodies: list[bytes] = []
+    while (claimed := wire.claim()).jobs:
+        bodies += claimed.bodies
+        assert wire.succeed(claimed) == []
+    return bodies
+
+
+def is_clean(found: Mapping[str, Value]) -> bool:
+    """Whether nothing but the head is left."""
+    return set(found) <= {"m"}
+
+
+def fail_all(wire: Wire, count: int, level: int = 1) -> list[bytes]:
+    """Enqueues jobs of one attempt and fails them all; their ids."""
+    ids = wire.enqueue(*(Job(b"%d" % i, level, allowed=1) for i in range(count)))
+    assert wire.ack(*ends(wire.claim(), failed=True, status=b"no")) == []
+    return ids
+
+
+class Timed(NamedTuple):
+    """A queue on a server whose clock the test moves."""
+
+    wire: Wire
+    server: Server
+
+    def later(self, seconds: float) -> None:
+        jump(self.server, seconds)
+
+
+def expiries(wire: Wire) -> dict[bytes, float]:
+    """Lease token -> expiry (ms)."""
+    return dict(wire.client.zrange(wire.key("e"), 0, -1, withscores=True))  # type: ignore[arg-type]
+
+
+def lease_fields(wire: Wire) -> tuple[int, int]:
+    """How many leases have an expiry, and how many fields E has."""
+    return int(wire.client.zcard(wire.key("e"))), int(wire.client.hlen(wire.key("E")))
+
+
+def known(wire: Wire, id_: bytes, level: int = 1) -> Info:
+    """What lookup tells of a job that is there."""
+    (info,) = wire.lookup([id_], [level])
+    assert info is not None, "expected the job to be there"
+    return info

@@ -1,0 +1,229 @@
+"""Monitors: what they expire and collect, and that many of them share the work.
+
+Promises: shown on servers of each kind, by single looks where order matters. Risks: jumps of the clock are in
+test_worker_clocks.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater.store.shards import QueueShard
+from pinlater.worker.monitor import Monitor
+from tests.conftest import FreshServer
+from tests.support.handlers_for_tests import on_loop, until
+from tests.support.paths import ROOT
+from tests.support.servers import Server, wait_until
+
+TICK_S = 0.2
+DEADLINE_S = 60.0
+
+
+async def lapsed_claim(client: AsyncClient, server: Server, **job: Any) -> Job:
+    """A job claimed by somebody who does not renew it, past its lease."""
+    await client.create_queue("q", QueueConfig(lease_ms=100))
+    await client.enqueue_many("q", [NewJob(b"", **job)])
+    (held,) = await client.dequeue("q", 1)
+    before_ms = server.time_ms()
+    await until(lambda: server.time_ms() > before_ms + 100, "the lease to run out")
+    return held
+
+
+async def look(monitor: Monitor) -> float:
+    """One look at everything, though it is not its turn."""
+    for post in monitor.posts.values():
+        post.next_look_s = 0.0
+    return await monitor.run_once()
+
+
+@pytest.mark.parametrize(("attempts", "state"), [(2, State.PENDING), (1, State.FAILED)])
+@on_loop
+async def test_the_first_look_expires_nothing_the_second_does(server: Server, attempts: int, state: State) -> None:
+    async with AsyncClient(server.url) as client:
+        job = (await lapsed_claim(client, server, attempts=attempts)).descriptor
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        assert 0 < await monitor.run_once() <= TICK_S
+        assert (await client.lookup([job]))[job].state is State.IN_PROGRESS
+        await look(monitor)
+        info = (await client.lookup([job]))[job]
+        assert (info.state, info.attempts_remaining, info.crashes) == (state, attempts - 1, 1)
+
+
+@on_loop
+async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        jobs = await client.enqueue_many("q", [NewJob(b"", priority=1 + i % 3) for i in range(6)])
+        assert len(await client.dequeue("q", 6)) == 6
+        server.call("DEL", "pl:{q/1}:e", "pl:{q/1}:E")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        for looks in range(4):  # the first one ends nothing
+            states = [info.state for info in (await client.lookup(jobs)).values()]
+            assert states.count(State.PENDING) == max(0, 2 * (looks - 1))
+            await look(monitor)
+        assert (await client.count("q")).pending == 6
+
+
+@on_loop
+async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
+    looks: Counter[tuple[Monitor, QueueShard]] = Counter()
+
+    class Counted(Monitor):
+        async def look(self, place: QueueShard) -> None:
+            await super().look(place)
+            looks[self, place] += 1
+
+    shards = {"1": server.url, "2": server.url}
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(AsyncClient(shards=shards)) for _ in range(6)]
+        await clients[0].create_queue("q", QueueConfig(lease_ms=100))
+        await clients[0].enqueue_many("q", [NewJob(b"", attempts=5)] * 100)
+        monitors = [Counted(client, ["q"], tick_s=TICK_S) for client in clients]
+        for monitor in monitors:
+            await monitor.start()
+        held = await clients[0].dequeue("q", 100)
+        assert held
+        await until(lambda: max(looks.values(), default=0) >= 20, "20 looks")
+        by_shard = {
+            shard: [looks[m, place] for m in monitors for place in m.posts if place.shard.name == shard]
+            for shard in "12"
+        }
+        owners = {shard: server.call("HGET", f"pl:{{q/{shard}}}:m", "o")[:8] for shard in "12"}
+        for monitor in monitors:
+            await monitor.stop()
+        for shard, counts in by_shard.items():
+            active = [
+                m for m in monitors for place, post in m.posts.items() if post.active and place.shard.name == shard
+            ]
+            assert [m.id for m in active] == [owners[shard]]
+            first, *others = sorted(counts, reverse=True)
+            assert len(others) == 5
+            assert max(others) < 0.8 * first  # they look every second tick or so
+        infos = await clients[0].lookup([job.descriptor for job in held])
+        assert {(info.state, info.crashes, info.attempts_remaining) for info in infos.values()} == {
+            (State.PENDING, 1, 4)
+        }
+
+
+def test_another_takes_over_when_the_active_one_is_killed(server: Server) -> None:
+    call = f"run_monitor(['q'], shards={{'1': {server.url!r}}}, tick_s={TICK_S})"
+    command = [sys.executable, "-c", f"from pinlater.running.supervisor import run_monitor; {call}"]
+
+    def owner() -> bytes | None:
+        found = server.call("HGET", "pl:{q/1}:m", "o")
+        return found[:8] if found else None
+
+    with Client(server.url) as client:
+        client.create_queue("q", QueueConfig(lease_ms=100))
+        processes = [subprocess.Popen(command, cwd=ROOT)]
+        try:
+            wait_until(lambda: owner() is not None, "an active monitor", DEADLINE_S)
+            first = owner()
+            processes += [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+            job = client.enqueue("q", b"")
+            assert len(client.dequeue("q", 1)) == 1
+            processes[0].kill()
+            wait_until(lambda: owner() != first, "another active monitor", DEADLINE_S)
+            wait_until(lambda: client.lookup([job])[job].crashes == 1, "the redelivery", DEADLINE_S)
+            for process in processes[1:]:
+                process.terminate()
+            assert [process.wait(DEADLINE_S) for process in processes[1:]] in ([0, 0], [0, -15], [-15, 0])
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+@on_loop
+async def test_collects_by_age_and_by_cap(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q", QueueConfig(keep_succeeded=3_000))
+        await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 2_500)
+        await client.ack(succeeded=await client.dequeue("q", 2_400), failed=[])
+        await client.ack(succeeded=[], failed=await client.dequeue("q", 100))
+        monitor = Monitor(client, ["q"])
+        await collect(monitor)
+        counts = await client.count("q")
+        assert (counts.succeeded, counts.failed) == (2_400, 100)
+        await client.configure_queue("q", keep_succeeded=50)
+        await collect(monitor)
+        counts = await client.count("q")
+        assert (counts.succeeded, counts.failed) == (50, 100)
+        await client.configure_queue("q", failed_ttl_s=0)
+        await collect(monitor)
+        counts = await client.count("q")
+        assert (counts.succeeded, counts.failed) == (50, 0)
+        await client.configure_queue("q", succeeded_ttl_s=0)
+        await collect(monitor)
+        assert (await client.count("q")).succeeded == 0
+        assert server.call("EXISTS", "pl:{q/1}:j") == 0
+
+
+async def collect(monitor: Monitor) -> None:
+    for post in monitor.posts.values():
+        post.next_collect_s = 0.0
+    await look(monitor)
+
+
+@on_loop
+async def test_finds_queues_by_itself_and_forgets_those_that_go(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlater.worker.monitor.REDISCOVER_S", 0.0)
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, tick_s=TICK_S)
+        assert await monitor.run_once() == pytest.approx(TICK_S)
+        await client.create_queue("q")
+        await monitor.run_once()
+        assert [place.queue for place in monitor.posts] == ["q"]
+        await client.delete_queue("q")
+        # no spinning: a queue that is gone has no turn that is over
+        assert await look(monitor) == pytest.approx(TICK_S)
+        assert monitor.posts == {}
+
+
+@on_loop
+async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer) -> None:
+    server = fresh_server(aof_always=True)
+    async with AsyncClient(server.url) as client:
+        job = (await lapsed_claim(client, server)).descriptor
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+        server.kill()
+        assert 0 < await look(monitor) <= TICK_S
+        server.start()
+        await look(monitor)  # a first look again
+        assert (await client.lookup([job]))[job].state is State.IN_PROGRESS
+        await look(monitor)
+        assert (await client.lookup([job]))[job].state is State.PENDING
+
+
+@on_loop
+async def test_start_and_stop(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        monitor = Monitor(client, ["q"])
+        await monitor.stop()
+        for _ in range(2):
+            await monitor.start()
+            await monitor.start()
+            await until(lambda: any(post.active for post in monitor.posts.values()), "a look")
+            await monitor.stop()
+            await monitor.stop()
+
+
+@pytest.mark.parametrize("tick_s", [0, -1, 3601, float("nan"), "1", True])
+def test_bad_ticks(tick_s: Any) -> None:
+    async def make() -> None:
+        Monitor(AsyncClient("redis://127.0.0.1:1"), ["q"], tick_s=tick_s)
+
+    with pytest.raises(InvalidArgument, match="tick_s"):
+        asyncio.run(make())
