@@ -84,8 +84,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{left_out} thorough tests were left out; make test-all runs them")
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and config.option.markexpr:
+        terminalreporter.write_line(f"thorough tests left out: {left_out} (make test-all runs them)")
 
 
 @pytest.fixture
