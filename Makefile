@@ -64,8 +64,9 @@ check: setup
 clippy:
 	$(CARGO_ENVIRONMENT) cargo clippy --release --quiet -- -D warnings
 
-# More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in tests/support/servers.py
-# limits their number).
+# More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in
+# tests/support/servers.py limits their number). loadgroup gives one test at a time to whichever is free. Bytecode is
+# kept: each process collects.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 TOGETHER := -n 6 --dist loadgroup
 

@@ -127,8 +127,9 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: its line comes after the list of skipped tests
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
     yield
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{left_out} thorough tests were left out; make test-all runs them")
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and config.option.markexpr:
+        terminalreporter.write_line(f"thorough tests left out: {left_out} (make test-all runs them)")
     if line := closing_line(terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
 

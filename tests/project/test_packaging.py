@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ from tests.support.paths import ROOT
 pytestmark = [
     pytest.mark.thorough("wheel"),
     pytest.mark.timeout(600),  # a wheel is built
-    pytest.mark.xdist_group("wheel"),  # once
 ]
 VERSIONS = [(3, minor) for minor in range(11, 20)]
 
@@ -57,9 +57,14 @@ def _is_version(python: str, version: tuple[int, int]) -> bool:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    maturin = Path(sys.executable).with_name("maturin")
-    subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
+    """Built once, also where the tests are shared out to several processes."""
+    folder = tmp_path_factory.getbasetemp()
+    out = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "wheel"
+    with out.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(out.glob("*.whl")):
+            maturin = Path(sys.executable).with_name("maturin")
+            subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
     [built] = out.glob("*.whl")
     return built
 
