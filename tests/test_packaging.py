@@ -54,7 +54,8 @@ def _is_version(python: str, version: tuple[int, int]) -> bool:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     maturin = Path(sys.executable).with_name("maturin")
-    subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
+    same = ["--interpreter", sys.executable]  # as `make setup` has: with another one Cargo compiles pyo3 anew
+    subprocess.run([maturin, "build", "--release", "--quiet", *same, "--out", out], cwd=ROOT, check=True)
     [built] = out.glob("*.whl")
     return built
 
