@@ -37,12 +37,9 @@ $(VENV)/.wheel-tools: $(VENV)/.tools
 	$(BIN)/python -m pip install --quiet --group wheel
 	@touch $@
 
-# Cargo compiles pyo3 anew whenever one of these differs from the last build: each use of Cargo gets the same.
-CARGO_ENVIRONMENT := VIRTUAL_ENV=$(CURDIR)/$(VENV) PYO3_PYTHON=$(CURDIR)/$(BIN)/python PYO3_BUILD_EXTENSION_MODULE=1
-
 # The extension and the package, editable; again when Rust, Lua or the metadata change.
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
-	$(CARGO_ENVIRONMENT) $(BIN)/maturin develop --release --quiet --extras demo
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras demo
 	@touch $@
 
 # Two makes side by side would fill one .venv at the same time: the second waits, then looks at what is left to do.
@@ -60,9 +57,10 @@ check: setup
 	cargo fmt --check
 	@$(MAKE) --no-print-directory clippy
 
+# In a target folder of its own: maturin sets variables for pyo3's build, and Cargo compiles pyo3 anew when they change.
 .PHONY: clippy
 clippy:
-	$(CARGO_ENVIRONMENT) cargo clippy --release --quiet -- -D warnings
+	cargo clippy --release --quiet --target-dir target/clippy -- -D warnings
 
 # More processes than cores: half of the time tests wait. Each has servers of its own (PORT_SHARES in
 # tests/support/servers.py limits their number). loadgroup gives one test at a time to whichever is free. Bytecode is
@@ -89,11 +87,11 @@ campaign: setup
 wheel: | check-machine
 	@$(IN_TURN) build-wheel
 
-# zig links against the glibc of manylinux2014 (2.17). A target folder of its own keeps it from undoing what setup compiled.
+# zig links against the glibc of manylinux2014 (2.17), in a target folder of its own for the same reason.
 .PHONY: build-wheel
 build-wheel: $(VENV)/.wheel-tools
 	rm -f dist/pinlater-*.whl
-	$(CARGO_ENVIRONMENT) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/maturin build --release --quiet --zig --compatibility manylinux2014 \
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/maturin build --release --quiet --zig --compatibility manylinux2014 \
 	  --interpreter $(BIN)/python --target-dir target/wheel --out dist
 	$(BIN)/auditwheel show dist/pinlater-*.whl
 

@@ -64,7 +64,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not list(out.glob("*.whl")):
             maturin = Path(sys.executable).with_name("maturin")
-            subprocess.run([maturin, "build", "--release", "--quiet", "--out", out], cwd=ROOT, check=True)
+            # as `make setup` has: with another one Cargo compiles pyo3 anew
+            same = ["--interpreter", sys.executable]
+            subprocess.run([maturin, "build", "--release", "--quiet", *same, "--out", out], cwd=ROOT, check=True)
     [built] = out.glob("*.whl")
     return built
 
