@@ -34,7 +34,7 @@ def _measure(kind: Kind, count: int) -> Figure:
     with serving(kind) as server:
         native = Native(server)
         with Client(server.url, timeout_s=60) as client:
-            client.create_queue("memory", QueueConfig(levels=3))
+            client.create_queue("memory", QueueConfig(priorities=3))
             # the scripts, the client's lane and the first buffers are not what a job costs
             client.purge("memory")
             client.enqueue("memory", BODY)

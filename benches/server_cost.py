@@ -40,17 +40,17 @@ DRAIN_WAIT_S = 5.0
 class Queue:
     """Our side: one queue of 3 levels. levels: how many of them the jobs go to, in turn."""
 
-    def __init__(self, client: Client, name: str, levels: int = 1) -> None:
+    def __init__(self, client: Client, name: str, priorities: int = 1) -> None:
         self._client, self._name = client, name
-        client.create_queue(name, QueueConfig(levels=3))
+        client.create_queue(name, QueueConfig(priorities=3))
         self._acked, self._open = itertools.count(1), 0
-        self._jobs = self._endless_jobs(levels)
+        self._jobs = self._endless_jobs(priorities)
 
     @staticmethod
-    def _endless_jobs(levels: int) -> Iterator[NewJob]:
+    def _endless_jobs(priorities: int) -> Iterator[NewJob]:
         every = 100 // ODD_PERCENT
         for number in itertools.count(1):
-            level = 1 + number % levels
+            level = 1 + number % priorities
             yield (
                 NewJob(BODY, priority=level, delay_ms=DUE_SOON_MS)
                 if number % every == 0
@@ -233,7 +233,7 @@ def _compare(
             "native": NativeQueue(native, "bench", foreseen),
         }
         if mixed:
-            sides["mixed"] = _warm(Queue(client, "mixed", levels=3))
+            sides["mixed"] = _warm(Queue(client, "mixed", priorities=3))
 
         def measure(side: Queue | NativeQueue) -> float:
             before_us = meter.used_us()

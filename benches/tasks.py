@@ -23,7 +23,7 @@ from benches.support import serving
 from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
 from pinlater.running.run_command import worker_of
 from pinlater.tasks.meters import Meter
-from pinlater.tasks.runner import Dispatcher
+from pinlater.tasks.runner import TaskRunner
 
 ROUNDS, CALLS, DRAINED, CONCURRENCY, TOGETHER = 21, 1_000, 10_000, 128, 50
 QUEUE = "default"
@@ -92,7 +92,7 @@ def _draining(
                 return await drained(Worker(client, QUEUE, nothing, config))
         async with worker_of(app, config=config) as worker:
             if metered:  # as with --http
-                assert isinstance(worker.handler, Dispatcher)
+                assert isinstance(worker.handler, TaskRunner)
                 worker.handler.meters = {name: Meter() for name in app.tasks}
             return await drained(worker)
 

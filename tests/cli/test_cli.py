@@ -54,7 +54,7 @@ def test_help_names_the_exit_codes(run: Run) -> None:
         (["queue", "create", "x", "--leese-ms", "1"], "--lease-ms"),
         (["queue", "create"], "Missing argument 'NAME'"),
         (["queue", "create", "a-b"], "expected 1 to 255 letters, digits or underscores, got 'a-b'"),
-        (["queue", "create", "x", "--levels", "0"], "levels: expected an integer from 1 to 100, got 0"),
+        (["queue", "create", "x", "--priorities", "0"], "priorities: expected an integer from 1 to 100, got 0"),
         (["--timeout", "0", "queue", "ls"], "--timeout"),
         (["--shard", "nonsense", "queue", "ls"], "expected NAME=URL"),
         (

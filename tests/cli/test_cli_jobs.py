@@ -26,11 +26,11 @@ from tests.support.servers import Server
 
 
 def test_create_and_info(run: Run) -> None:
-    ran = run("queue", "create", "mail", "--lease-ms", "5000", "--levels", "2", "--paused", "--json")
+    ran = run("queue", "create", "mail", "--lease-ms", "5000", "--priorities", "2", "--paused", "--json")
     assert ran.document["created"] is True
     assert ran.document["config"]["lease_ms"] == 5000
     shown = run("queue", "info", "mail", "--json").document
-    assert shown["config"] == {**ran.document["config"], "levels": 2, "paused": True}
+    assert shown["config"] == {**ran.document["config"], "priorities": 2, "paused": True}
     assert [level["priority"] for level in shown["priorities"]] == [1, 2]
     (shard,) = shown["shards"]
     assert (shard["shard"], shard["monitor_active"], shard["lost"], shard["error"]) == ("1", False, 0, "")
@@ -43,10 +43,10 @@ def test_create_and_info(run: Run) -> None:
 def test_create_twice_leaves_the_configuration(run: Run, mail: str) -> None:
     again = run("queue", "create", mail)
     assert (again.code, again.out) == (DONE, "queue mail was there already\n")
-    other = run("queue", "create", mail, "--levels", "7")
+    other = run("queue", "create", mail, "--priorities", "7")
     assert other.code == NO
-    assert "levels is 3; pinlater queue set changes it" in other.err
-    assert run("queue", "info", mail, "--json").document["config"]["levels"] == 3
+    assert "priorities is 3; pinlater queue set changes it" in other.err
+    assert run("queue", "info", mail, "--json").document["config"]["priorities"] == 3
 
 
 def test_ls(run: Run) -> None:
@@ -78,7 +78,7 @@ def test_set(run: Run, mail: str) -> None:
     nothing = run("queue", "set", mail)
     assert nothing.code == USAGE
     assert "--lease-ms" in nothing.err
-    assert run("queue", "set", mail, "--levels", "1").code == USAGE
+    assert run("queue", "set", mail, "--priorities", "1").code == USAGE
 
 
 def test_an_unknown_queue_is_answered_with_the_nearest_name(run: Run, mail: str) -> None:

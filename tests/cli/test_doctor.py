@@ -10,7 +10,7 @@ import pytest
 
 from pinlater import Client
 from pinlater.cli import main
-from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, Finding, examine, queue_states, server_versions
+from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, CheckResult, examine, queue_states, server_versions
 from pinlater.client.client import ClientSettings
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server as ServerAddress
@@ -25,7 +25,7 @@ CLIENT_RULES = (
 )
 
 
-def look(url: str, *queues: str) -> dict[tuple[str, str], Finding]:
+def look(url: str, *queues: str) -> dict[tuple[str, str], CheckResult]:
     """The doctor's findings by subject (the server is "") and check."""
     return {
         (finding.subject if finding.subject.startswith("queue ") else "", finding.check): finding

@@ -265,9 +265,9 @@ def test_a_long_descriptor_is_cut_in_the_message() -> None:
     st.integers(5, 9),
     st.integers(0, 4),
 )
-def test_jobs_are_packed_as_the_twin_does(items: Any, body_limit: int, levels: int) -> None:
-    expected = outcome(twins.pack_jobs, items, body_limit, levels)
-    assert outcome(_core.pack_jobs, items, body_limit, levels) == expected
+def test_jobs_are_packed_as_the_twin_does(items: Any, body_limit: int, priorities: int) -> None:
+    expected = outcome(twins.pack_jobs, items, body_limit, priorities)
+    assert outcome(_core.pack_jobs, items, body_limit, priorities) == expected
 
 
 def test_jobs_are_packed_as_the_page_says() -> None:

@@ -22,10 +22,10 @@ from tests.support.core_inputs import (
     descriptors,
     fields,
     ids,
-    levels,
     odd,
     odd_texts,
     outcome,
+    priorities,
     refusal,
     statuses,
     targets,
@@ -50,7 +50,7 @@ ONE_JOB = [
 @st.composite
 def claim_replies(draw: st.DrawFn) -> list[Any]:
     block, records = b"", []
-    for level in draw(st.lists(levels, max_size=3)):
+    for level in draw(st.lists(priorities, max_size=3)):
         entries = draw(st.lists(st.tuples(ids, st.none() | st.integers(0, 65_535)), max_size=4))
         lefts = [struct.pack(">HH", index, left) for index, (_, left) in enumerate(entries) if left is not None]
         block += struct.pack(">BH", level, len(entries))

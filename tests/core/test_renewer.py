@@ -25,7 +25,7 @@ from pinlater import Client, NewJob, QueueConfig
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
 from pinlater.store.keys import script_keys
 from pinlater.store.scripts import load_scripts
-from pinlater.worker.lease_renewal import Renewal
+from pinlater.worker.lease_renewal import LeaseRenewal
 from tests.support.renewing import (
     DEADLINE_S,
     DONE,
@@ -80,7 +80,9 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, clien
 
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
     script = load_scripts()["renew"]
-    config = [struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, levels, 0, 0, 0, 1 << 20) for levels in (2, MAX_PRIORITY)]
+    config = [
+        struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, priorities, 0, 0, 0, 1 << 20) for priorities in (2, MAX_PRIORITY)
+    ]
     tag = "pl:{q/s}:"
     client.hset(tag + "m", mapping={"c": config[0], "h": bytes(15)})
     client.hset(tag + "E", mapping={token(1).decode(): b""})
@@ -103,13 +105,13 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
 
 def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(server: Server) -> None:
     lease = QueueConfig(lease_ms=300)
-    renewal = Renewal(5.0)
+    renewal = LeaseRenewal(5.0)
     with Client(server.url) as client, connect(server) as raw:
-        client.create_queue("q", replace(lease, levels=5))
+        client.create_queue("q", replace(lease, priorities=5))
         client.enqueue_many("q", [NewJob(b"", priority=level) for level in (1, 5)])
         jobs = client.dequeue("q", 2)
         try:
-            renewal.hold(client.session.place("q", "1"), jobs, lease, time.monotonic())
+            renewal.hold(client.session.queue_shard("q", "1"), jobs, lease, time.monotonic())
             (renewer,) = renewal.renewers.values()
             assert renewer.wait_renewed(2, 30)
             assert raw.zcard("pl:{q/1}:e") == 1
@@ -126,7 +128,7 @@ def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make
         claimed = wire.claim()
         first, second, third = (job.id for job in claimed.jobs)
         renewer = make(server, script=load_scripts()["renew"].source)
-        queue = renewer.add_queue(script_keys(wire.queue, wire.shard, load_scripts()["renew"].keys, wire.levels))
+        queue = renewer.add_queue(script_keys(wire.queue, wire.shard, load_scripts()["renew"].keys, wire.priorities))
         renewer.hold(queue, 1, first, claimed.token, 300)
         for id_, after_s in ((first, 0.05), (second, 0.05), (third, 3600.0)):
             renewer.limit(queue, 1, id_, claimed.token, after_s)

@@ -51,7 +51,7 @@ class Scene:
     wire: Wire
     claimed: Claimed
     failed: list[bytes]
-    ticket: bytes
+    reservation: bytes
 
     def end(self, position: int = 0, **words: Any) -> End:
         job = self.claimed.jobs[position]
@@ -66,14 +66,14 @@ def make_scene(client: redis.Redis) -> Scene:
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
     setup.ack(*(End(1, job.id, ended.token, failed=True, status=b"why") for job in ended.jobs[3:]))
     setup.enqueue(*(Job(b"new%d" % i, priority=1 + i % 3) for i in range(9)), Job(b"far", 1, ABSOLUTE, FAR_MS))
-    ticket = setup.prepare(2)
+    reservation = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
     client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
     setup.set_head(waiting=True)
     client.hset(setup.key("m"), "lost", 2)
     client.hset(setup.key("q"), b"\1" + ended.jobs[3].id, b"")
-    return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], ticket)
+    return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], reservation)
 
 
 # One request of every writing verb, each with something to do.
@@ -91,7 +91,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
     "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
-    "load": lambda s: s.wire.load(s.ticket, Job(b"a"), Job(b"b", status=b"fresh")),
+    "load": lambda s: s.wire.load(s.reservation, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
@@ -156,7 +156,7 @@ def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after
 def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
-    grown.configure(settings(levels=5))
+    grown.configure(settings(priorities=5))
     before = snapshot(scene.wire)
     with refused("CONFIG_CHANGED"):
         REQUESTS[verb](scene)
@@ -166,7 +166,7 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
 def test_a_renewal_with_keys_of_too_few_levels_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
-    grown.configure(settings(levels=5))
+    grown.configure(settings(priorities=5))
     with refused("CONFIG_CHANGED"):
         scene.wire.renew(scene.end()._replace(level=4))
     with refused("CONFIG_CHANGED"):
@@ -234,8 +234,8 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "a record cut off": lambda s: s.wire.write("enqueue", b"\1", b"", record(Job()), b"\1\0\1"),
     "a run of no jobs": lambda s: s.wire.write("enqueue", spec_run(1) + spec_run(0, 2), b"", record(Job())),
     "a status of no job": lambda s: s.wire.write("enqueue", b"\1", struct.pack(">HH", 1, 1) + b"x", record(Job())),
-    "load, level 4": lambda s: s.wire.load(s.ticket, Job(), Job(priority=4)),
-    "load, other count": lambda s: s.wire.load(s.ticket, Job()),
+    "load, level 4": lambda s: s.wire.load(s.reservation, Job(), Job(priority=4)),
+    "load, other count": lambda s: s.wire.load(s.reservation, Job()),
     "prepare none": lambda s: s.wire.prepare(0),
     "claim none": lambda s: s.wire.claim(0),
     "quotas of two levels": lambda s: s.wire.claim(5, quotas=(5, 5)),
@@ -268,10 +268,10 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "delete, level 0": lambda s: s.wire.delete_jobs(PENDING, level=0, limit=1),
     "delete, state 4": lambda s: s.wire.delete_jobs(b"4", limit=1),
     "delete, any state, no ids": lambda s: s.wire.delete_jobs(b"", limit=1),
-    "fewer levels": lambda s: s.wire.configure(settings(levels=2)),
+    "fewer levels": lambda s: s.wire.configure(settings(priorities=2)),
     "settings cut off": lambda s: s.wire.configure(settings()[:-1]),
     "deleted by hand": lambda s: s.wire.configure(settings(flags=128)),
-    "create, no level": lambda s: s.wire.create(settings(levels=0)),
+    "create, no level": lambda s: s.wire.create(settings(priorities=0)),
 }
 
 

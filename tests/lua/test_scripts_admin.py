@@ -59,8 +59,8 @@ def test_a_queue_is_created_once_and_a_repeat_says_so_again(wire: Wire) -> None:
 
 def test_settings_change_by_compare_and_set(wire: Wire) -> None:
     other = wire.other()
-    config = wire.configure(settings(lease_ms=1234, levels=5))
-    assert config[12:34] == settings(lease_ms=1234, levels=5)
+    config = wire.configure(settings(lease_ms=1234, priorities=5))
+    assert config[12:34] == settings(lease_ms=1234, priorities=5)
     assert config == wire.read("config")[0]
     assert number(wire.version) > number(other.version)
     with refused("CONFIG_CHANGED"):
@@ -117,13 +117,13 @@ def test_a_queue_deleted_under_a_version_from_a_clock_ahead_stays_deleted(wire: 
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=after(ahead, HOUR_MS << 19))
     made = wire.other()
-    assert made.create(carried=wire.version, life=3) is True  # of the life after that, however old its version
+    assert made.create(carried=wire.version, epoch=3) is True  # of the life after that, however old its version
 
 
 def test_a_configuration_of_another_life_is_not_taken_over(wire: Wire) -> None:
     before = snapshot(wire, lane=False)
-    for life in (0, 2, 3):
-        wire.configure(settings(lease_ms=5), carried=after(wire.version), life=life)
+    for epoch in (0, 2, 3):
+        wire.configure(settings(lease_ms=5), carried=after(wire.version), epoch=epoch)
     assert snapshot(wire, lane=False) == before
 
 
@@ -148,10 +148,10 @@ def test_a_carried_creation_takes_the_version_over(wire: Wire) -> None:
 
 def test_a_draining_queue_refuses_new_jobs_and_gives_its_old_ones(wire: Wire) -> None:
     wire.enqueue_bodies(b"a")
-    ticket = wire.prepare(1)
+    reservation = wire.prepare(1)
     wire.configure(settings(flags=2))
     before = snapshot(wire)
-    for call in (lambda: wire.enqueue(Job()), lambda: wire.prepare(1), lambda: wire.load(ticket, Job())):
+    for call in (lambda: wire.enqueue(Job()), lambda: wire.prepare(1), lambda: wire.load(reservation, Job())):
         with refused("ENQUEUE_REFUSED"):
             call()
     assert snapshot(wire) == before
@@ -159,16 +159,16 @@ def test_a_draining_queue_refuses_new_jobs_and_gives_its_old_ones(wire: Wire) ->
 
 
 def test_a_ticket_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
-    ticket = wire.prepare(3)
+    reservation = wire.prepare(3)
     behind = wire.enqueue_bodies(b"behind")
-    ids = wire.load(ticket, *(Job(b"%d" % i) for i in range(3)))
-    assert ids[0] == ticket
+    ids = wire.load(reservation, *(Job(b"%d" % i) for i in range(3)))
+    assert ids[0] == reservation
     assert number(ids[-1]) < number(behind[0])
     answer = wire.answer
     assert wire.again() == answer
     before = snapshot(wire)
     with refused("TICKET_GONE"):
-        wire.load(ticket, *[Job()] * 3)
+        wire.load(reservation, *[Job()] * 3)
     assert snapshot(wire) == before
     assert drain(wire) == [b"0", b"1", b"2", b"behind"]
 
@@ -275,7 +275,7 @@ def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: Fres
         wire.enqueue(*[Job(status=b"s")] * 3)
         wire.succeed(wire.claim())
         wire.claim(1, channel=b"me")
-        ticket = wire.prepare(2)
+        reservation = wire.prepare(2)
         other = wire.other()
         other.ack()
         assert wire.collect() == ([0, 0, 0, 0, 0, 0], b"0")
@@ -284,7 +284,7 @@ def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: Fres
         jump(server, 3000)
         assert wire.collect()[0] == [0, 0, 1, 1, 0, 0]  # the other lane and the ticket are an hour old
         with refused("TICKET_GONE"):
-            wire.load(ticket, Job(), Job())
+            wire.load(reservation, Job(), Job())
         jump(server, 2000)
         assert wire.collect()[0] == [0, 4, 0, 0, 0, 0]
         assert is_clean(snapshot(wire))

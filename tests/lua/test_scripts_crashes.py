@@ -115,18 +115,18 @@ def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) 
         ]
         return [one for level in found for one in level if one[0][:8] in ids[1:4]]
 
-    def unbegun() -> list[Info]:
+    def not_started() -> list[Info]:
         return [known(wire, id_, level) for id_, level in zip(ids[1:4], (1, 1, 2), strict=True)]
 
-    before = line(), unbegun()
+    before = line(), not_started()
     assert len(wire.claim(5, claim=CLAIM).bodies) == 5
-    assert wire.end_leases(SOURCE, b"was killed by SIGKILL", begun=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
+    assert wire.end_leases(SOURCE, b"was killed by SIGKILL", started=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
     for info in known(wire, ids[0]), known(wire, ids[4], 2):
         assert (info.state, info.crashes) == (int(FAILED), 1)
-    assert (line(), unbegun()) == before
+    assert (line(), not_started()) == before
     assert lease_fields(wire) == (0, 0)
     assert len(wire.claim(5, claim=CLAIM).bodies) == 3
-    assert wire.end_leases(SOURCE, begun=ids[0])[:4] == (1, 0, 0, 3)
+    assert wire.end_leases(SOURCE, started=ids[0])[:4] == (1, 0, 0, 3)
     assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"plain", b"told"]
 
 
@@ -134,7 +134,7 @@ def test_what_a_dead_process_had_not_begun_of_a_claim_of_one_is_as_it_was(wire: 
     ids = wire.enqueue_bodies(b"waited", b"begun")
     before = known(wire, ids[0])
     assert [wire.claim(1, claim=CLAIM).bodies for _ in ids] == [[b"waited"], [b"begun"]]
-    assert wire.end_leases(SOURCE, begun=ids[1]) == (2, 1, 0, 1, b"")
+    assert wire.end_leases(SOURCE, started=ids[1]) == (2, 1, 0, 1, b"")
     assert (known(wire, ids[0]), known(wire, ids[1]).crashes) == (before, 1)
     assert lease_fields(wire) == (0, 0)
 
@@ -195,13 +195,13 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
 
     assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
     assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
-    ticket, other = b"ticket 1", b"ticket 2"
-    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == ticket + b"big"
-    assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == ticket + b"big"
-    assert told()[ids[0]] == (b"\1", ticket)
-    assert wire.leave_quarantine(1, ids[0], 2) == ticket + b"big"
+    reservation, other = b"ticket 1", b"ticket 2"
+    assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == reservation + b"big"
+    assert told()[ids[0]] == (b"\1", reservation)
+    assert wire.leave_quarantine(1, ids[0], 2) == reservation + b"big"
     assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2))] == [NONE, NONE]
     assert told() == {}
-    assert wire.leave_quarantine(1, ids[0], 1, ticket, b"big") == NONE
+    assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == NONE
     assert wire.lookup([ids[0]]) == [None]
     assert (known(wire, ids[1]).state, known(wire, ids[2]).state) == (int(FAILED), int(PENDING))

@@ -55,12 +55,12 @@ def places(wire: Wire) -> dict[str, Any]:
     return found | {"running": running}
 
 
-def common(wire: Wire, verb: str, *arguments: bytes, levels: int = LEVELS) -> Any:
+def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = LEVELS) -> Any:
     """A write with the keys before the bar only."""
     script = load_scripts()[verb]
     wire.client.script_load(script.source)
     wire.sequence += 1
-    keys = script.names(wire.queue, wire.shard, levels, common=True)
+    keys = script.names(wire.queue, wire.shard, priorities, common=True)
     head = (wire.lane, wire.packed_sequence, wire.version)
     return wire.client.evalsha(script.sha.decode(), len(keys), *keys, *head, *arguments)
 
@@ -200,11 +200,11 @@ def test_one_job_is_acked_by_its_holder_only_and_once(wire: Wire) -> None:
 def test_calls_with_the_common_keys_do_what_calls_with_all_do(wire: Wire) -> None:
     for n in (1, 2):
         job = Job(b"x", 2)
-        common(wire, "enqueue", pack_specs([job] * n), b"", *[record(job)] * n, levels=2)
+        common(wire, "enqueue", pack_specs([job] * n), b"", *[record(job)] * n, priorities=2)
         claimed = wire.claim(n)
         assert claimed.bodies == [b"x"] * n
         groups = b"\2\0" + n.to_bytes(2, "big") + pack_runs([claimed.token] * n)
-        common(wire, "ack", b"", groups, *(job.id for job in claimed.jobs), levels=2)
+        common(wire, "ack", b"", groups, *(job.id for job in claimed.jobs), priorities=2)
         assert is_clean(snapshot(wire))
 
 

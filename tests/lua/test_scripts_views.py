@@ -198,13 +198,13 @@ def test_a_full_redis_refuses_new_jobs_by_name_and_drains(kind: Kind, fresh_serv
         wire.create(settings(keep=3))
         fail_all(wire, 3)
         wire.enqueue(*(Job(b"%d" % i) for i in range(20)))
-        ticket = wire.prepare(1)
+        reservation = wire.prepare(1)
         client.config_set("maxmemory", 1)
         before = snapshot(wire)
         for call in (
             lambda: wire.enqueue(Job()),
             lambda: wire.prepare(1),
-            lambda: wire.load(ticket, Job()),
+            lambda: wire.load(reservation, Job()),
             lambda: Wire(client, "new").create(),
         ):
             with pytest.raises(redis.OutOfMemoryError):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlater.store.keys import bell_key, wake_channel
+from pinlater.store.keys import blocking_list_key, wake_channel
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, jump
@@ -59,7 +59,7 @@ class Bell:
 
 
 @pytest.fixture
-def bells(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
+def blocking(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
     made: list[Bell] = []
 
     def make(channel: bytes) -> Bell:
@@ -67,8 +67,8 @@ def bells(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
         return made[-1]
 
     yield make
-    for bell in made:
-        bell.listener.close()
+    for blocking_list in made:
+        blocking_list.listener.close()
 
 
 @dataclass
@@ -98,7 +98,7 @@ def after_a_failure(wire: Wire) -> None:
 RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
     "enqueue": (lambda w: None, lambda w, _: w.enqueue_bodies(b"x")),
     "a first timer": (lambda w: None, lambda w, _: w.enqueue(Job(b"x", 1, DELAY, 60_000))),
-    "load": (lambda w: w.prepare(1), lambda w, ticket: w.load(ticket, Job())),
+    "load": (lambda w: w.prepare(1), lambda w, reservation: w.load(reservation, Job())),
     "retry_failed": (after_a_failure, lambda w, _: w.retry_failed()),
     "release": (lambda w: w.enqueue_bodies(b"x") and w.claim(), lambda w, held: w.release(*ends(held))),
     "fail": (lambda w: w.enqueue_bodies(b"x") and w.claim(), lambda w, held: w.fail(held)),
@@ -112,10 +112,10 @@ RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("what", RINGS)
-def test_what_gives_work_rings_one_waiter(wire: Wire, bells: Callable[[bytes], Bell], what: str) -> None:
+def test_what_gives_work_rings_one_waiter(wire: Wire, blocking: Callable[[bytes], Bell], what: str) -> None:
     prepare, act = RINGS[what]
     held = prepare(wire)
-    one, two = bells(b"one"), bells(b"two")
+    one, two = blocking(b"one"), blocking(b"two")
     waiting(wire, b"one")
     waiting(wire, b"two")
     assert (one.rings(), two.rings()) == (0, 0)
@@ -128,21 +128,21 @@ def test_what_gives_work_rings_one_waiter(wire: Wire, bells: Callable[[bytes], B
 def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> None:
     prepare, act = RINGS.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
     held = prepare(wire)
-    alive, dead = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    bell = List(wire.client, alive[-24:], list=alive)
+    alive, dead = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    blocking_list = List(wire.client, alive[-24:], list=alive)
     waiting(wire, alive)
     waiting(wire, dead)
-    assert bell.rings() == 0
+    assert blocking_list.rings() == 0
     act(wire, held)
-    assert bell.rings() == 1
+    assert blocking_list.rings() == 1
     assert wire.client.exists(dead) == 0
     assert wire.client.zcard(wire.key("w")) == 0
-    bell.listener.close()
+    blocking_list.listener.close()
 
 
 def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> None:
-    quiet, other = (bell_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    bells = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
+    quiet, other = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
+    blocking = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
     waiting(wire, other)
     waiting(wire, quiet)
     scores: Any = dict(wire.client.zscan_iter(wire.key("w")))
@@ -150,15 +150,15 @@ def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> No
     wire.enqueue_bodies(b"x")
     wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000})
     wire.enqueue_bodies(b"x")
-    assert [bell.rings() for bell in bells] == [0, 1]
-    for bell in bells:
-        bell.listener.close()
+    assert [blocking_list.rings() for blocking_list in blocking] == [0, 1]
+    for blocking_list in blocking:
+        blocking_list.listener.close()
 
 
-def test_what_gives_no_work_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+def test_what_gives_no_work_rings_nobody(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
     wire.enqueue(Job(b"a", 1, DELAY, 60_000), Job(b"held"))
     held = wire.claim()
-    bell = bells(b"me")
+    blocking_list = blocking(b"me")
     waiting(wire)
     wire.enqueue(Job(b"b", 1, DELAY, 90_000))
     wire.retry_failed()
@@ -166,10 +166,10 @@ def test_what_gives_no_work_rings_nobody(wire: Wire, bells: Callable[[bytes], Be
     wire.delete_jobs(PENDING, limit=1)
     wire.configure(settings(flags=1))
     wire.enqueue_bodies(b"while paused")
-    assert bell.rings() == 0
+    assert blocking_list.rings() == 0
     waiting(wire)
     wire.configure(settings())
-    assert bell.rings() == 1
+    assert blocking_list.rings() == 1
 
 
 def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
@@ -183,16 +183,16 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("dead", [0, 3, 60, 999])
-def test_dead_waiters_are_skipped(wire: Wire, bells: Callable[[bytes], Bell], dead: int) -> None:
-    bell = bells(b"me")
+def test_dead_waiters_are_skipped(wire: Wire, blocking: Callable[[bytes], Bell], dead: int) -> None:
+    blocking_list = blocking(b"me")
     waiting(wire)
     wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
     wire.enqueue_bodies(b"x")
-    assert bell.rings() == 1
+    assert blocking_list.rings() == 1
 
 
-def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
-    one = bells(b"one")
+def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
+    one = blocking(b"one")
     waiting(wire, b"one")
     wire.configure(settings(flags=1))  # so that the enqueue rings nobody
     wire.enqueue_bodies(b"a", b"b")
@@ -223,21 +223,21 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: AnyKind, fre
         assert wire.claim(channel=b"two").due_in_ms == 0
 
 
-def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
     wire.configure(settings(flags=1))  # of a paused queue too
-    heard = [bells(b"%d" % i) for i in range(6)]
-    for bell in heard:
-        waiting(wire, bell.channel)
+    heard = [blocking(b"%d" % i) for i in range(6)]
+    for blocking_list in heard:
+        waiting(wire, blocking_list.channel)
     wire.write("delete_queue", b"")
-    assert [bell.rings() for bell in heard] == [1] * 6
+    assert [blocking_list.rings() for blocking_list in heard] == [1] * 6
 
 
 def leave(wire: Wire, channel: bytes) -> None:
     wire.other().write("wake", channel)
 
 
-def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
-    one, two = bells(b"one"), bells(b"two")
+def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
+    one, two = blocking(b"one"), blocking(b"two")
     wire.enqueue(Job(b"x", 1, DELAY, 600_000))
     assert wire.claim(channel=b"one").due_in_ms > 0
     assert wire.claim(channel=b"two").due_in_ms == 0
@@ -247,8 +247,10 @@ def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, bells: Cal
     assert wire.claim(channel=b"two").due_in_ms > 0
 
 
-def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
-    one, two = bells(b"one"), bells(b"two")
+def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(
+    wire: Wire, blocking: Callable[[bytes], Bell]
+) -> None:
+    one, two = blocking(b"one"), blocking(b"two")
     waiting(wire, b"one")
     waiting(wire, b"two")
     leave(wire, b"two")
@@ -260,8 +262,8 @@ def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(wire: Wire, be
     assert (one.rings(), two.rings()) == (1, 0)
 
 
-def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
-    two = bells(b"two")
+def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
+    two = blocking(b"two")
     wire.enqueue(Job(b"x", 1, DELAY, 600_000))
     for channel in (b"one", b"two"):
         wire.claim(channel=channel)
@@ -283,21 +285,23 @@ def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
         wire.enqueue(Job(b"x", 1, DELAY, 5_000))
         assert wire.claim(channel=b"killed").due_in_ms > 0  # nobody listens on its channel
         assert wire.claim(channel=b"me").due_in_ms == 0
-        bell = Bell(client, b"me")
+        blocking_list = Bell(client, b"me")
         wire.expire()
-        assert bell.rings() == 0
+        assert blocking_list.rings() == 0
         jump(server, 6)
         wire.expire()
-        assert bell.rings() == 1
+        assert blocking_list.rings() == 1
         assert wire.claim(channel=b"me").bodies == [b"x"]
-        bell.listener.close()
+        blocking_list.listener.close()
 
 
-def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(wire: Wire, bells: Callable[[bytes], Bell]) -> None:
+def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
+    wire: Wire, blocking: Callable[[bytes], Bell]
+) -> None:
     gone = wire.enqueue(*[Job()] * 1000)
     wire.enqueue_bodies(b"behind")
     wire.client.hdel(wire.key("j"), *gone)
-    bell = bells(b"me")
+    blocking_list = blocking(b"me")
     claimed = wire.claim(1000, channel=b"me")
-    assert (claimed.jobs, claimed.left, bell.rings()) == ([], [1, 0, 0], 1)
+    assert (claimed.jobs, claimed.left, blocking_list.rings()) == ([], [1, 0, 0], 1)
     assert wire.claim().bodies == [b"behind"]

@@ -223,7 +223,7 @@ def of_working() -> Iterator[tuple[str, Call, str]]:
 def of_configuration() -> Iterator[tuple[str, Call, str]]:
     bad: dict[str, tuple[Any, ...]] = {
         "lease_ms": (0, 99, 2**32, *NUMBERS),
-        "levels": (0, 101, *NUMBERS),
+        "priorities": (0, 101, *NUMBERS),
         "keep_succeeded": (2**32, *NUMBERS),
         "succeeded_ttl_s": (2**32, *NUMBERS),
         "failed_ttl_s": (2**32, *NUMBERS),
@@ -281,12 +281,12 @@ def test_bad_input_is_named_and_nothing_is_sent(kind: Any, server: Server, proxy
         calls.close()
 
 
-def test_levels_can_only_grow(server: Server) -> None:
+def test_priorities_can_only_grow(server: Server) -> None:
     with Client(server.url) as client:
         client.create_queue("q")
         before = dump(server)
-        with pytest.raises(InvalidArgument, match=r"levels: expected at least 3 .*got 2"):
-            client.configure_queue("q", levels=2)
+        with pytest.raises(InvalidArgument, match=r"priorities: expected at least 3 .*got 2"):
+            client.configure_queue("q", priorities=2)
         assert dump(server) == before
 
 

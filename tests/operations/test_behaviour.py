@@ -49,10 +49,10 @@ def now_ms(server: Server) -> int:
 
 
 def test_a_queue_is_made_once_and_keeps_its_configuration(calls: Calls) -> None:
-    assert calls.create_queue("r", QueueConfig(levels=5)) is True
-    assert calls.create_queue("r", QueueConfig(levels=7)) is False
-    assert calls.queue_config("r").levels == 5
-    assert calls.configure_queue("r", lease_ms=500) == QueueConfig(levels=5, lease_ms=500)
+    assert calls.create_queue("r", QueueConfig(priorities=5)) is True
+    assert calls.create_queue("r", QueueConfig(priorities=7)) is False
+    assert calls.queue_config("r").priorities == 5
+    assert calls.configure_queue("r", lease_ms=500) == QueueConfig(priorities=5, lease_ms=500)
     assert calls.queue_names() == ["q", "r"]
     assert (calls.delete_queue("r"), calls.delete_queue("r")) == (True, False)
     assert calls.queue_names() == ["q"]
@@ -61,11 +61,11 @@ def test_a_queue_is_made_once_and_keeps_its_configuration(calls: Calls) -> None:
 
 
 def test_a_queue_that_was_deleted_and_made_again_is_another_one(calls: Calls) -> None:
-    calls.configure_queue("q", levels=4)
+    calls.configure_queue("q", priorities=4)
     first = calls.enqueue("q", b"old", priority=4)
     (stale,) = calls.dequeue("q")
     calls.delete_queue("q")
-    calls.create_queue("q", QueueConfig(levels=2))
+    calls.create_queue("q", QueueConfig(priorities=2))
     held = (calls.enqueue("q", b"new"), calls.dequeue("q"))[1]
     assert held[0].id > stale.id
     assert calls.lookup([first]) == {}

@@ -54,7 +54,7 @@ def stored(server: Server, shard: str) -> StoredConfig | None:
 
 
 def forget_hints(calls: Calls) -> None:
-    for place in calls.client.session.places("q"):
+    for place in calls.client.session.queue_shards("q"):
         place.left_at_s = float("-inf")
 
 
@@ -162,7 +162,7 @@ def test_a_queue_comes_to_a_shard_that_was_away_when_it_was_made(
 ) -> None:
     shards = {"here": server.url, "away": away.url}
     away.stop()
-    assert make(shards=shards, timeout_s=2).create_queue("q", QueueConfig(levels=7, lease_ms=700)) is True
+    assert make(shards=shards, timeout_s=2).create_queue("q", QueueConfig(priorities=7, lease_ms=700)) is True
     away.start()
     assert stored(away, "away") is None
     other = make(shards=shards)

@@ -23,7 +23,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.store.requests import write
 from tests.support.audits import audit_queue
 from tests.support.machine import FrozenClock, MemoryClock
-from tests.support.machine_tickets import TicketMachine
+from tests.support.machine_tickets import ReservationMachine
 from tests.support.machine_working import ATTEMPTS, PICKS, PRIORITIES, RARELY, TIMES, WorkingMachine
 from tests.support.memory import EVERY_KIND, MemoryKind
 from tests.support.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
@@ -44,7 +44,7 @@ FAR_MS = (1 << 44) - 1
 MONITOR = b"monitor1"
 
 
-class Machine(TicketMachine):
+class Machine(ReservationMachine):
     """Everything else: bringing back, removing, time, monitors, lost answers, looking."""
 
     @precondition(WorkingMachine.exists)
@@ -53,12 +53,12 @@ class Machine(TicketMachine):
         self.lose()
         when = self.when(time)
         try:
-            levels = self.levels(priority)
+            priorities = self.priorities(priority)
         except InvalidArgument:
             with pytest.raises(InvalidArgument, match="priority: expected 1 to"):
                 self.client.retry_failed(self.queue, priority=priority, limit=limit, attempts=attempts, **when)
             return
-        lines = [self.model.of(FAILED, level, shard) for level in levels for shard in self.rig.shards]
+        lines = [self.model.of(FAILED, level, shard) for level in priorities for shard in self.rig.shards]
         chosen = [job for line, count in zip(lines, split(limit, map(len, lines)), strict=True) for job in line[:count]]
         at_ms = run_after(when.get("run_after_ms"), when.get("delay_ms"), self.now_ms)
         for job in chosen:
@@ -80,14 +80,14 @@ class Machine(TicketMachine):
     @rule(state=st.sampled_from(State), priority=PRIORITIES, limit=st.integers(0, 4))
     def delete_jobs(self, state: State, priority: int | None, limit: int) -> None:
         try:
-            levels = self.levels(priority)
+            priorities = self.priorities(priority)
         except InvalidArgument:
             with pytest.raises(InvalidArgument, match="priority: expected 1 to"):
                 self.client.delete_jobs(self.queue, state, priority=priority, limit=limit)
             return
         answer = self.client.delete_jobs(self.queue, state, priority=priority, limit=limit)
         left = self.client.lookup(self.model.jobs)
-        lines = [self.model.of(state, level, shard) for level in levels for shard in self.rig.shards]
+        lines = [self.model.of(state, level, shard) for level in priorities for shard in self.rig.shards]
         expected = list(split(limit, map(len, lines)))
         gone = [[job for job in line if job.descriptor not in left] for line in lines]
         assert [len(part) for part in gone] == expected
@@ -150,8 +150,8 @@ class Machine(TicketMachine):
     @rule()
     def collect(self) -> None:
         for reply, shard in self.look("collect", ["0"]):
-            succeeded, failed, _, tickets = struct.unpack_from(">IIII", reply)
-            assert (succeeded, failed, tickets) == self.model.collect(shard, self.now_ms)
+            succeeded, failed, _, reservations = struct.unpack_from(">IIII", reply)
+            assert (succeeded, failed, reservations) == self.model.collect(shard, self.now_ms)
 
     @precondition(WorkingMachine.exists)
     @rule(sure=RARELY)
@@ -160,10 +160,10 @@ class Machine(TicketMachine):
             self.prepare(2, 0)
             self.clock.advance(HOUR_MS // 1000 + 1)
             self.collect()
-            assert self.model.tickets == []
+            assert self.model.reservations == []
 
     def look(self, verb: str, arguments: list[Any]) -> Iterator[tuple[bytes, str]]:
-        for place in self.client.session.places(self.queue):
+        for place in self.client.session.queue_shards(self.queue):
             reply = self.client.run(lambda end, place=place: write(place, verb, arguments, end))  # type: ignore[misc]
             yield reply[2], place.shard.name
 
@@ -207,7 +207,7 @@ class Machine(TicketMachine):
     @precondition(WorkingMachine.exists)
     @rule(state=st.sampled_from(State), priority=PRIORITIES, future=st.booleans(), page_size=st.integers(1, 3))
     def scan(self, state: State, priority: int | None, future: bool, page_size: int) -> None:
-        if priority is not None and priority > self.model.settings.levels:
+        if priority is not None and priority > self.model.settings.priorities:
             return
         if future and state is not PENDING:
             with pytest.raises(InvalidArgument, match="future: expected with pending jobs"):
@@ -215,7 +215,7 @@ class Machine(TicketMachine):
             return
         found = list(self.client.scan(self.queue, state, priority=priority, future=future, page_size=page_size))
         lines = [
-            self.model.of(state, level, shard)[::-1] for shard in self.rig.shards for level in self.levels(priority)
+            self.model.of(state, level, shard)[::-1] for shard in self.rig.shards for level in self.priorities(priority)
         ]
         jobs = [job for line in lines for job in line if state is not PENDING or (job.at_ms > self.now_ms) is future]
         if state is RUNNING:
@@ -227,11 +227,11 @@ class Machine(TicketMachine):
     @precondition(WorkingMachine.exists)
     @rule()
     def count_and_peek(self) -> None:
-        levels = range(1, self.model.settings.levels + 1)
-        for level in levels:
+        priorities = range(1, self.model.settings.priorities + 1)
+        for level in priorities:
             assert self.client.count(self.queue, priority=level) == self.model.counts(self.now_ms, level)
         due = [] if self.model.settings.paused else self.model.due(self.now_ms)
-        expected = {level: sum(job.priority == level for job in due) for level in levels}
+        expected = {level: sum(job.priority == level for job in due) for level in priorities}
         assert self.client.peek(self.queue) == expected
 
     @precondition(WorkingMachine.exists)
@@ -247,7 +247,9 @@ class Machine(TicketMachine):
         assert report.findings == []
         assert report.jobs == self.model.counts(self.now_ms)
         for shard in self.rig.shards:
-            assert self.rig.tickets(shard) == dict(each.field for each in self.model.tickets if each.shard == shard)
+            assert self.rig.reservations(shard) == dict(
+                each.field for each in self.model.reservations if each.shard == shard
+            )
 
 
 Frozen = tuple[Server | MemoryKind, FrozenClock | MemoryClock]

@@ -48,7 +48,7 @@ async def look(client: AsyncClient) -> None:
 
 
 async def make_queues(client: AsyncClient, **other: Any) -> None:
-    await client.create_queue("q", QueueConfig(lease_ms=100, levels=5, crash_limit=1, quarantine_queue="big"))
+    await client.create_queue("q", QueueConfig(lease_ms=100, priorities=5, crash_limit=1, quarantine_queue="big"))
     await client.create_queue("big", QueueConfig(**other))
 
 

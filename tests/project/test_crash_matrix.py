@@ -116,7 +116,7 @@ def valkey(fresh_server: FreshServer) -> Server:
 def monitoring(url: str) -> Iterator[None]:
     """A monitor in this process, with a short tick; those of the workers stand by."""
     loops: list[asyncio.AbstractEventLoop] = []
-    begun = threading.Event()
+    started = threading.Event()
 
     async def watch() -> None:
         async with AsyncClient(url) as client:
@@ -124,13 +124,13 @@ def monitoring(url: str) -> Iterator[None]:
             await monitor.run_once()
             stops.append(monitor.request_stop)
             loops.append(asyncio.get_running_loop())
-            begun.set()
+            started.set()
             await monitor.run()
 
     stops: list[Callable[[], None]] = []
     thread = threading.Thread(target=lambda: asyncio.run(watch()))
     thread.start()
-    begun.wait(DEADLINE_S)
+    started.wait(DEADLINE_S)
     try:
         yield
     finally:
@@ -192,16 +192,16 @@ def overlaps(notes: list[Note]) -> list[tuple[Note, Note]]:
     """
     over_ns: dict[tuple[int, int], int] = {}
     alive_ns: dict[int, int] = {}
-    begun: dict[str, list[Note]] = {}
+    started: dict[str, list[Note]] = {}
     for note in notes:
         alive_ns[note.pid] = max(alive_ns.get(note.pid, 0), note.time_ns)
         if note.event == "ended":
             over_ns[note.pid, note.run] = note.time_ns
         elif note.event == "began":
-            begun.setdefault(note.name, []).append(note)
+            started.setdefault(note.name, []).append(note)
     return [
         (first, second)
-        for runs in begun.values()
+        for runs in started.values()
         for first, second in combinations(sorted(runs, key=lambda note: note.time_ns), 2)
         if second.time_ns < over_ns.get((first.pid, first.run), alive_ns[first.pid])
     ]

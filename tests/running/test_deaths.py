@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
-from pinlater.running.recoverer import Deaths
-from pinlater.worker.started_jobs import BEGUN_VARIABLE, begun_here, ids_in, shared_memory
+from pinlater.running.recoverer import Recoverer
+from pinlater.worker.started_jobs import STARTED_VARIABLE, ids_in, record_started, shared_memory
 from tests.conftest import FreshServer
 from tests.support.app_runs import AppRuns, runs
 from tests.support.handlers_for_tests import on_loop, until
@@ -116,14 +116,14 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
         await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
         job = await client.enqueue("q", b"")
         assert len(await dying.dequeue("q", wait=10)) == 1
-        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, begun=b"")
-        deaths = Deaths(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
-        async with deaths.open():
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"")
+        recoverer = Recoverer(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
+        async with recoverer.open():
             await asyncio.to_thread(server.kill)
-            deaths(process, -9)
+            recoverer(process, -9)
             await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
             await asyncio.to_thread(server.start)
-            await until(lambda: deaths.retried == 1, "a later one", 30)
+            await until(lambda: recoverer.retried == 1, "a later one", 30)
         assert (await client.lookup([job]))[job].crashes == 1
 
 
@@ -175,8 +175,8 @@ def test_what_runs_stays_told_however_many_begin_beside_it(monkeypatch: pytest.M
     held: Any = SimpleNamespace(job=SimpleNamespace(id=7))
     running = [held]
     file, memory = shared_memory()
-    monkeypatch.setenv(BEGUN_VARIABLE, str(os.dup(file.fileno())))
-    begin, no_other = begun_here(lambda: running, 5), begun_here(lambda: running, 5)
+    monkeypatch.setenv(STARTED_VARIABLE, str(os.dup(file.fileno())))
+    begin, no_other = record_started(lambda: running, 5), record_started(lambda: running, 5)
     assert begin is not None
     assert no_other is None
     assert ids_in(memory) == b""
@@ -190,9 +190,9 @@ def test_what_runs_stays_told_however_many_begin_beside_it(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", ["999", "0"])
 def test_a_descriptor_that_was_not_handed_on_is_left_alone(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    monkeypatch.setenv(BEGUN_VARIABLE, number)
-    assert begun_here(list, 5) is None
-    assert BEGUN_VARIABLE not in os.environ
+    monkeypatch.setenv(STARTED_VARIABLE, number)
+    assert record_started(list, 5) is None
+    assert STARTED_VARIABLE not in os.environ
     os.fstat(0)
 
 

@@ -17,9 +17,9 @@ from pinlater import Client, InvalidArgument, PinLater
 from pinlater.cli.commands import DONE, USAGE
 from pinlater.running.options import QueueOptions, RunOptions, options_of, parse_queues
 from pinlater.running.probes import parse_address
-from pinlater.running.status import STALE_S, Overseer
+from pinlater.running.status import STALE_S, SupervisorStatus
 from pinlater.running.worker_process import ProcessSet, rearrange
-from pinlater.worker.queue_order import Order
+from pinlater.worker.queue_order import QueueOrder
 from tests.support.cli_runs import Run, run
 from tests.support.pages import page, table
 from tests.support.servers import Server
@@ -114,7 +114,7 @@ def test_a_pyproject_without_such_a_table(folder: Path, text: str, said: str) ->
         options_of({"app": "a:b"}, None)
 
 
-def places(app: PinLater) -> list[str]:
+def slots(app: PinLater) -> list[str]:
     """Where its two kinds of clients would go."""
 
     async def of_loop() -> list[str]:
@@ -129,16 +129,16 @@ def places(app: PinLater) -> list[str]:
 
 def test_a_producer_finds_the_servers_of_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PINLATER_URL", raising=False)
-    embedded = places(PinLater())
+    embedded = slots(PinLater())
     (folder / "pyproject.toml").write_text("[tool.other]")
-    assert places(PinLater()) == embedded
+    assert slots(PinLater()) == embedded
     (folder / "pyproject.toml").write_text('[tool.pinlater]\nurl = "redis://three:3"')
-    assert places(PinLater()) == ["shard 1 (redis://three:3)"]
+    assert slots(PinLater()) == ["shard 1 (redis://three:3)"]
     (folder / "pinlater.toml").write_text('[shards]\na = "redis://one:1"\nb = "redis://two:2"')
-    assert places(PinLater()) == ["shard a (redis://one:1)", "shard b (redis://two:2)"]
+    assert slots(PinLater()) == ["shard a (redis://one:1)", "shard b (redis://two:2)"]
     monkeypatch.setenv("PINLATER_URL", "redis://four:4")
-    assert places(PinLater()) == ["shard 1 (redis://four:4)"]
-    assert places(PinLater("redis://five:5")) == ["shard 1 (redis://five:5)"]
+    assert slots(PinLater()) == ["shard 1 (redis://four:4)"]
+    assert slots(PinLater("redis://five:5")) == ["shard 1 (redis://five:5)"]
     monkeypatch.delenv("PINLATER_URL")
     for text, said in (
         ("url = 5", r"pinlater\.toml: url: expected a URL, got 5"),
@@ -197,7 +197,7 @@ def test_a_run_with_a_file_of_its_own_takes_no_servers_of_another(
     found: list[list[str]] = []
 
     def run_app(*_: object, **__: object) -> int:
-        found.append(places(PinLater()))
+        found.append(slots(PinLater()))
         return DONE
 
     monkeypatch.setattr("pinlater.running.run_command.run_app", run_app)
@@ -228,7 +228,7 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
     together, apart = RunOptions(app="x:y", queues=queues).groups(queues)
     assert (list(together.queues), together.processes) == (["a", "b"], 1)
     assert (list(apart.queues), apart.processes) == (["c"], 3)
-    assert together.config(together.queues).order == Order(weights={"b": 2})
+    assert together.config(together.queues).order == QueueOrder(weights={"b": 2})
     assert together.arguments()[-2:] == ["--queues", "a:1,b:2"]
     isolated = RunOptions(app="x:y", isolate=True, strict=True).groups(["a", "b"])
     assert [list(group.queues) for group in isolated] == [["a"], ["b"]]
@@ -328,18 +328,18 @@ class Reporting:
 def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     sets = [ProcessSet(command=[name], name=name) for name in "ab"]
-    overseer = Overseer(sets)
-    health, readiness, metrics = overseer.answers().values()
+    status = SupervisorStatus(sets)
+    health, readiness, metrics = status.answers().values()
     processes: list[Any] = [Reporting(sets[0], 1, 99.0, True, 5), Reporting(sets[1], 2, 99.0, False, 7)]
     for process in processes:
-        overseer.reported(process)
+        status.reported(process)
     assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
     assert "pinlater_claimed_jobs_total 12\n" in metrics().text
     processes[1].ready = True
     assert readiness().status == 200
     processes[1].reported_s = 100.0 - STALE_S - 1
     assert (health()[:2], readiness()[:2]) == ((503, "the loop of 2 does not turn\n"), (503, "not ready: b\n"))
-    overseer.ended(processes[0], "memory")
+    status.ended(processes[0], "memory")
     text = metrics().text
     assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not
     assert "pinlater_running_jobs 1\n" in text
@@ -349,22 +349,22 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_names_stay_told_apart_when_processes_end() -> None:
     of = ProcessSet(command=["w"], name="w")
-    overseer = Overseer([of])
+    status = SupervisorStatus([of])
     processes: list[Any] = [Reporting(of, pid, 0.0, True, 0) for pid in range(3)]
     for process in processes:
         names = {f'{{task="{process.pid}-{number}"}}': 1 for number in range(80)}
         process.report = {"samples": {"pinlater_unknown_tasks_total": names}}
-        overseer.reported(process)
+        status.reported(process)
 
     def told() -> list[str]:
-        text = overseer.answers()["/metrics"]().text
+        text = status.answers()["/metrics"]().text
         return sorted(line for line in text.splitlines() if line.startswith("pinlater_unknown"))
 
     before = told()
     assert len(before) == 101
     assert 'pinlater_unknown_tasks_total{task="(other)"} 140' in before
     for process in processes[::-1]:
-        overseer.ended(process, "recycled")
+        status.ended(process, "recycled")
         assert told() == before
 
 
@@ -383,10 +383,10 @@ def test_places_go_to_the_sets_of_their_names_and_then_to_any() -> None:
         return [ProcessSet(command=[name], name=name, processes=count) for name, count in processes.items()]
 
     old, none = rearrange([], sets(a=2, b=1, c=1))
-    assert ([place.of.name for place in old], none) == (["a", "a", "b", "c"], [])
+    assert ([slot.of.name for slot in old], none) == (["a", "a", "b", "c"], [])
     a, more, b, c = old
     assert rearrange(old, sets(b=1, a=1, c=1)) == ([b, a, c], [more])
     again, left = rearrange(old, sets(d=1, b=2, a=2))
-    assert ([place.of.name for place in again], left) == (["d", "b", "b", "a", "a"], [])
+    assert ([slot.of.name for slot in again], left) == (["d", "b", "b", "a", "a"], [])
     assert (again[0], again[1], again[3:]) == (c, b, [a, more])
     assert again[2] not in old

@@ -75,7 +75,7 @@ except FileExistsError:
 Supervise = Callable[..., subprocess.Popen[bytes]]
 
 
-class Place:
+class ProcessSlot:
     """A folder for programs, and what they and their supervisor say there."""
 
     def __init__(self, path: Path) -> None:
@@ -104,22 +104,22 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def slot(tmp_path: Path) -> ProcessSlot:
+    return ProcessSlot(tmp_path)
 
 
 @pytest.fixture
-def supervise(place: Place) -> Iterator[Supervise]:
+def supervise(slot: ProcessSlot) -> Iterator[Supervise]:
     made: list[subprocess.Popen[bytes]] = []
 
     def start(
         program: str, processes: int = 1, start_s: float = 60.0, *, burst: bool = False
     ) -> subprocess.Popen[bytes]:
-        options = [str(place.path / "python"), BEGIN + program, str(processes), str(start_s), "burst" if burst else ""]
+        options = [str(slot.path / "python"), BEGIN + program, str(processes), str(start_s), "burst" if burst else ""]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
-        with (place.path / "log").open("ab") as out:
+        with (slot.path / "log").open("ab") as out:
             command = [sys.executable, "-c", SUPERVISE, *options]
-            made.append(subprocess.Popen(command, cwd=place.path, env=environment, stdout=out, stderr=out))
+            made.append(subprocess.Popen(command, cwd=slot.path, env=environment, stdout=out, stderr=out))
         return made[-1]
 
     yield start
@@ -142,126 +142,126 @@ end(0)
 """
 
 
-def test_a_stop_during_a_reload_asks_each_process_once(supervise: Supervise, place: Place) -> None:
+def test_a_stop_during_a_reload_asks_each_process_once(supervise: Supervise, slot: ProcessSlot) -> None:
     """A fresh one that gets ready then takes nobody's place, and no reload begins any more."""
     process = supervise(TWO)
-    place.noted("up")
+    slot.noted("up")
     process.send_signal(signal.SIGHUP)
-    old, fresh = place.noted("up", 2)
+    old, fresh = slot.noted("up", 2)
     process.terminate()
-    place.noted("term", 2)
-    place.logged(f"reported {fresh} ")
+    slot.noted("term", 2)
+    slot.logged(f"reported {fresh} ")
     process.send_signal(signal.SIGHUP)
-    place.open()
+    slot.open()
     assert process.wait(DEADLINE_S) == 0
-    assert sorted(place.pids("term")) == sorted([old, fresh])
-    assert len(place.pids("up")) == 2
-    assert "died" not in place.log
+    assert sorted(slot.pids("term")) == sorted([old, fresh])
+    assert len(slot.pids("up")) == 2
+    assert "died" not in slot.log
 
 
-def test_a_stop_after_a_reload_asks_the_old_process_once(supervise: Supervise, place: Place) -> None:
+def test_a_stop_after_a_reload_asks_the_old_process_once(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise(TWO.replace("if first:", "if True:"))
-    place.noted("up")
+    slot.noted("up")
     process.send_signal(signal.SIGHUP)
-    old, fresh = place.noted("up", 2)
-    assert place.noted("term") == [old]
+    old, fresh = slot.noted("up", 2)
+    assert slot.noted("term") == [old]
     process.terminate()
-    assert place.noted("term", 2) == [old, fresh]
-    place.open()
+    assert slot.noted("term", 2) == [old, fresh]
+    slot.open()
     assert process.wait(DEADLINE_S) == 0
-    assert place.pids("term") == [old, fresh]
+    assert slot.pids("term") == [old, fresh]
 
 
-def test_one_that_is_recycled_is_replaced_before_it_ends(supervise: Supervise, place: Place) -> None:
+def test_one_that_is_recycled_is_replaced_before_it_ends(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise(
         TWO.replace("report(ready=True)\nnote", "report(recycling=True)\nnote").replace(
             "end(0)", "end(75 if first else 0)"
         )
     )
-    old, fresh = place.noted("up", 2)
+    old, fresh = slot.noted("up", 2)
     assert is_alive(old)
     process.terminate()  # the first one of two signals: the old one ends already, and knows it
-    assert sorted(place.noted("term", 2)) == sorted([old, fresh])
-    place.open()
+    assert sorted(slot.noted("term", 2)) == sorted([old, fresh])
+    slot.open()
     assert process.wait(DEADLINE_S) == 0
-    assert len(place.pids("up")) == 2
+    assert len(slot.pids("up")) == 2
 
 
-def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, place: Place) -> None:
+def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise("note('up')\nreport(ready=True, recycling=first)\nwait() if first else signal.pause()\nend(75)")
-    old, fresh = place.noted("up", 2)
-    place.logged(f"reported {fresh} ")
-    place.open()
-    place.logged(f"ended {old} recycled")
-    assert "died" not in place.log
+    old, fresh = slot.noted("up", 2)
+    slot.logged(f"reported {fresh} ")
+    slot.open()
+    slot.logged(f"ended {old} recycled")
+    assert "died" not in slot.log
     assert is_alive(fresh)
     process.kill()
 
 
-def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, place: Place) -> None:
+def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, slot: ProcessSlot) -> None:
     """As where the supervisor stood still while a process recycled itself."""
     process = supervise(
         "note('up')\nreport(ready=True, stall=first)\nwait() if first else signal.pause()\n"
         "report(recycling=True, code=75)\nos._exit(75)"
     )
-    old, fresh = place.noted("up", 2)
-    place.logged(f"reported {fresh} ")
-    assert place.log.count(f"ended {old} recycled") == 1
-    assert "died" not in place.log
+    old, fresh = slot.noted("up", 2)
+    slot.logged(f"reported {fresh} ")
+    assert slot.log.count(f"ended {old} recycled") == 1
+    assert "died" not in slot.log
     assert (is_alive(fresh), process.poll()) == (True, None)
     process.kill()
 
 
-def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, place: Place) -> None:
+def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise("note('up')\nreport(ready=True, recycling=True)\nwait()\nend(75)")
-    first, second = place.noted("up", 2)
-    place.logged(f"{second} is recycled")
-    assert place.pids("up") == [first, second]
-    place.open()
-    place.logged(f"ended {first} recycled")
-    place.logged(f"ended {second} recycled")
-    place.noted("up", 3)
+    first, second = slot.noted("up", 2)
+    slot.logged(f"{second} is recycled")
+    assert slot.pids("up") == [first, second]
+    slot.open()
+    slot.logged(f"ended {first} recycled")
+    slot.logged(f"ended {second} recycled")
+    slot.noted("up", 3)
     process.kill()
-    assert "crash" not in place.log
+    assert "crash" not in slot.log
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_an_exit_code_alone_is_a_crash(supervise: Supervise, place: Place, code: int) -> None:
+def test_an_exit_code_alone_is_a_crash(supervise: Supervise, slot: ProcessSlot, code: int) -> None:
     """A handler may end its process with any code."""
     process = supervise(f"note('up')\nreport(ready=True)\nos._exit({code}) if first else end(0)", burst=True)
     assert process.wait(DEADLINE_S) == 0
-    crashed, _ = place.pids("up")
-    assert f"died {crashed} {code}" in place.log
-    assert f"ended {crashed} crash" in place.log
-    assert place.log.count("died") == 1
-    assert "starting another in 0.5 s" in place.log
+    crashed, _ = slot.pids("up")
+    assert f"died {crashed} {code}" in slot.log
+    assert f"ended {crashed} crash" in slot.log
+    assert slot.log.count("died") == 1
+    assert "starting another in 0.5 s" in slot.log
 
 
-def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, place: Place) -> None:
+def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise(
         "note('up')\nif not first: report(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()",
         start_s=0.3,
     )
-    place.logged("{'ready': True}")
-    (told,) = re.findall(r"reported (\d+) {'ready': True}", place.log)
-    killed = re.findall(r"worker process (\d+) did not start in time and is killed", place.log)
+    slot.logged("{'ready': True}")
+    (told,) = re.findall(r"reported (\d+) {'ready': True}", slot.log)
+    killed = re.findall(r"worker process (\d+) did not start in time and is killed", slot.log)
     assert killed  # on a busy machine others than the first, too
     process.terminate()
     assert process.wait(DEADLINE_S) == 0
     assert told not in killed
-    assert place.log.count("did not") == len(killed)
+    assert slot.log.count("did not") == len(killed)
 
 
-def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, place: Place) -> None:
+def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, slot: ProcessSlot) -> None:
     process = supervise("note('up')\nreport(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()", 2)
-    first = place.noted("up", 2)
-    python = (place.path / "python").rename(place.path / "gone")
+    first = slot.noted("up", 2)
+    python = (slot.path / "python").rename(slot.path / "gone")
     process.send_signal(signal.SIGHUP)
-    place.logged("it can not be started: [Errno 2]", 2)
+    slot.logged("it can not be started: [Errno 2]", 2)
     os.kill(first[0], signal.SIGKILL)
-    place.logged("it can not be started: [Errno 2]", 3)
+    slot.logged("it can not be started: [Errno 2]", 3)
     assert (is_alive(first[1]), process.poll()) == (True, None)
-    python.rename(place.path / "python")
-    place.noted("up", 3)
+    python.rename(slot.path / "python")
+    slot.noted("up", 3)
     process.terminate()
     assert process.wait(DEADLINE_S) == 0

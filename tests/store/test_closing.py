@@ -180,7 +180,7 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None
         def cancel(_: bytes) -> None:
             waiting.cancel()
 
-        waker.on_ring = cancel
+        waker.on_notification = cancel
         await other.enqueue("q", b"x")
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(waiting, DEADLINE_S)

@@ -171,7 +171,7 @@ def test_the_first_call_waits_for_a_server_that_comes_back(
     for server in servers:
         server.stop()
     # when last asked it was silent: it is asked all the same, once the other is silent too
-    calls.client.session.place("q", str(count - 1)).silent_until_s = float("inf")
+    calls.client.session.queue_shard("q", str(count - 1)).silent_until_s = float("inf")
     returning = threading.Timer(LATE_S, servers[-1].start)
     returning.start()
     began_s = time.monotonic()

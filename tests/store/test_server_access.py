@@ -198,7 +198,7 @@ def check_wakes(calls: Calls) -> None:
         thread.start()
         assert len(calls.dequeue("wakes", wait=8)) == 1  # less than the safety claim: it was rung
         thread.join()
-        place = other.session.place("wakes", "1")
+        place = other.session.queue_shard("wakes", "1")
         other.run(lambda end: write(place, "wake", [b""], end))
 
 

@@ -286,11 +286,11 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
             await client.create_queue("q")
             key = next(str(n) for n in range(100) if shard_for_key(str(n).encode(), ["a", "b"]) == "b")
             await client.enqueue("q", b"", key=key)
-            session, place = client.session, client.session.place("q", "b")
+            session, place = client.session, client.session.queue_shard("q", "b")
 
             async def claim(seconds: float) -> list[Claim]:
                 end_s = time.monotonic() + seconds
-                return await client.run(lambda _: claim_round(session, session.places("q"), 9, False, "", end_s))
+                return await client.run(lambda _: claim_round(session, session.queue_shards("q"), 9, False, "", end_s))
 
             proxy.arm(Cut.AFTER, match=lambda command: command[1] == load_scripts()["claim"].sha, count=ALWAYS)
             began_s = time.monotonic()

@@ -22,8 +22,8 @@ ids = st.one_of(st.integers(1, 5), st.integers(1, twins.MAX_ID))
 tokens = st.one_of(st.sampled_from([bytes(8), TOKEN]), st.binary(min_size=8, max_size=8))
 queues = st.sampled_from(["a", "mail", "Q_9", "a" * 255])
 shards = st.sampled_from(["1", "a-b", "_", "s" * 32])
-levels = st.one_of(st.integers(1, 3), st.integers(1, 100))
-descriptors = st.builds(twins.format_descriptor, queues, shards, levels, ids)
+priorities = st.one_of(st.integers(1, 3), st.integers(1, 100))
+descriptors = st.builds(twins.format_descriptor, queues, shards, priorities, ids)
 odd_texts = st.one_of(
     st.text(max_size=20),
     st.from_regex(r"\A[a-z_é]{0,3}:?s?[a-z0-9-]{0,3}:p?[0-9]{0,4}:[0-9+]{0,20}\Z"),
@@ -38,7 +38,7 @@ odd = st.one_of(
     st.binary(max_size=9),
     st.just([]),
 )
-jobs = st.builds(_core.Job, queues, shards, levels, ids, st.binary(max_size=4), tokens, *[st.integers(1, 9)] * 2)
+jobs = st.builds(_core.Job, queues, shards, priorities, ids, st.binary(max_size=4), tokens, *[st.integers(1, 9)] * 2)
 new_jobs = st.builds(
     _core.NewJob,
     st.binary(max_size=9),

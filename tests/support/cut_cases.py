@@ -71,7 +71,7 @@ def _running(direct: Client, queue: str) -> Any:
 
 def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
     """As after claims that gave one plain job each."""
-    calls.client.session.place(queue, "1").plain_claims = PLAIN_RUN
+    calls.client.session.queue_shard(queue, "1").plain_claims = PLAIN_RUN
     return calls.dequeue(queue)
 
 
@@ -84,21 +84,21 @@ def _failed(direct: Client, queue: str) -> list[str]:
 
 def _ticket(direct: Client, queue: str) -> bytes:
     direct.create_queue(queue)
-    ticket: bytes = _prepare(direct, queue)
-    return ticket
+    reservation: bytes = _prepare(direct, queue)
+    return reservation
 
 
 def _prepare(calls: Any, queue: str) -> Any:
     client = calls if isinstance(calls, Client) else calls.client
-    place = client.session.place(queue, "1")
+    place = client.session.queue_shard(queue, "1")
     return calls.run(lambda end: complete(write(place, "prepare", [2], end), lambda reply: reply[2]))
 
 
-def _load(calls: Calls, queue: str, ticket: bytes) -> Any:
-    place = calls.client.session.place(queue, "1")
+def _load(calls: Calls, queue: str, reservation: bytes) -> Any:
+    place = calls.client.session.queue_shard(queue, "1")
     spec, statuses, records = pack_jobs(BODIES, QueueConfig())
     return calls.run(
-        lambda end: complete(write(place, "load", [ticket, spec, statuses, *records], end), lambda reply: reply[0])
+        lambda end: complete(write(place, "load", [reservation, spec, statuses, *records], end), lambda reply: reply[0])
     )
 
 
@@ -232,7 +232,13 @@ WRITES = [
         None,
         _pending,
     ),
-    Case("prepare", "prepare", lambda c, q, _: _prepare(c, q), lambda d, q, ticket, _: len(ticket) == 8, NOTHING),
+    Case(
+        "prepare",
+        "prepare",
+        lambda c, q, _: _prepare(c, q),
+        lambda d, q, reservation, _: len(reservation) == 8,
+        NOTHING,
+    ),
     Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _ticket),
 ]
 

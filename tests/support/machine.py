@@ -18,7 +18,7 @@ from pinlater.store.effects import Command, Flow, ReplyError, Send, send
 from pinlater.store.keys import queue_key
 from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server as Address
-from pinlater.store.sync_driver import SyncTransport
+from pinlater.store.sync_driver import SyncDriver
 from tests.support.model import HOUR_MS, Model
 from tests.support.resp import parse_command
 from tests.support.servers import Server, wait_until
@@ -85,7 +85,7 @@ class Sent:
     at_ms: int
 
 
-class RememberingTransport(SyncTransport):
+class RememberingTransport(SyncDriver):
     """Keeps what was sent and answered on each lane last, and a few requests that others followed."""
 
     def __init__(self, channel: bytes, clock: FrozenClock | MemoryClock) -> None:
@@ -140,14 +140,14 @@ class Rig:
         self.other.close()
         self._raw.close()
 
-    def tickets(self, shard: str) -> dict[bytes, bytes]:
+    def reservations(self, shard: str) -> dict[bytes, bytes]:
         """What a shard keeps of ids that were issued and not loaded."""
         found: Any = self._raw.hgetall(queue_key(self.queue, shard, "R"))
         return dict(found)
 
     def forget_hints(self) -> None:
         """So that the next dequeue over several shards peeks."""
-        for place in self.client.session.places(self.queue):
+        for place in self.client.session.queue_shards(self.queue):
             place.left_at_s = float("-inf")
 
     def resend(self, sent: Sent) -> Any:

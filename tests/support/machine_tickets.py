@@ -18,12 +18,12 @@ from pinlater.model.errors import EnqueueRefused, InvalidArgument, QueueError
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.store.requests import write
 from tests.support.machine_working import JOBS, RARELY, WorkingMachine
-from tests.support.model import Ticket
+from tests.support.model import Reservation
 
-MOST_LEVELS = QueueConfig(levels=100)  # so that it is the script that refuses a level
+MOST_LEVELS = QueueConfig(priorities=100)  # so that it is the script that refuses a level
 
 
-class TicketMachine(WorkingMachine):
+class ReservationMachine(WorkingMachine):
     """Rules for prepare and load."""
 
     @precondition(WorkingMachine.exists)
@@ -34,43 +34,45 @@ class TicketMachine(WorkingMachine):
             with pytest.raises(EnqueueRefused):
                 self.ask(shard, "prepare", [jobs])
             return
-        self.model.prepare(Ticket(shard, int.from_bytes(self.ask(shard, "prepare", [jobs]), "big"), jobs), self.now_ms)
+        self.model.prepare(
+            Reservation(shard, int.from_bytes(self.ask(shard, "prepare", [jobs]), "big"), jobs), self.now_ms
+        )
 
     @precondition(WorkingMachine.exists)
     @rule(drawn=st.lists(JOBS, min_size=1, max_size=4), pick=st.integers(0, 5), more=RARELY, gone=RARELY)
     def load(self, drawn: list[Any], pick: int, more: bool, gone: bool) -> None:
         """more: by one than the ticket is for. gone: a ticket that is."""
-        if not self.model.tickets:
+        if not self.model.reservations:
             self.prepare(len(drawn), pick % 2)
-        tickets = self.model.gone_tickets if gone else self.model.tickets
-        if not tickets:
+        reservations = self.model.gone_reservations if gone else self.model.reservations
+        if not reservations:
             return
-        ticket = tickets[-1 - pick % len(tickets)]
-        jobs = [self.new_job(drawn[i % len(drawn)]) for i in range(ticket.jobs + more)]
-        refusal = self.refusal(ticket, jobs)
+        reservation = reservations[-1 - pick % len(reservations)]
+        jobs = [self.new_job(drawn[i % len(drawn)]) for i in range(reservation.jobs + more)]
+        refusal = self.refusal(reservation, jobs)
         if refusal is not None:
             with pytest.raises(refusal):
-                self.send_load(ticket, jobs)
+                self.send_load(reservation, jobs)
             return
-        assert self.send_load(ticket, jobs) == ticket.first
-        self.model.load(ticket, self.queue, jobs, self.now_ms)
+        assert self.send_load(reservation, jobs) == reservation.first
+        self.model.load(reservation, self.queue, jobs, self.now_ms)
 
-    def refusal(self, ticket: Ticket, jobs: list[NewJob]) -> type[Exception] | None:
+    def refusal(self, reservation: Reservation, jobs: list[NewJob]) -> type[Exception] | None:
         """What the script says to a load, in the order in which it looks."""
         if self.model.settings.refuse_enqueue:
             return EnqueueRefused
-        if ticket not in self.model.tickets:
+        if reservation not in self.model.reservations:
             return QueueError
-        wrong = len(jobs) != ticket.jobs or any(job.priority > self.model.settings.levels for job in jobs)
+        wrong = len(jobs) != reservation.jobs or any(job.priority > self.model.settings.priorities for job in jobs)
         return InvalidArgument if wrong else None
 
-    def send_load(self, ticket: Ticket, jobs: list[NewJob]) -> int:
+    def send_load(self, reservation: Reservation, jobs: list[NewJob]) -> int:
         spec, statuses, records = pack_jobs(jobs, MOST_LEVELS)
-        reply = self.ask(ticket.shard, "load", [ticket.first.to_bytes(8, "big"), spec, statuses, *records])
+        reply = self.ask(reservation.shard, "load", [reservation.first.to_bytes(8, "big"), spec, statuses, *records])
         return int.from_bytes(reply, "big")
 
     def ask(self, shard: str, verb: str, arguments: list[Any]) -> bytes:
         """The payload of a writing script's reply."""
-        place = self.client.session.place(self.queue, shard)
+        place = self.client.session.queue_shard(self.queue, shard)
         reply: bytes = self.client.run(lambda end: write(place, verb, arguments, end))[2]
         return reply

@@ -48,7 +48,7 @@ CHANGES = st.fixed_dictionaries(
         "paused": RARELY,
         "refuse_enqueue": RARELY,
         "keep_succeeded": st.integers(0, 3),
-        "levels": st.sampled_from([3, 2, 4]),
+        "priorities": st.sampled_from([3, 2, 4]),
         "lease_ms": st.sampled_from([1000, 5000, 60_000]),
         "succeeded_ttl_s": st.sampled_from([1, 60, 3600]),
         "failed_ttl_s": st.sampled_from([1, 60, 3600]),
@@ -96,11 +96,11 @@ class WorkingMachine(RuleBasedStateMachine):
         known = [*self.model.jobs, *self.gone[-5:]]
         return [known[pick % len(known)] for pick in picks] if known else []
 
-    def levels(self, priority: int | None) -> list[int]:
+    def priorities(self, priority: int | None) -> list[int]:
         """Raises what the client raises for a priority that is not there."""
         if priority is None:
-            return list(range(1, self.model.settings.levels + 1))
-        if priority > self.model.settings.levels:
+            return list(range(1, self.model.settings.priorities + 1))
+        if priority > self.model.settings.priorities:
             raise InvalidArgument
         return [priority]
 
@@ -127,8 +127,8 @@ class WorkingMachine(RuleBasedStateMachine):
     @precondition(exists)
     @rule(changes=CHANGES)
     def configure(self, changes: dict[str, Any]) -> None:
-        if changes.get("levels", 9) < self.model.settings.levels:
-            with pytest.raises(InvalidArgument, match="levels can only grow"):
+        if changes.get("priorities", 9) < self.model.settings.priorities:
+            with pytest.raises(InvalidArgument, match="can only grow"):
                 self.client.configure_queue(self.queue, **changes)
             return
         self.model.configure(**changes)
@@ -181,7 +181,7 @@ class WorkingMachine(RuleBasedStateMachine):
         return NewJob(body, priority=priority, attempts=attempts, status=TEXTS[status], key=key, **self.when(time))
 
     def put(self, jobs: list[NewJob]) -> None:
-        if any(job.priority > self.model.settings.levels for job in jobs):
+        if any(job.priority > self.model.settings.priorities for job in jobs):
             with pytest.raises(InvalidArgument):
                 self.client.enqueue_many(self.queue, jobs)
         elif jobs and self.model.settings.refuse_enqueue:

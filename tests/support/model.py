@@ -20,7 +20,7 @@ PENDING, RUNNING, SUCCEEDED, FAILED = State.PENDING, State.IN_PROGRESS, State.SU
 Lease = tuple[str, bytes, str]  # shard, token of the claim, descriptor of the job it is of alone, or ""
 
 
-class Ticket(NamedTuple):
+class Reservation(NamedTuple):
     """Ids that were issued and not yet loaded."""
 
     shard: str
@@ -90,8 +90,8 @@ class Model:
     leases: dict[Lease, int] = field(default_factory=dict)
     jumped_ms: dict[str, int] = field(default_factory=dict)
     last_id: dict[str, int] = field(default_factory=dict)
-    tickets: list[Ticket] = field(default_factory=list)
-    gone_tickets: list[Ticket] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
+    gone_reservations: list[Reservation] = field(default_factory=list)
 
     @property
     def settings(self) -> QueueConfig:
@@ -140,28 +140,28 @@ class Model:
             self.last_id[job.shard] = max(self.last_id.get(job.shard, 0), job.id)
             self.jobs[descriptor] = job
 
-    def prepare(self, ticket: Ticket, now_ms: int) -> None:
-        assert ticket.issued_ms == now_ms
-        assert ticket.first > self.last_id.get(ticket.shard, 0), "an id was issued twice"
-        self.last_id[ticket.shard] = ticket.first + ticket.jobs - 1
-        self.tickets.append(ticket)
+    def prepare(self, reservation: Reservation, now_ms: int) -> None:
+        assert reservation.issued_ms == now_ms
+        assert reservation.first > self.last_id.get(reservation.shard, 0), "an id was issued twice"
+        self.last_id[reservation.shard] = reservation.first + reservation.jobs - 1
+        self.reservations.append(reservation)
 
-    def load(self, ticket: Ticket, queue: str, jobs: list[NewJob], now_ms: int) -> None:
+    def load(self, reservation: Reservation, queue: str, jobs: list[NewJob], now_ms: int) -> None:
         """The jobs' arrival is their ticket's, but for those that have a time of their own."""
-        for id_, new in enumerate(jobs, ticket.first):
+        for id_, new in enumerate(jobs, reservation.first):
             timed = new.run_after_ms or new.delay_ms
-            at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms) if timed else ticket.issued_ms
-            updated_ms = now_ms if new.status else ticket.issued_ms  # what is plain has no time kept beside its id
-            descriptor = f"{queue}:s{ticket.shard}:p{new.priority}:{id_}"
+            at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms) if timed else reservation.issued_ms
+            updated_ms = now_ms if new.status else reservation.issued_ms  # what is plain has no time kept beside its id
+            descriptor = f"{queue}:s{reservation.shard}:p{new.priority}:{id_}"
             job = ModelJob(descriptor, new.body, new.attempts, new.attempts, at_ms, updated_ms, new.status)
             assert descriptor not in self.jobs
             self.jobs[descriptor] = job
-        self.end_tickets([ticket])
+        self.end_reservations([reservation])
 
-    def end_tickets(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in list(tickets):
-            self.tickets.remove(ticket)
-            self.gone_tickets.append(ticket)
+    def end_reservations(self, reservations: Iterable[Reservation]) -> None:
+        for reservation in list(reservations):
+            self.reservations.remove(reservation)
+            self.gone_reservations.append(reservation)
 
     def claim(self, jobs: Iterable[Job], now_ms: int) -> None:
         for given in jobs:
@@ -179,13 +179,13 @@ class Model:
         if not self.settings.keep_succeeded:
             self.drop([job.descriptor])
 
-    def trim(self, levels: Iterable[tuple[str, int]]) -> None:
+    def trim(self, priorities: Iterable[tuple[str, int]]) -> None:
         """After an ack: what is over the cap goes, the oldest first; what a cap of 0 came too late for, by collect."""
         if self.settings.keep_succeeded:
-            self._keep_newest(levels)
+            self._keep_newest(priorities)
 
-    def _keep_newest(self, levels: Iterable[tuple[str, int]]) -> None:
-        for shard, level in levels:
+    def _keep_newest(self, priorities: Iterable[tuple[str, int]]) -> None:
+        for shard, level in priorities:
             kept = self.of(SUCCEEDED, level, shard)
             self.drop(job.descriptor for job in kept[: max(0, len(kept) - self.settings.keep_succeeded)])
 
@@ -242,7 +242,7 @@ class Model:
         self.jobs.clear()
         self.leases.clear()
         self.jumped_ms.clear()
-        self.end_tickets(self.tickets)
+        self.end_reservations(self.reservations)
 
     def expire(self, shard: str, jumped: bool, now_ms: int) -> tuple[int, int, int]:
         """A monitor's look at a shard: leases that ran out, jobs tried again, jobs failed."""
@@ -267,8 +267,8 @@ class Model:
         """How many succeeded and failed jobs and tickets go."""
         if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
             return 0, 0, 0
-        old = [each for each in self.tickets if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
-        self.end_tickets(old)
+        old = [each for each in self.reservations if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
+        self.end_reservations(old)
         failed = [
             job for job in self.of(FAILED, shard=shard) if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
         ]
@@ -277,7 +277,7 @@ class Model:
         ]
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))
-        self._keep_newest((shard, level) for level in range(1, self.settings.levels + 1))
+        self._keep_newest((shard, level) for level in range(1, self.settings.priorities + 1))
         return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed), len(old)
 
     def configure(self, **changes: Any) -> None:

@@ -160,14 +160,14 @@ def group_descriptors(descriptors: Sequence[str]) -> list[tuple[str, str, bytes,
     return groups
 
 
-def pack_jobs(jobs: Iterable[Any], body_limit: int, levels: int) -> tuple[bytes, bytes, list[bytes]]:
+def pack_jobs(jobs: Iterable[Any], body_limit: int, priorities: int) -> tuple[bytes, bytes, list[bytes]]:
     """As `pack_jobs`; a job is a `NewJob` of this file or of `_core`, or bytes-like."""
     entries: list[tuple[int, int, int]] = []
     statuses = bytearray()
     records = []
     for position, item in enumerate(jobs):
         job = item if hasattr(item, "attempts") else NewJob(_bytes_like(item), 1, None, None, 2, "", None)
-        if job.priority > levels or len(job.body) > body_limit or position >= MAX_POSITIONS:
+        if job.priority > priorities or len(job.body) > body_limit or position >= MAX_POSITIONS:
             raise ValueError("job")
         kind = 1 if job.run_after_ms else 2 if job.delay_ms else 0
         entries.append((job.priority, kind, job.run_after_ms or job.delay_ms or 0))

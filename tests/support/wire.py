@@ -74,7 +74,7 @@ class Wire:
     client: redis.Redis
     queue: str = "q"
     shard: str = "s"
-    levels: int = 3
+    priorities: int = 3
     version: bytes = b""
     h: bytes = b""
     sequence: int = 0
@@ -88,7 +88,7 @@ class Wire:
     def raw(self, verb: str, *arguments: bytes | int | str) -> list[Any]:
         """One EVALSHA with the script's keys; the reply as it comes."""
         script = load_scripts()[verb]
-        keys = script.names(self.queue, self.shard, self.levels)
+        keys = script.names(self.queue, self.shard, self.priorities)
         command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         try:
             return self._send(*command)
@@ -139,22 +139,22 @@ class Wire:
 
     def other(self) -> Wire:
         """Another lane to the same queue, which knows the same configuration."""
-        return Wire(self.client, self.queue, self.shard, self.levels, self.version)
+        return Wire(self.client, self.queue, self.shard, self.priorities, self.version)
 
     # -- the verbs
 
-    def create(self, packed: bytes = b"", carried: bytes = b"", life: int = 1) -> bool:
+    def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
         """carried: a version, of that life."""
-        told = carried and carried + struct.pack(">I", life)
-        (payload,) = self.write("create", packed or settings(levels=self.levels), told)
-        self.version, self.levels = payload[1:9], payload[18]
+        told = carried and carried + struct.pack(">I", epoch)
+        (payload,) = self.write("create", packed or settings(priorities=self.priorities), told)
+        self.version, self.priorities = payload[1:9], payload[18]
         return bool(payload[0])
 
-    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, life: int = 1) -> bytes:
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> bytes:
         """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
-        told = carried and carried + struct.pack(">I", life)
+        told = carried and carried + struct.pack(">I", epoch)
         (config,) = self.write("configure", packed, told, version=version)
-        self.version, self.levels = config[:8], config[17]
+        self.version, self.priorities = config[:8], config[17]
         return bytes(config)
 
     def enqueue(self, *jobs: Job) -> list[bytes]:
@@ -166,8 +166,8 @@ class Wire:
     def prepare(self, count: int) -> bytes:
         return bytes(self.write("prepare", count)[0])
 
-    def load(self, ticket: bytes, *jobs: Job) -> list[bytes]:
-        return self._ids(self.write("load", ticket, *self._arrivals(jobs))[0], len(jobs))
+    def load(self, reservation: bytes, *jobs: Job) -> list[bytes]:
+        return self._ids(self.write("load", reservation, *self._arrivals(jobs))[0], len(jobs))
 
     def claim(
         self,
@@ -250,18 +250,18 @@ class Wire:
         return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
 
     def end_leases(
-        self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", begun: bytes = b""
+        self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", started: bytes = b""
     ) -> tuple[int, int, int, int, bytes]:
         """Returns leases, jobs tried again, failed, not begun, and the next cursor, empty at the end."""
-        (packed,) = self.write("end_leases", source, how, begun, cursor, version=NO_CONFIG_VERSION)
+        (packed,) = self.write("end_leases", source, how, started, cursor, version=NO_CONFIG_VERSION)
         *counts, more = struct.unpack_from(">IIIIB", packed)
         return *counts, packed[17:] if more else b""
 
     def leave_quarantine(
-        self, level: int, id_: bytes, what: int, ticket: bytes = bytes(8), queue: bytes = b""
+        self, level: int, id_: bytes, what: int, reservation: bytes = bytes(8), queue: bytes = b""
     ) -> bytes:
         """Returns the ticket there is then, and of which queue."""
-        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, ticket))[0])
+        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, reservation))[0])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
         """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""
@@ -303,8 +303,10 @@ class Wire:
         """A level: pending now, pending later, in progress, succeeded, failed."""
         return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
 
-    def lookup(self, ids: Sequence[bytes], levels: Sequence[int] = (), budget: int = BUDGET_BYTES) -> list[Info | None]:
-        at = bytes(levels or [1] * len(ids))
+    def lookup(
+        self, ids: Sequence[bytes], priorities: Sequence[int] = (), budget: int = BUDGET_BYTES
+    ) -> list[Info | None]:
+        at = bytes(priorities or [1] * len(ids))
         return [unpack_info(one) if one else None for one in self.read("lookup", "1", budget, at, *ids)]
 
     def scan(

@@ -104,7 +104,7 @@ def settings(
     *,
     lease_ms: int = 30_000,
     flags: int = 0,
-    levels: int = 3,
+    priorities: int = 3,
     keep: int = 0,
     succeeded_s: int = 3600,
     failed_s: int = 7200,
@@ -115,7 +115,7 @@ def settings(
     """The packed configuration without version, generation and life; without a crash limit as clients had it before
     there was one.
     """
-    packed = struct.pack(">IBBIIII", lease_ms, flags, levels, keep, succeeded_s, failed_s, body_bytes)
+    packed = struct.pack(">IBBIIII", lease_ms, flags, priorities, keep, succeeded_s, failed_s, body_bytes)
     return packed if crash_limit is None else packed + struct.pack(">H", crash_limit) + quarantine
 
 
@@ -164,8 +164,8 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
         return Claimed(b"", [], [], 0, False)
     if not lists and any(head[:8]):
         return Claimed(head[9:17], [Taken(head[0], head[1:9], None, head[17:])], [], 0, False)
-    token, due_in, paused, levels = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
-    left, block = head[16 : 16 + 4 * levels], head[16 + 4 * levels :]
+    token, due_in, paused, priorities = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
+    left, block = head[16 : 16 + 4 * priorities], head[16 + 4 * priorities :]
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
     while at < len(block):

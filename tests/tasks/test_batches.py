@@ -243,11 +243,11 @@ async def test_what_was_only_collected_is_handed_back_at_a_stop_before_what_runs
 
 @on_loop
 async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(server: Server) -> None:
-    gate, begun = asyncio.Event(), asyncio.Event()
+    gate, started = asyncio.Event(), asyncio.Event()
 
     class Late(Middleware):
         async def before(self, execution: Execution) -> None:
-            begun.set()
+            started.set()
             await gate.wait()
 
     async with PinLater(server.url) as app:
@@ -260,7 +260,7 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
         handle = await task.aenqueue(1)
         async with worker_of(app, config=WorkerConfig(stop_timeout_s=3600)) as worker:
             await worker.start()
-            await asyncio.wait_for(begun.wait(), 30)
+            await asyncio.wait_for(started.wait(), 30)
             on_stop = worker.on_stop
             assert on_stop is not None
 

@@ -46,7 +46,7 @@ from pinlater.running.run_command import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks.reports import report
 from pinlater.tasks.retry_policies import Backoff
-from pinlater.tasks.runner import Dispatcher
+from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.monitor import Monitor
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support import calls_app
@@ -493,11 +493,13 @@ async def _expires(app: PinLater) -> None:
     assert "late" not in ran
 
 
-async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], object], timeout_s: float) -> JobInfo | None:
+async def _stopped(
+    app: PinLater, task: Task[[], Any], started: Callable[[], object], timeout_s: float
+) -> JobInfo | None:
     handle = await task.aenqueue()
     async with worker_of(app, config=WorkerConfig(stop_timeout_s=timeout_s)) as worker:
         await worker.start()
-        await until(begun, "its begin")
+        await until(started, "its begin")
         worker.request_stop()
         await worker.stop()
     return await handle.ainfo()
@@ -505,27 +507,27 @@ async def _stopped(app: PinLater, task: Task[[], Any], begun: Callable[[], objec
 
 @line
 async def _ends_at_a_stop(app: PinLater) -> None:
-    begun = []
+    started = []
 
     @app.task(attempts=1)
     async def task() -> None:
-        begun.append(True)
+        started.append(True)
         await asyncio.sleep(0.2)
         raise ValueError("its end")
 
-    assert is_failed(await _stopped(app, task, lambda: begun, 30), "ValueError: its end")
+    assert is_failed(await _stopped(app, task, lambda: started, 30), "ValueError: its end")
 
 
 @line
 async def _cut_off_at_a_stop(app: PinLater) -> None:
-    begun = []
+    started = []
 
     @app.task(attempts=2)
     async def task() -> None:
-        begun.append(True)
+        started.append(True)
         await asyncio.sleep(30)
 
-    info = await _stopped(app, task, lambda: begun, 0.1)
+    info = await _stopped(app, task, lambda: started, 0.1)
     assert is_pending(info, 0)
     assert info is not None
     assert info.run_after_ms == info.created_ms
@@ -533,15 +535,15 @@ async def _cut_off_at_a_stop(app: PinLater) -> None:
 
 @line
 async def _thread_left_at_a_stop(app: PinLater) -> None:
-    begun, left = [], threading.Event()
+    started, left = [], threading.Event()
 
     @app.task(attempts=2)
     def task(context: SyncContext) -> None:
-        begun.append(True)
+        started.append(True)
         wait_until_cancelled(context)
         left.set()
 
-    info = await _stopped(app, task, lambda: begun, 0.1)
+    info = await _stopped(app, task, lambda: started, 0.1)
     assert await asyncio.to_thread(left.wait, 30)
     assert is_pending(info, 0)
     assert info is not None
@@ -726,7 +728,7 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
             await app.by_name("t").using().aenqueue_many([(x,) for x in range(10)])
         async with worker_of(app) as worker:
             await worker.run_once()
-            assert isinstance(worker.handler, Dispatcher)
+            assert isinstance(worker.handler, TaskRunner)
             told = metrics.text(metrics.samples(worker, worker.handler))
         assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in told
         [line] = [each.message for each in caplog.records if "its envelope is of version 2" in each.message]

@@ -172,7 +172,7 @@ def test_queues_are_made_on_first_use_with_what_their_tasks_ask_for(app: PinLate
     app.by_name("elsewhere").using(queue="third").enqueue(1)
     with Client(server.url) as client:
         config = client.queue_config("long")
-        assert (config.lease_ms, config.levels) == (2 * MINUTE_MS, 7)
+        assert (config.lease_ms, config.priorities) == (2 * MINUTE_MS, 7)
         assert client.queue_config("default").lease_ms == 30_000
         assert client.queue_names() == ["default", "long", "third"]
         assert two.enqueue().descriptor.startswith("long:s1:p7:")
@@ -194,7 +194,7 @@ def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> No
     app.by_name("elsewhere").using(queue="three", priority=4).enqueue()
     client = app.clients.sync()
     made = {name: client.queue_config(name) for name in client.queue_names()}
-    assert {name: (config.lease_ms // 1000, config.levels) for name, config in made.items()} == {
+    assert {name: (config.lease_ms // 1000, config.priorities) for name, config in made.items()} == {
         "one": (120, 5),
         "two": (120, 8),
         "there": (240, 6),
@@ -217,8 +217,8 @@ async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease
 
     client = app.clients.of_loop()
     await client.create_queue("more", QueueConfig(lease_ms=45_000, keep_succeeded=7))
-    await client.create_queue("enough", QueueConfig(lease_ms=3_000, levels=9))
-    await client.create_queue("small", QueueConfig(lease_ms=1_000, levels=1))
+    await client.create_queue("enough", QueueConfig(lease_ms=3_000, priorities=9))
+    await client.create_queue("small", QueueConfig(lease_ms=1_000, priorities=1))
     before = {name: await client.queue_config(name) for name in ("enough", "small")}
     with pytest.raises(InvalidArgument, match="priority: expected 1 to 3"):
         await more.aenqueue()
@@ -226,7 +226,7 @@ async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease
     async with worker_of(app):
         pass
     config = await client.queue_config("more")
-    assert (config.lease_ms, config.levels, config.keep_succeeded) == (45_000, 5, 7)
+    assert (config.lease_ms, config.priorities, config.keep_succeeded) == (45_000, 5, 7)
     assert {name: await client.queue_config(name) for name in before} == before
     told = [(record.levelname, record.getMessage()) for record in caplog.records if "queue " in record.getMessage()]
     assert told == [

@@ -241,29 +241,29 @@ class Database:
     """What a lifespan shares."""
 
 
-living = PinLater("redis://127.0.0.1:1")
+entered_lifespan = PinLater("redis://127.0.0.1:1")
 
 
-@living.lifespan
+@entered_lifespan.lifespan
 async def lifespan() -> AsyncIterator[dict[type, object]]:
     done.append("entered")
     yield {Database: Database()}
     done.append("left")
 
 
-@living.task(name="asks")
+@entered_lifespan.task(name="asks")
 async def asks(*, database: Database = Shared(Database)) -> Database:
     return database
 
 
-@living.task(name="asks_not")
+@entered_lifespan.task(name="asks_not")
 def asks_not() -> None:
     pass
 
 
 def test_the_lifespan_is_entered_once_a_harness() -> None:
     done.clear()
-    with Harness(living) as harness:
+    with Harness(entered_lifespan) as harness:
         asks_not.enqueue()
         assert done == [], "by the first drain"
         harness.drain()
@@ -286,15 +286,15 @@ def test_the_lifespan_is_entered_once_a_loop_of_async_code() -> None:
         assert done == ["entered"]
 
     async def run() -> None:
-        with Harness(living) as harness:
+        with Harness(entered_lifespan) as harness:
             await use(harness)
-            await living.aclose()
+            await entered_lifespan.aclose()
             assert done == ["entered", "left"]
 
     asyncio.run(run())
     done.clear()
     loop = asyncio.new_event_loop()
-    with Harness(living) as harness:
+    with Harness(entered_lifespan) as harness:
         loop.run_until_complete(use(harness))
     assert done == ["entered", "left"], "a loop that rests is used to leave it"
     loop.close()
@@ -322,19 +322,22 @@ def test_what_the_lifespan_raises_is_raised_by_the_drain() -> None:
 def test_other_objects_stand_in_for_the_lifespan() -> None:
     done.clear()
     fake = Database()
-    with Harness(living, shared={Database: fake}) as harness:
+    with Harness(entered_lifespan, shared={Database: fake}) as harness:
         asks.enqueue()
         assert [each.value for each in harness.drain()] == [fake]
-        with living.immediate():
+        with entered_lifespan.immediate():
             asks.enqueue()
     assert done == [], "it was not entered"
-    with Harness(living, shared={}) as harness, pytest.raises(InvalidArgument, match="to yield a Database, got"):
+    with (
+        Harness(entered_lifespan, shared={}) as harness,
+        pytest.raises(InvalidArgument, match="to yield a Database, got"),
+    ):
         harness.drain()
-    with Harness(living) as harness:
+    with Harness(entered_lifespan) as harness:
         harness.drain()
     assert done == ["entered", "left"], "it is there again"
     with pytest.raises(InvalidArgument, match="shared: expected a dict of objects by their type, got"):
-        Harness(living, shared={"database": fake})  # type: ignore[dict-item]
+        Harness(entered_lifespan, shared={"database": fake})  # type: ignore[dict-item]
 
 
 def test_a_drain_in_a_task_is_refused(harness: Harness) -> None:
@@ -446,16 +449,16 @@ def test_what_tasks_returned() -> None:
 
 
 def test_tasks_that_wait_for_each_other_need_slots() -> None:
-    bell = asyncio.Event()
+    blocking_list = asyncio.Event()
     waiting = PinLater()
 
     @waiting.task(name="wait")
     async def wait(context: Context) -> None:
-        await bell.wait()
+        await blocking_list.wait()
 
     @waiting.task(name="ring")
     async def ring() -> None:
-        bell.set()
+        blocking_list.set()
 
     with Harness(waiting) as harness:
         wait.enqueue()

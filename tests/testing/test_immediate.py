@@ -280,19 +280,19 @@ def test_a_running_job_of_any_queue_can_be_cancelled() -> None:
 
 
 def test_the_lifespan_is_entered_once_a_block() -> None:
-    with PinLater("redis://127.0.0.1:1") as living:
+    with PinLater("redis://127.0.0.1:1") as entered_lifespan:
 
-        @living.lifespan
+        @entered_lifespan.lifespan
         async def lifespan() -> AsyncIterator[dict[type, str]]:
             done.append("entered")
             yield {str: "shared"}
             done.append("left")
 
-        @living.task(name="asks")
+        @entered_lifespan.task(name="asks")
         def asks(what: int, *, text: str = Shared(str)) -> None:
             done.append((what, text))
 
-        with living.immediate():
+        with entered_lifespan.immediate():
             for i in range(3):
                 asks.enqueue(i)
         assert done == ["entered", (0, "shared"), (1, "shared"), (2, "shared"), "left"]
@@ -359,12 +359,12 @@ def test_a_thread_that_a_task_waits_for_leaves_its_jobs_to_it() -> None:
 
 
 def test_a_sync_call_beside_an_async_one_of_its_loop_does_not_wait_for_it() -> None:
-    began, bell = asyncio.Event(), asyncio.Event()
+    began, blocking_list = asyncio.Event(), asyncio.Event()
 
     @app.task(name="waits")
     async def waits() -> None:
         began.set()
-        await bell.wait()
+        await blocking_list.wait()
 
     async def run() -> None:
         waiting = asyncio.create_task(waits.aenqueue())
@@ -372,7 +372,7 @@ def test_a_sync_call_beside_an_async_one_of_its_loop_does_not_wait_for_it() -> N
         handle = double.enqueue(1)
         with pytest.raises(InvalidArgument, match="its job runs after this task"):
             handle.result()
-        bell.set()
+        blocking_list.set()
         await waiting
         assert done == [1]
         assert await handle.aresult() == 2

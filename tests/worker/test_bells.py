@@ -12,7 +12,7 @@ from typing import Any
 
 from pinlater import AsyncClient, Job, NewJob
 from pinlater.store.scripts import load_scripts
-from pinlater.worker.blocking_claim import MAX_PLACES
+from pinlater.worker.blocking_claim import MAX_QUEUE_SHARDS
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import nothing, on_loop, until
@@ -131,7 +131,10 @@ async def test_who_may_not_block_is_rung_by_messages_and_does_not_spin(server: S
             await client.create_queue("q")
             async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
                 await until(
-                    lambda: worker.stats.claims >= 2 and not any(place.bell for place in own.session.places("q")),
+                    lambda: (
+                        worker.stats.claims >= 2
+                        and not any(place.blocking_list for place in own.session.queue_shards("q"))
+                    ),
                     "a refusal",
                 )
                 for n in range(1, 4):
@@ -144,7 +147,7 @@ async def test_who_may_not_block_is_rung_by_messages_and_does_not_spin(server: S
 
 @on_loop
 async def test_many_places_have_no_bells(server: Server) -> None:
-    queues = [f"q{n}" for n in range(MAX_PLACES + 1)]
+    queues = [f"q{n}" for n in range(MAX_QUEUE_SHARDS + 1)]
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         for queue in queues:
             await client.create_queue(queue)

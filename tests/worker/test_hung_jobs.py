@@ -19,7 +19,7 @@ from tests.support.servers import Server
 __all__ = ["runs"]  # a fixture
 
 TASKS = """
-import pinlater.overtime
+import pinlater.worker.time_limits
 pinlater.worker.time_limits.GRACE_S = 0.3
 
 @app.task(name="note")

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, Worker, WorkerConfig
-from pinlater.worker.queue_order import Order
+from pinlater.worker.queue_order import QueueOrder
 from tests.support.handlers_for_tests import ShortJobs, on_loop, until
 from tests.support.servers import Server
 
@@ -35,7 +35,7 @@ class Runs:
 
 
 @asynccontextmanager
-async def working(server: Server, runs: Runs, order: Order, backlog: dict[str, int]) -> AsyncIterator[AsyncClient]:
+async def working(server: Server, runs: Runs, order: QueueOrder, backlog: dict[str, int]) -> AsyncIterator[AsyncClient]:
     """One job at a time, nothing prefetched."""
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as producer:
         for queue, jobs in backlog.items():
@@ -51,7 +51,7 @@ async def working(server: Server, runs: Runs, order: Order, backlog: dict[str, i
 @on_loop
 async def test_shares_are_as_the_weights(server: Server, weights: dict[str, int]) -> None:
     runs, queues = Runs(), ["a", "b", "c"][: max(2, len(weights))]
-    async with working(server, runs, Order(weights=weights), dict.fromkeys(queues, 80)):
+    async with working(server, runs, QueueOrder(weights=weights), dict.fromkeys(queues, 80)):
         await until(lambda: len(runs.queues) >= 80, "80 runs")
     shares = {queue: weights.get(queue, 1) for queue in queues}
     for count in (16, 40, 80):
@@ -67,7 +67,7 @@ async def test_a_large_room_is_shared_too(server: Server) -> None:
         for queue in "ab":
             await client.create_queue(queue)
             await client.enqueue_many(queue, [b"x"] * 100)
-        config = WorkerConfig(concurrency=40, prefetch=0, order=Order(weights={"a": 3}))
+        config = WorkerConfig(concurrency=40, prefetch=0, order=QueueOrder(weights={"a": 3}))
         async with Worker(client, ["a", "b"], runs, config) as worker:
             await until(lambda: worker.stats.claimed == 40, "a full worker")
             assert [(await client.count(queue)).in_progress for queue in "ab"] == [30, 10]
@@ -77,7 +77,7 @@ async def test_a_large_room_is_shared_too(server: Server) -> None:
 @on_loop
 async def test_a_queue_that_was_empty_has_saved_nothing_up(server: Server) -> None:
     runs = Runs()
-    async with working(server, runs, Order(), {"a": 100, "b": 0}) as client:
+    async with working(server, runs, QueueOrder(), {"a": 100, "b": 0}) as client:
         await until(lambda: len(runs.queues) >= 50, "50 of a alone")
         runs.gate.clear()
         before = len(runs.queues) + 1  # one is claimed already
@@ -92,7 +92,7 @@ async def test_a_queue_that_was_empty_has_saved_nothing_up(server: Server) -> No
 @on_loop
 async def test_a_strict_order_goes_on_to_the_next_queue_when_there_is_nothing(server: Server) -> None:
     runs = Runs()
-    async with working(server, runs, Order(strict=True), {"b": 30, "a": 30, "c": 30}) as client:
+    async with working(server, runs, QueueOrder(strict=True), {"b": 30, "a": 30, "c": 30}) as client:
         await until(lambda: len(runs.queues) >= 45, "half of them")
         await client.enqueue_many("b", [b"x"] * 30)
         await until(lambda: len(runs.queues) == 120, "all")
@@ -110,7 +110,7 @@ async def test_what_waits_for_a_slot_is_kept_in_strict_order(server: Server) -> 
         for queue in "ab":
             await client.create_queue(queue)
         await client.enqueue_many("b", [b"x"] * 5)
-        worker = Worker(own, ["a", "b"], runs, WorkerConfig(concurrency=1, order=Order(strict=True)))
+        worker = Worker(own, ["a", "b"], runs, WorkerConfig(concurrency=1, order=QueueOrder(strict=True)))
         worker.rate = ShortJobs()
         async with worker:
             await until(lambda: worker.stats.claimed == 5, "those of b")
@@ -137,10 +137,15 @@ async def test_a_worker_ends_after_so_many_jobs(server: Server) -> None:
 
 def test_bad_orders_are_told() -> None:
     with pytest.raises(InvalidArgument, match="weight of queue 'a': expected an integer from 1 to 1,000, got 0"):
-        Order(weights={"a": 0})
+        QueueOrder(weights={"a": 0})
     with pytest.raises(InvalidArgument, match="expected weights or strict, got both"):
-        Order(weights={"a": 2}, strict=True)
+        QueueOrder(weights={"a": 2}, strict=True)
     with pytest.raises(InvalidArgument, match="weights: expected queues of a, b, got 'c'"):
-        Worker(AsyncClient("redis://nobody:1"), ["a", "b"], lambda _: None, WorkerConfig(order=Order(weights={"c": 2})))
+        Worker(
+            AsyncClient("redis://nobody:1"),
+            ["a", "b"],
+            lambda _: None,
+            WorkerConfig(order=QueueOrder(weights={"c": 2})),
+        )
     with pytest.raises(InvalidArgument, match="max_jobs: expected an integer"):
         WorkerConfig(max_jobs=0)

@@ -14,7 +14,7 @@ import pytest
 
 from pinlater import AsyncClient, Job, QueueConfig, ServerUnavailable
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.store.async_driver import AsyncTransport
+from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
@@ -73,14 +73,14 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
 ) -> None:
     server = fresh_server(kind, aof_always=True)
     connects = 0
-    connect = AsyncTransport.connect
+    connect = AsyncDriver.connect
 
-    async def counted(self: AsyncTransport, *arguments: Any) -> object:
+    async def counted(self: AsyncDriver, *arguments: Any) -> object:
         nonlocal connects
         connects += 1
         return await connect(self, *arguments)
 
-    monkeypatch.setattr(AsyncTransport, "connect", counted)
+    monkeypatch.setattr(AsyncDriver, "connect", counted)
     ran = []
 
     async def handler(job: Job) -> None:

@@ -41,7 +41,7 @@ async def test_start_and_stop(server: Server) -> None:
             await asyncio.gather(worker.stop(), worker.stop())
         assert await worker.run_once() == 0
         await client.enqueue("q", b"")
-        for place in own.session.places("q"):  # a hint of the last look may be 50 ms old
+        for place in own.session.queue_shards("q"):  # a hint of the last look may be 50 ms old
             place.left_at_s = float("-inf")
         assert await worker.run_once() == 1
         assert worker.stats.succeeded == 3
@@ -175,8 +175,8 @@ async def held_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, shards: str, cut: Cut
 ) -> AsyncIterator[tuple[CutProxy, Worker, AsyncClient]]:
     """A worker that claimed three jobs of one attempt, and did not hear of it; its client."""
-    for module in ("worker", "ending"):
-        monkeypatch.setattr(f"pinlater.{module}.GRACE_S", 0.05)
+    for module in ("worker", "acker"):
+        monkeypatch.setattr(f"pinlater.worker.{module}.GRACE_S", 0.05)
     monkeypatch.setattr("pinlater.operations.claim.PATIENCE_S", 0.5)
     server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
     timeout_s = 0.5 if cut is Cut.MUTE else 10.0
@@ -215,7 +215,7 @@ async def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_at_a_stop(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: str
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
-        places = own.session.places("q")
+        places = own.session.queue_shards("q")
         await until(lambda: worker.claimer.told or any(place.unknown_claim for place in places), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")

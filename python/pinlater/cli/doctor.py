@@ -14,7 +14,7 @@ import click
 from pinlater.cli.commands import DONE, NO, Command
 from pinlater.cli.output import jobs, print_json, print_table, say
 from pinlater.cli.queue import total_of
-from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, Finding, examine
+from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, CheckResult, examine
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.operations import audit as audits
 from pinlater.operations.audit import AuditReport
@@ -50,7 +50,7 @@ def doctor(settings: Settings, audit: bool, queues: tuple[str, ...]) -> int:
     return DONE if ok else NO
 
 
-def _unreachable(findings: list[Finding]) -> bool:
+def _unreachable(findings: list[CheckResult]) -> bool:
     return any(finding.check == "reachable" and finding.level == ERROR for finding in findings)
 
 
@@ -61,7 +61,7 @@ def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
         return [client.run(partial(audits.audit, client.session, queue)) for queue in named]
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[CheckResult]) -> None:
     """A table a subject, in the order of the findings."""
     for subject in dict.fromkeys(finding.subject for finding in findings):
         say(subject)
@@ -83,7 +83,7 @@ def _print_reports(reports: list[AuditReport]) -> None:
         say("")
 
 
-def _print_summary(findings: list[Finding], reports: list[AuditReport]) -> None:
+def _print_summary(findings: list[CheckResult], reports: list[AuditReport]) -> None:
     errors = sum(finding.level == ERROR for finding in findings) + sum(not report.ok for report in reports)
     warnings = sum(finding.level == WARNING for finding in findings)
     if not errors and not warnings:

@@ -28,7 +28,7 @@ _HELP: Final = {
     "lease_ms": "How long a claim lasts without renewal.",
     "paused": "Give out no jobs.",
     "refuse_enqueue": "Take in no jobs.",
-    "levels": "Number of priorities; can only grow.",
+    "priorities": "Number of priorities; can only grow.",
     "keep_succeeded": "Succeeded jobs kept a shard and priority; lowered: what is over goes within 30 s, by a monitor.",
     "succeeded_ttl_s": "Seconds for which succeeded jobs are kept.",
     "failed_ttl_s": "Seconds for which failed jobs are kept.",
@@ -101,11 +101,11 @@ def info(settings: Settings, name: str) -> int:
     """Show a queue: settings, jobs by state and priority, shards."""
     with settings.client() as client:
         config = client.queue_config(name)
-        levels = [client.count(name, priority=level) for level in range(1, config.levels + 1)]
-    total = sum(levels, CountsByState())
+        by_priority = [client.count(name, priority=priority) for priority in range(1, config.priorities + 1)]
+    total = sum(by_priority, CountsByState())
     shards = queue_states(settings.client_settings(), name)
     if settings.as_json:
-        priorities = [{"priority": level, **asdict(counts)} for level, counts in enumerate(levels, 1)]
+        priorities = [{"priority": priority, **asdict(counts)} for priority, counts in enumerate(by_priority, 1)]
         shown = [asdict(state) for state in shards]
         print_json(
             {"queue": name, "config": asdict(config), **asdict(total), "priorities": priorities, "shards": shown}
@@ -115,7 +115,7 @@ def info(settings: Settings, name: str) -> int:
     say("")
     print_facts(_settings_of(config))
     say("")
-    rows = [(str(level), *counted(counts)) for level, counts in enumerate(levels, 1)]
+    rows = [(str(priority), *counted(counts)) for priority, counts in enumerate(by_priority, 1)]
     print_table(("priority", *_HEADINGS), [*rows, ("all", *counted(total))])
     say("")
     print_table(
@@ -210,7 +210,7 @@ def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
     keep = f"{jobs(config.keep_succeeded)} a shard and priority, {duration(config.succeeded_ttl_s * 1000)}"
     return [
         ("lease", duration(config.lease_ms)),
-        ("priorities", str(config.levels)),
+        ("priorities", str(config.priorities)),
         ("succeeded kept", keep if config.keep_succeeded else "none"),
         ("failed kept", duration(config.failed_ttl_s * 1000)),
         ("largest body", size(config.body_limit)),

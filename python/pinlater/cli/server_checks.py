@@ -63,7 +63,7 @@ return denied
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the doctor's. level: ok, note, warning or error. advice: what to do, "" if nothing."""
 
     level: str
@@ -92,9 +92,9 @@ class QueueShardState:
     error: str = ""
 
 
-def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[Finding]:
+def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[CheckResult]:
     """Looks at every server, and at the named queues (all of them if none is named)."""
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     with _reached(settings) as (patients, reports):
         for server in settings.session.servers:
             findings.append(reports[server])
@@ -144,15 +144,15 @@ class _Patient:
         except ResponseError:
             return None
 
-    def find(self, level: str, check: str, found: str, advice: str = "") -> Finding:
-        return Finding(level, self.name, check, found, advice)
+    def find(self, level: str, check: str, found: str, advice: str = "") -> CheckResult:
+        return CheckResult(level, self.name, check, found, advice)
 
 
 @contextmanager
-def _reached(settings: ClientSettings) -> Iterator[tuple[dict[Server, _Patient], dict[Server, Finding]]]:
+def _reached(settings: ClientSettings) -> Iterator[tuple[dict[Server, _Patient], dict[Server, CheckResult]]]:
     """The servers that answer, and what to say of reaching each."""
     patients: dict[Server, _Patient] = {}
-    reports: dict[Server, Finding] = {}
+    reports: dict[Server, CheckResult] = {}
     try:
         for server in settings.session.servers:
             reports[server] = _reach(server, settings.timeouts, patients)
@@ -165,7 +165,7 @@ def _reached(settings: ClientSettings) -> Iterator[tuple[dict[Server, _Patient],
             server.release()
 
 
-def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server, _Patient]) -> Finding:
+def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server, _Patient]) -> CheckResult:
     try:
         url, arguments = server.connection_arguments(*timeouts)
         patient = _Patient(server, redis.Redis.from_url(url, **arguments))
@@ -183,11 +183,11 @@ def _reach(server: Server, timeouts: tuple[float, float], patients: dict[Server,
     else:
         patients[server] = patient
         return patient.find(OK, "reachable", "answers, login accepted")
-    return Finding(ERROR, repr(server), "reachable", found, advice)
+    return CheckResult(ERROR, repr(server), "reachable", found, advice)
 
 
-def _examine_server(patient: _Patient) -> list[Finding]:
-    findings: list[Finding] = []
+def _examine_server(patient: _Patient) -> list[CheckResult]:
+    findings: list[CheckResult] = []
     for check in _CHECKS:
         try:
             findings += check(patient)
@@ -197,11 +197,11 @@ def _examine_server(patient: _Patient) -> list[Finding]:
     return findings
 
 
-def _version(patient: _Patient) -> Iterator[Finding]:
+def _version(patient: _Patient) -> Iterator[CheckResult]:
     yield judge_version(patient.server)
 
 
-def judge_version(server: Server) -> Finding:
+def judge_version(server: Server) -> CheckResult:
     """Whether the Lua engine of a server whose version is known has faults that are cured elsewhere."""
     product, _, number = (server.version or "").partition(" ")
     parts = [int(part) for part in re.findall(r"\d+", number)[:3]]
@@ -209,13 +209,13 @@ def judge_version(server: Server) -> Finding:
     cured = line >= FIRST_CURED_LINE[product] or patch >= CURED_PATCHES[product].get(line, patch + 1)
     found = server.version or ""
     if cured:
-        return Finding(OK, repr(server), "version", found)
+        return CheckResult(OK, repr(server), "version", found)
     newest = ", ".join(f"{a}.{b}.{c}" for (a, b), c in CURED_PATCHES[product].items())
     advice = f"{newest} or later cure it; a distribution's package may be patched under its old number"
-    return Finding(WARNING, repr(server), "version", f"{found}: Lua engine with CVE-2025-49844", advice)
+    return CheckResult(WARNING, repr(server), "version", f"{found}: Lua engine with CVE-2025-49844", advice)
 
 
-def _role(patient: _Patient) -> Iterator[Finding]:
+def _role(patient: _Patient) -> Iterator[CheckResult]:
     if patient.info.get("role") == "slave":
         of = f"{patient.info.get('master_host')}:{patient.info.get('master_port')}"
         yield patient.find(ERROR, "role", f"a replica of {of}", "name the primary: a replica takes no writes")
@@ -224,7 +224,7 @@ def _role(patient: _Patient) -> Iterator[Finding]:
     yield patient.find(OK, "role", f"primary, {replicas} replica{'' if replicas == 1 else 's'}")
 
 
-def _permissions(patient: _Patient) -> Iterator[Finding]:
+def _permissions(patient: _Patient) -> Iterator[CheckResult]:
     calls = {call for script in load_scripts().values() for call in _CALLS.findall(script.source)}
     commands = sorted(b"|".join(filter(None, words)).decode() for words in calls)
     probe = patient.redis.script_load(_ACL_PROBE)
@@ -239,7 +239,7 @@ def _permissions(patient: _Patient) -> Iterator[Finding]:
         yield patient.find(OK, "permissions", f"all {len(wanted)} commands of the scripts and clients")
 
 
-def _eviction(patient: _Patient) -> Iterator[Finding]:
+def _eviction(patient: _Patient) -> Iterator[CheckResult]:
     policy = patient.info.get("maxmemory_policy") or patient.config("maxmemory-policy")
     if policy is None:
         yield patient.find(WARNING, "eviction", "unknown", "see that maxmemory-policy is noeviction")
@@ -251,7 +251,7 @@ def _eviction(patient: _Patient) -> Iterator[Finding]:
         yield patient.find(OK, "eviction", "noeviction")
 
 
-def _memory(patient: _Patient) -> Iterator[Finding]:
+def _memory(patient: _Patient) -> Iterator[CheckResult]:
     used, most = int(patient.info.get("used_memory", 0)), int(patient.info.get("maxmemory", 0))
     told = f"{used / 2**20:,.1f} MiB used"
     if not most:
@@ -263,7 +263,7 @@ def _memory(patient: _Patient) -> Iterator[Finding]:
     yield patient.find(WARNING if full else OK, "memory", f"{told} of {most / 2**20:,.1f} MiB", advice)
 
 
-def _allocator(patient: _Patient) -> Iterator[Finding]:
+def _allocator(patient: _Patient) -> Iterator[CheckResult]:
     allocator = str(patient.info.get("mem_allocator", "unknown"))
     if not allocator.startswith("libc"):
         yield patient.find(OK, "allocator", allocator)
@@ -274,7 +274,7 @@ def _allocator(patient: _Patient) -> Iterator[Finding]:
         yield patient.find(NOTE, "allocator", allocator, advice)
 
 
-def _durability(patient: _Patient) -> Iterator[Finding]:
+def _durability(patient: _Patient) -> Iterator[CheckResult]:
     fsync, save = patient.config("appendfsync"), patient.config("save")
     if int(patient.info.get("aof_enabled", 0)):
         level, found, advice = _DISK.get(fsync, _DISK[None])
@@ -297,7 +297,7 @@ _DISK: Final[dict[str | None, tuple[str, str, str]]] = {
 }
 
 
-def _waitaof(patient: _Patient) -> Iterator[Finding]:
+def _waitaof(patient: _Patient) -> Iterator[CheckResult]:
     try:
         patient.redis.waitaof(0, 0, 1)
     except NoPermissionError:
@@ -310,7 +310,7 @@ def _waitaof(patient: _Patient) -> Iterator[Finding]:
         yield patient.find(OK, "WAITAOF", "available")
 
 
-def _clock_and_latency(patient: _Patient) -> Iterator[Finding]:
+def _clock_and_latency(patient: _Patient) -> Iterator[CheckResult]:
     trips: list[tuple[float, float]] = []
     for _ in range(PINGS):
         wall_s, started_s = time.time(), time.monotonic()
@@ -329,7 +329,7 @@ def _clock_and_latency(patient: _Patient) -> Iterator[Finding]:
     yield patient.find(NOTE if advice else OK, "latency", f"{median_ms:.2f} ms a round trip", advice)
 
 
-_Check: TypeAlias = Callable[[_Patient], Iterator[Finding]]
+_Check: TypeAlias = Callable[[_Patient], Iterator[CheckResult]]
 _CHECKS: Final[tuple[_Check, ...]] = (
     _version,
     _role,
@@ -346,7 +346,7 @@ _CHECKS: Final[tuple[_Check, ...]] = (
 # --- queues
 
 
-def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: Sequence[str]) -> list[Finding]:
+def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: Sequence[str]) -> list[CheckResult]:
     findings = []
     try:
         for queue in queues or _queue_names(session, patients):
@@ -354,7 +354,7 @@ def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: 
             if queues or any(state.config for state in states):
                 findings += list(_examine_queue(queue, states))
     except (RedisError, OSError) as error:
-        findings.append(Finding(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
+        findings.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
     return findings
 
 
@@ -388,35 +388,37 @@ def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState
     )
 
 
-def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[Finding]:
+def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckResult]:
     subject = f"queue {queue}"
     there = [state for state in states if state.config is not None]
     if not there:
-        yield Finding(ERROR, subject, "configuration", "not found", f"pinlater queue create {queue}")
+        yield CheckResult(ERROR, subject, "configuration", "not found", f"pinlater queue create {queue}")
         return
     missing = ", ".join(state.shard for state in states if state.config is None)
     unlike = any(state.config != there[0].config for state in there)
     if missing or unlike:
         found = f"not on shard {missing}" if missing else "differs between shards"
-        yield Finding(WARNING, subject, "configuration", found, "pinlater queue info carries the newest one over")
+        yield CheckResult(WARNING, subject, "configuration", found, "pinlater queue info carries the newest one over")
     else:
-        yield Finding(OK, subject, "configuration", f"alike on {len(states)} shard{'' if len(states) == 1 else 's'}")
+        yield CheckResult(
+            OK, subject, "configuration", f"alike on {len(states)} shard{'' if len(states) == 1 else 's'}"
+        )
     config = there[0].config
     closed = [name for name in ("paused", "refuse_enqueue") if getattr(config, name)]
     if closed:
-        yield Finding(NOTE, subject, "open", ", ".join(closed), f"pinlater queue set {queue} opens it again")
+        yield CheckResult(NOTE, subject, "open", ", ".join(closed), f"pinlater queue set {queue} opens it again")
     idle = ", ".join(state.shard for state in there if not state.monitor_active)
     if idle:
         found = f"none active on shard {idle}: leases do not expire, old jobs stay"
-        yield Finding(
+        yield CheckResult(
             WARNING, subject, "monitor", found, f"pinlater monitor --queue {queue}, or a worker, which runs one"
         )
     else:
-        yield Finding(OK, subject, "monitor", "active")
+        yield CheckResult(OK, subject, "monitor", "active")
     lost = sum(state.lost for state in states)
     if lost:
         advice = (
             "they were evicted or removed by hand, and can not run; see eviction above, and --audit for more of them; "
             f"when the cause is mended: pinlater queue reset-lost {queue}"
         )
-        yield Finding(ERROR, subject, "lost records", f"{lost:,} jobs were found without their record", advice)
+        yield CheckResult(ERROR, subject, "lost records", f"{lost:,} jobs were found without their record", advice)

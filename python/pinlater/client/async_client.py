@@ -20,7 +20,7 @@ from pinlater.operations import enqueue as enqueuing
 from pinlater.operations import inspect as inspecting
 from pinlater.operations import leases as holding
 from pinlater.operations import queues
-from pinlater.store.async_driver import AsyncTransport
+from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.coalescer import Coalescer
 from pinlater.store.effects import Flow, complete
 
@@ -51,7 +51,7 @@ class AsyncClient:
             read_timeout_s=read_timeout_s,
         )
         self.session = self.settings.session
-        self.driver = AsyncTransport(self.session.channel, *self.settings.timeouts)
+        self.driver = AsyncDriver(self.session.channel, *self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         self._enqueues: dict[str, Coalescer[NewJob]] = {}
         self._acks: dict[tuple[str, str], Coalescer[tuple[list[Any], list[Any]]]] = {}
@@ -147,7 +147,7 @@ class AsyncClient:
         known, size = self.session.known_config(queue), len(job.body)
         if known is None:
             return self._enqueue_first(queue, job)
-        if job.priority > known.levels or size > known.body_limit:
+        if job.priority > known.priorities or size > known.body_limit:
             enqueuing.pack_jobs([job], known)  # says what is wrong with it
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
@@ -156,7 +156,7 @@ class AsyncClient:
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Before anything is known of the queue."""
-        await self.run(lambda end: queues.known_places(self.session, check_queue_name(queue), end))
+        await self.run(lambda end: queues.known_queue_shards(self.session, check_queue_name(queue), end))
         return await self.enqueue_job(queue, job)
 
     async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
@@ -192,15 +192,15 @@ class AsyncClient:
         one job one after the other, in order.
         """
         ended = listed("succeeded", succeeded), listed("failed", failed)
-        places = {} if source else holding.places_of_acks(*ended)
-        if len(places) != 1:
+        queue_shards = {} if source else holding.queue_shards_of_acks(*ended)
+        if len(queue_shards) != 1:
             return await self.run(lambda end: holding.ack(self.session, *ended, source, False, end))
         # those of one queue and shard fare alike; another one's may be gone, or its server down
-        [(place, ids)] = places.items()
+        [(queue_shard, ids)] = queue_shards.items()
         self._check_fork()
-        coalescer = self._acks.get(place)
+        coalescer = self._acks.get(queue_shard)
         if coalescer is None:
-            coalescer = self._acks[place] = Coalescer(self._ack_together, self._tasks)
+            coalescer = self._acks[queue_shard] = Coalescer(self._ack_together, self._tasks)
         refused: list[Any] = await coalescer.add(ended, 0, ids)
         return refused
 

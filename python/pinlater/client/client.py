@@ -33,7 +33,7 @@ from pinlater.operations import leases as holding
 from pinlater.operations import queues
 from pinlater.store.effects import Flow
 from pinlater.store.shards import Session, resolve_shards
-from pinlater.store.sync_driver import SyncTransport
+from pinlater.store.sync_driver import SyncDriver
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class Client:
             read_timeout_s=read_timeout_s,
         )
         self.session = self.settings.session
-        self.driver = SyncTransport(self.session.channel, *self.settings.timeouts)
+        self.driver = SyncDriver(self.session.channel, *self.settings.timeouts)
 
     def __enter__(self) -> Self:
         return self

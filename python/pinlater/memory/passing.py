@@ -43,7 +43,7 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     run(store, b"HDEL", [head, b"g"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
-    keys = script.names(queue, shard, config.config.levels)
+    keys = script.names(queue, shard, config.config.priorities)
     owner, hold = (monitor[:8], 1000) if monitor else (secrets.token_bytes(8), 1)
     lanes, more = LanePool(secrets.token_bytes(8)), True
     while more:

@@ -21,7 +21,7 @@ _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 # version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit | life
 _HEAD: Final = struct.Struct(">8sI")
 _SETTINGS: Final = struct.Struct(">IBBIIII")
-_LIFE: Final = struct.Struct(">I")
+_EPOCH: Final = struct.Struct(">I")
 #: Of the settings what came later, behind the life: crash_limit, and the name of the quarantine queue.
 _LATER: Final = struct.Struct(">H")
 _PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
@@ -34,8 +34,8 @@ class QueueConfig:
     """Configuration of a queue, the same on every shard.
 
     lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
-    job is taken in. levels: number of priorities, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs are
-    kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
+    job is taken in. priorities: how many there are, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs
+    are kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
     succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
     256 MiB. crash_limit: a job whose worker died so often is failed, and a crash uses up no attempt; 0: each uses one
     up, and there is no limit. quarantine_queue: where a monitor moves jobs that reached the limit; "": they stay.
@@ -44,7 +44,7 @@ class QueueConfig:
     lease_ms: int = 30_000
     paused: bool = False
     refuse_enqueue: bool = False
-    levels: int = 3
+    priorities: int = 3
     keep_succeeded: int = 0
     succeeded_ttl_s: int = 24 * 3600
     failed_ttl_s: int = 168 * 3600
@@ -54,7 +54,7 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
-        _check_integer("levels", self.levels, 1, _core.MAX_PRIORITY)
+        _check_integer("priorities", self.priorities, 1, _core.MAX_PRIORITY)
         _check_integer("keep_succeeded", self.keep_succeeded, 0, MAX_U32)
         _check_integer("succeeded_ttl_s", self.succeeded_ttl_s, 0, MAX_U32)
         _check_integer("failed_ttl_s", self.failed_ttl_s, 0, MAX_U32)
@@ -72,7 +72,7 @@ class QueueConfig:
         return _SETTINGS.pack(
             self.lease_ms,
             flags,
-            self.levels,
+            self.priorities,
             self.keep_succeeded,
             self.succeeded_ttl_s,
             self.failed_ttl_s,
@@ -92,33 +92,33 @@ class StoredConfig:
     version: bytes
     generation: int
     deleted: bool
-    life: int
+    epoch: int
     config: QueueConfig
 
     @property
     def age(self) -> tuple[int, bytes]:
         """Greater is newer: by life, as versions of two lives may come from clocks that differ."""
-        return self.life, self.version
+        return self.epoch, self.version
 
     @property
     def carried(self) -> bytes:
         """What another shard is told of it: version and life."""
-        return self.version + _LIFE.pack(self.life)
+        return self.version + _EPOCH.pack(self.epoch)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
         """Reads what field `c` of key `m` holds."""
         version, generation = _HEAD.unpack_from(packed)
-        lease_ms, flags, levels, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
+        lease_ms, flags, priorities, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
             packed, _HEAD.size
         )
-        (life,) = _LIFE.unpack_from(packed, _HEAD.size + _SETTINGS.size)
-        later = packed[_HEAD.size + _SETTINGS.size + _LIFE.size :]
+        (epoch,) = _EPOCH.unpack_from(packed, _HEAD.size + _SETTINGS.size)
+        later = packed[_HEAD.size + _SETTINGS.size + _EPOCH.size :]
         config = QueueConfig(
             lease_ms=lease_ms,
             paused=bool(flags & _PAUSED),
             refuse_enqueue=bool(flags & _REFUSE_ENQUEUE),
-            levels=levels,
+            priorities=priorities,
             keep_succeeded=keep,
             succeeded_ttl_s=succeeded_ttl_s,
             failed_ttl_s=failed_ttl_s,
@@ -126,7 +126,7 @@ class StoredConfig:
             crash_limit=_LATER.unpack_from(later)[0] if later else 0,
             quarantine_queue=later[_LATER.size :].decode(),
         )
-        return cls(version, generation, bool(flags & _DELETED), life, config)
+        return cls(version, generation, bool(flags & _DELETED), epoch, config)
 
 
 def check_queue_name(name: object) -> str:

@@ -18,9 +18,9 @@ from pinlater.model.jobs import NewJob, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH, when
 from pinlater.operations.inspect import check_priority
-from pinlater.operations.queues import known_places
+from pinlater.operations.queues import known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of, complete
-from pinlater.store.keys import gone_channel
+from pinlater.store.keys import cancel_channel
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard, Session
 
@@ -36,17 +36,17 @@ def retry_failed(
     deadline_s: float,
 ) -> Flow[int]:
     """Puts up to `limit` failed jobs back in line, highest priority and oldest first; returns how many."""
-    places = yield from known_places(session, queue, deadline_s)
-    levels = check_priority(priority, places)
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
     # the same limits as a new job's, from the same place
     checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
     kind, ms = when(run_after_ms, delay_ms)
     return (
         yield from _in_rounds(
-            product(levels, places),
+            product(priorities, queue_shards),
             "retry_failed",
-            lambda _, level, most: [level, most, attempts, kind, ms],
+            lambda _, priority, most: [priority, most, attempts, kind, ms],
             limit,
             deadline_s,
         )
@@ -56,24 +56,27 @@ def retry_failed(
 def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
     """Puts the named failed jobs back in line; returns how many were failed."""
     checked(lambda: NewJob(b"", attempts=attempts))
-    calls = _by_level(session, list(descriptors))
-    flows = [_retry_named(place, level, [level, 0, attempts, 0, 0, *ids], deadline_s) for place, level, ids, _ in calls]
+    calls = _by_priority(session, list(descriptors))
+    flows = [
+        _retry_named(queue_shard, priority, [priority, 0, attempts, 0, 0, *ids], deadline_s)
+        for queue_shard, priority, ids, _ in calls
+    ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def _retry_named(
-    place: QueueShard, level: int, arguments: list[Argument], deadline_s: float, done: int = 0
+    queue_shard: QueueShard, priority: int, arguments: list[Argument], deadline_s: float, done: int = 0
 ) -> Flow[int]:
     """In rounds: those that one has put back are not failed any more, and the next one passes over them. Where a later
     round fails, resolve() goes on.
     """
-    rounds = _in_rounds([(level, place)], "retry_failed", partial(_always, arguments), 2**62, deadline_s, done)
+    rounds = _in_rounds([(priority, queue_shard)], "retry_failed", partial(_always, arguments), 2**62, deadline_s, done)
     try:
         return (yield from rounds)
     except PartialOutcome as error:
         by_now: int = error.result
         raise OutcomeUnknown(
-            str(error), lambda deadline_s: _retry_named(place, level, arguments, deadline_s, by_now)
+            str(error), lambda deadline_s: _retry_named(queue_shard, priority, arguments, deadline_s, by_now)
         ) from None
 
 
@@ -88,10 +91,10 @@ def delete_jobs(
 
 def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
     """Removes jobs by descriptor, whatever their state; returns how many were there."""
-    calls = _by_level(session, list(descriptors))
+    calls = _by_priority(session, list(descriptors))
     flows = [
-        complete(write(place, "delete_jobs", ["", level, 0, _gone(place), *ids], deadline_s), _u32)
-        for place, level, ids, _ in calls
+        complete(write(queue_shard, "delete_jobs", ["", priority, 0, _gone(queue_shard), *ids], deadline_s), _u32)
+        for queue_shard, priority, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
@@ -103,33 +106,35 @@ def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
 
 def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
     """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
-    places = yield from known_places(session, queue, deadline_s)
-    flows = [complete(write(place, "reset_lost", [], deadline_s), _u32) for place in places]
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    flows = [complete(write(queue_shard, "reset_lost", [], deadline_s), _u32) for queue_shard in queue_shards]
     return (yield from all_of(flows, sum, lambda _: []))
 
 
 def _delete_states(
     session: Session, queue: str, states: list[State], priority: int | None, limit: int, deadline_s: float
 ) -> Flow[int]:
-    places = yield from known_places(session, queue, deadline_s)
-    levels = check_priority(priority, places)
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
     done = 0
     for state in states:
         arguments = partial(_of_state, state.code)
-        done = yield from _in_rounds(product(levels, places), "delete_jobs", arguments, limit, deadline_s, done)
+        done = yield from _in_rounds(
+            product(priorities, queue_shards), "delete_jobs", arguments, limit, deadline_s, done
+        )
     return done
 
 
-def _of_state(code: int, place: QueueShard, level: int, most: int) -> list[Argument]:
-    return [code, level, most, _gone(place)]
+def _of_state(code: int, queue_shard: QueueShard, priority: int, most: int) -> list[Argument]:
+    return [code, priority, most, _gone(queue_shard)]
 
 
-def _gone(place: QueueShard) -> bytes:
-    return gone_channel(place.queue, place.shard.name)
+def _gone(queue_shard: QueueShard) -> bytes:
+    return cancel_channel(queue_shard.queue, queue_shard.shard.name)
 
 
-def _always(arguments: list[Argument], _place: QueueShard, _level: int, _most: int) -> list[Argument]:
+def _always(arguments: list[Argument], _queue_shard: QueueShard, _priority: int, _most: int) -> list[Argument]:
     return arguments
 
 
@@ -153,10 +158,10 @@ def _in_rounds(
         more = bool(left and count)
         return int(count)
 
-    for level, place in parts:
+    for priority, queue_shard in parts:
         more = True
         while more and done < limit:
-            call = write(place, verb, arguments(place, level, min(limit - done, MAX_BATCH)), deadline_s)
+            call = write(queue_shard, verb, arguments(queue_shard, priority, min(limit - done, MAX_BATCH)), deadline_s)
             done = yield from _round(done, complete(call, changed))
     return done
 
@@ -177,16 +182,16 @@ def _round(done: int, call: Flow[int]) -> Flow[int]:
         raise PartialOutcome(f"{done} jobs done, then no more: {error}", done, failed=[([], error)]) from None
 
 
-def _by_level(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
+def _by_priority(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
     """A call a place and level: its ids, and their descriptors."""
     calls: list[tuple[QueueShard, int, list[bytes], list[str]]] = []
-    for queue, shard, levels, ids, positions in checked(_core.group_descriptors, descriptors):
-        by_level: dict[int, tuple[list[bytes], list[str]]] = {}
-        for level, id_, position in zip(levels, ids, positions, strict=True):
-            chosen, named = by_level.setdefault(level, ([], []))
+    for queue, shard, priorities, ids, positions in checked(_core.group_descriptors, descriptors):
+        by_priority: dict[int, tuple[list[bytes], list[str]]] = {}
+        for priority, id_, position in zip(priorities, ids, positions, strict=True):
+            chosen, named = by_priority.setdefault(priority, ([], []))
             chosen.append(id_)
             named.append(descriptors[position])
-        calls += [(session.place(queue, shard), level, *chosen) for level, chosen in by_level.items()]
+        calls += [(session.queue_shard(queue, shard), priority, *chosen) for priority, chosen in by_priority.items()]
     return calls
 
 

@@ -81,13 +81,13 @@ def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:
     findings: list[Finding] = []
     jobs = CountsByState()
     found = False
-    for place in session.places(queue):
-        stored = yield from load_config(place, time.monotonic() + patience_s)
+    for queue_shard in session.queue_shards(queue):
+        stored = yield from load_config(queue_shard, time.monotonic() + patience_s)
         if stored is None or stored.deleted:
             continue
         found = True
-        findings += yield from _Auditor(place, patience_s).run()
-        reply = yield from read(place, "count", [], time.monotonic() + patience_s)
+        findings += yield from _Auditor(queue_shard, patience_s).run()
+        reply = yield from read(queue_shard, "count", [], time.monotonic() + patience_s)
         jobs = sum(CountsByState.unpack(reply[2]), jobs)
     if not found:
         raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
@@ -97,8 +97,8 @@ def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:
 class _Auditor:
     """The audit of one queue on one shard."""
 
-    def __init__(self, place: QueueShard, patience_s: float) -> None:
-        self._place = place
+    def __init__(self, queue_shard: QueueShard, patience_s: float) -> None:
+        self._queue_shard = queue_shard
         self._patience_s = patience_s
         self._record_page = 10
         self._findings: dict[tuple[str, str], Finding] = {}
@@ -108,7 +108,7 @@ class _Auditor:
         scans: dict[str, bytes] = dict.fromkeys(self._names(), b"0")
         while scans and len(self._findings) < MAX_FINDINGS:
             commands = [self._command(name, cursor) for name, cursor in scans.items()]
-            answers = yield from send(self._place.shard.server, *commands, deadline_s=self._deadline_s())
+            answers = yield from send(self._queue_shard.shard.server, *commands, deadline_s=self._deadline_s())
             pages: dict[str, list[bytes]] = {}
             for name, answer in zip(list(scans), answers, strict=True):
                 scans[name], pages[name] = self._checked(name, answer)
@@ -121,32 +121,32 @@ class _Auditor:
 
     def _names(self) -> Iterator[str]:
         yield from ("j", "x", "E", "e", "V", "v")
-        for level in range(1, self._levels() + 1):
-            yield from (f"{family}{level}" for family in "pdrfs")
+        for priority in range(1, self._priorities() + 1):
+            yield from (f"{family}{priority}" for family in "pdrfs")
 
-    def _levels(self) -> int:
-        assert self._place.stored is not None
-        return self._place.stored.config.levels
+    def _priorities(self) -> int:
+        assert self._queue_shard.stored is not None
+        return self._queue_shard.stored.config.priorities
 
     def _command(self, name: str, cursor: bytes) -> Command:
         verb = "HSCAN" if name[0] in "jxErV" else "ZSCAN"
-        key = queue_key(self._place.queue, self._place.shard.name, name)
+        key = queue_key(self._queue_shard.queue, self._queue_shard.shard.name, name)
         return (verb, key, cursor, "COUNT", self._record_page if name == "j" else PAGE)
 
     def _checked(self, name: str, answer: Any) -> tuple[bytes, list[bytes]]:
         if isinstance(answer, ReplyError):
-            raise from_reply(answer.text, f"audit of {self._place}, key {name}")
+            raise from_reply(answer.text, f"audit of {self._queue_shard}, key {name}")
         if not isinstance(answer, list):
             raise answer.error
         return answer[0], answer[1]
 
     def _judge(self, pages: dict[str, list[bytes]]) -> Flow[None]:
         """Judges what stands in one page of each key: jobs at the level at which they were found."""
-        by_level: dict[int, set[bytes]] = {}
+        by_priority: dict[int, set[bytes]] = {}
         leases: set[bytes] = set()
         for name, page in pages.items():
             if name == "j":
-                yield from self._sort_records(page, by_level)
+                yield from self._sort_records(page, by_priority)
                 continue
             members = self._whole_ids(name, page[::2])
             if name == "x":
@@ -156,23 +156,23 @@ class _Auditor:
             elif name in ("e", "E"):
                 leases |= {member.rjust(_SOLE_BYTES, b"\0") for member in members}
             else:
-                by_level.setdefault(int(name[1:]), set()).update(members)
-        for level, ids in by_level.items():
-            yield from self._judge_ids(level, ids, job_problem)
+                by_priority.setdefault(int(name[1:]), set()).update(members)
+        for priority, ids in by_priority.items():
+            yield from self._judge_ids(priority, ids, job_problem)
         yield from self._judge_leases(leases)
 
-    def _sort_records(self, page: list[bytes], by_level: dict[int, set[bytes]]) -> Flow[None]:
+    def _sort_records(self, page: list[bytes], by_priority: dict[int, set[bytes]]) -> Flow[None]:
         size = sum(map(len, page))
         self._record_page = max(1, min(PAGE, len(page) * RECORD_PAGE_BYTES // (2 * size or 1)))
         ids = self._whole_ids("j", page[::2])
         for id_, record in zip(page[::2], page[1::2], strict=True):
-            level = record[_PRIORITY_AT] if len(record) > _PRIORITY_AT else 0
-            if level > self._levels():  # the queue may have grown since
-                yield from load_config(self._place, self._deadline_s())
-            if not 1 <= level <= self._levels():
-                self._report(f"record {id_.hex()}", f"priority: expected 1 to {self._levels()}, got {level}")
+            priority = record[_PRIORITY_AT] if len(record) > _PRIORITY_AT else 0
+            if priority > self._priorities():  # the queue may have grown since
+                yield from load_config(self._queue_shard, self._deadline_s())
+            if not 1 <= priority <= self._priorities():
+                self._report(f"record {id_.hex()}", f"priority: expected 1 to {self._priorities()}, got {priority}")
             elif id_ in ids:
-                by_level.setdefault(level, set()).add(id_)
+                by_priority.setdefault(priority, set()).add(id_)
 
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
         """The members without what is no id; a field of E that counts a lease's jobs stands for the lease, an
@@ -186,14 +186,14 @@ class _Auditor:
                 self._report(f"{member.hex()} in key {name}", "not an id")
         return {member for member in members if len(member) in known}
 
-    def _judge_ids(self, level: int, ids: set[bytes], problem_of: Callable[[int], str]) -> Flow[None]:
+    def _judge_ids(self, priority: int, ids: set[bytes], problem_of: Callable[[int], str]) -> Flow[None]:
         def ask(packed: bytes) -> Flow[list[str]]:
-            reply = yield from self._ask(level, packed, b"")
+            reply = yield from self._ask(priority, packed, b"")
             return [problem_of(bits) for (bits,) in struct.iter_unpack(">H", reply[2])]
 
         for id_, problem in (yield from _judge_twice(ids, IDS_A_CALL, ask)).items():
-            queue, shard, number = self._place.queue, self._place.shard.name, int.from_bytes(id_, "big")
-            self._report(_core.format_descriptor(queue, shard, level, number), problem)
+            queue, shard, number = self._queue_shard.queue, self._queue_shard.shard.name, int.from_bytes(id_, "big")
+            self._report(_core.format_descriptor(queue, shard, priority, number), problem)
 
     def _judge_leases(self, leases: set[bytes]) -> Flow[None]:
         def ask(packed: bytes) -> Flow[list[str]]:
@@ -203,14 +203,14 @@ class _Auditor:
         for lease, problem in (yield from _judge_twice(leases, LEASES_A_CALL, ask)).items():
             self._report(f"lease {lease[-_ID_BYTES:].hex()}", problem)
 
-    def _ask(self, level: int, ids: bytes, leases: bytes) -> Flow[list[Any]]:
-        return (yield from read(self._place, "audit", [level, ids, leases], self._deadline_s()))
+    def _ask(self, priority: int, ids: bytes, leases: bytes) -> Flow[list[Any]]:
+        return (yield from read(self._queue_shard, "audit", [priority, ids, leases], self._deadline_s()))
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._patience_s
 
     def _report(self, subject: str, problem: str) -> None:
-        self._findings[subject, problem] = Finding(self._place.shard.name, subject, problem)
+        self._findings[subject, problem] = Finding(self._queue_shard.shard.name, subject, problem)
 
 
 def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[list[str]]]) -> Flow[dict[bytes, str]]:
@@ -240,13 +240,13 @@ def result_problem(bits: int) -> str:
 
 def job_problem(bits: int) -> str:
     """What is wrong with an id that has these bits of lua/audit.lua; '' if nothing is, or if it is gone."""
-    places = [name for bit, name in _PLACES.items() if bits & bit]
+    queue_shards = [name for bit, name in _PLACES.items() if bits & bit]
     if not bits & _RECORD:
-        return f"{' and '.join(places)}, but has no record" if places else extra_problem(bits)
+        return f"{' and '.join(queue_shards)}, but has no record" if queue_shards else extra_problem(bits)
     if bits & _OTHER_PRIORITY:
-        return f"{' and '.join(places) or 'in no state'}, but its record is of another priority"
-    if len(places) != 1:
-        return f"in several states: {' and '.join(places)}" if places else "a record in no state"
+        return f"{' and '.join(queue_shards) or 'in no state'}, but its record is of another priority"
+    if len(queue_shards) != 1:
+        return f"in several states: {' and '.join(queue_shards)}" if queue_shards else "a record in no state"
     if bits & _OVERLOOKED:
         return "scheduled before the time at which claims begin to look"
     if bits & (_NO_LEASE | _NOT_NAMED):

@@ -22,8 +22,8 @@ from pinlater.model.queue_config import QueueConfig, check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.inspect import REPLY_BYTES, peek_at
 from pinlater.operations.leases import release
-from pinlater.operations.queues import ASK_AGAIN_S, known_places
-from pinlater.store.effects import Argument, AwaitRing, Flow, Listen, completed, together
+from pinlater.operations.queues import ASK_AGAIN_S, known_queue_shards
+from pinlater.store.effects import Argument, AwaitNotification, Flow, Listen, completed, together
 from pinlater.store.requests import Arguments, read, write
 from pinlater.store.shards import QueueShard, Session
 
@@ -62,30 +62,30 @@ def dequeue(
     try:
         while True:
             deadline_s = time.monotonic() + timeout_s
-            places = yield from known_places(session, queue, deadline_s)
+            queue_shards = yield from known_queue_shards(session, queue, deadline_s)
             if limit == 0:
                 return []
             waiting = bool(wait_s) and time.monotonic() < until_s
             if waiting:
-                waited |= dict.fromkeys(places)
-                for place in places:
-                    place.waiters.add(waiter)
-            since = (yield Listen([place.shard.server for place in places])) if waiting else 0
+                waited |= dict.fromkeys(queue_shards)
+                for queue_shard in queue_shards:
+                    queue_shard.waiters.add(waiter)
+            since = (yield Listen([queue_shard.shard.server for queue_shard in queue_shards])) if waiting else 0
             try:
-                claims = yield from claim_round(session, places, limit, waiting, source, deadline_s)
+                claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
                 raise completed(error, lambda claim: claim.jobs) from None  # as the dequeue would have
             jobs = [job for claim in claims for job in claim.jobs]
             if jobs or not waiting:
                 break
             timer = any(claim.due_in_ms for claim in claims)
-            yield AwaitRing(_pause_s(claims, until_s), since)
+            yield AwaitNotification(_pause_s(claims, until_s), since)
         for claim in claims:
             if claim.jobs:
-                session.place(queue, claim.jobs[0].shard).late_claims.pop(claim.token, None)
+                session.queue_shard(queue, claim.jobs[0].shard).late_claims.pop(claim.token, None)
     finally:
-        for place in waited:
-            place.waiters.discard(waiter)
+        for queue_shard in waited:
+            queue_shard.waiters.discard(waiter)
     if len(claims) > 1:
         jobs.sort(key=lambda job: job.priority)  # each shard's own are in order already
     if len(jobs) > limit:
@@ -94,18 +94,23 @@ def dequeue(
             yield from release(session, jobs[limit:], "", deadline_s)
         del jobs[limit:]
     rang = set() if timer else {job.shard for job in jobs}  # a ring takes its waiter off the list
-    yield from leave(session, [place for place in waited if place.shard.name not in rang], deadline_s)
+    yield from leave(session, [queue_shard for queue_shard in waited if queue_shard.shard.name not in rang], deadline_s)
     return jobs
 
 
-def leave(session: Session, places: Sequence[QueueShard], deadline_s: float) -> Flow[None]:
+def leave(session: Session, queue_shards: Sequence[QueueShard], deadline_s: float) -> Flow[None]:
     """The client waits at these places no longer: rings it would not answer, and the timers it held, go to others.
     Where that fails, the safety claims of others and the monitor's look have to do.
     """
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
-    left = [place for place in places if not place.waiters]  # threads and tasks of a client share its channel
+    left = [
+        queue_shard for queue_shard in queue_shards if not queue_shard.waiters
+    ]  # threads and tasks of a client share its channel
     yield from together(
-        [write(place, "wake", [place.bell or session.channel], deadline_s, patient=False) for place in left]
+        [
+            write(queue_shard, "wake", [queue_shard.blocking_list or session.channel], deadline_s, patient=False)
+            for queue_shard in left
+        ]
     )
 
 
@@ -124,11 +129,11 @@ def _pause_s(claims: Sequence[_core.Claim], until_s: float) -> float:
 
 
 def claim_round(
-    session: Session, places: list[QueueShard], limit: int, wait: bool, source: str, deadline_s: float
+    session: Session, queue_shards: list[QueueShard], limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
     """Claims over the places of one queue. wait: where a claim gives no jobs, the client is registered as waiting."""
     now_s = time.monotonic()
-    answering = [place for place in places if place.silent_until_s <= now_s] or places
+    answering = [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s] or queue_shards
     if len(answering) == 1 and limit <= MAX_BATCH:
         return [(yield from claim_at(session, answering[0], limit, None, wait, source, deadline_s))]
     if len(answering) == 1:
@@ -139,16 +144,19 @@ def claim_round(
     try:
         for _ in range(2):  # once by hints or peeks, and topped up once
             yield from _refresh_hints(answering, deadline_s)
-            quotas = share_out([place.left for place in answering], limit - _taken(claims))
+            quotas = share_out([queue_shard.left for queue_shard in answering], limit - _taken(claims))
             chosen = [
-                (place, quota)
-                for place, quota in zip(answering, quotas, strict=True)
-                if any(quota) or place.unknown_claim is not None
+                (queue_shard, quota)
+                for queue_shard, quota in zip(answering, quotas, strict=True)
+                if any(quota) or queue_shard.unknown_claim is not None
             ]
             if not chosen:
                 break
-            flows = [claim_at(session, place, sum(quota), quota, False, source, deadline_s) for place, quota in chosen]
-            claims += yield from _survivors([place for place, _ in chosen], flows)
+            flows = [
+                claim_at(session, queue_shard, sum(quota), quota, False, source, deadline_s)
+                for queue_shard, quota in chosen
+            ]
+            claims += yield from _survivors([queue_shard for queue_shard, _ in chosen], flows)
             if _taken(claims) >= limit:
                 return claims
     except PinLaterError:
@@ -156,23 +164,23 @@ def claim_round(
             raise
         return claims
     if not _taken(claims) and wait:
-        flows = [claim_at(session, place, 1, [0], True, source, deadline_s) for place in answering]
+        flows = [claim_at(session, queue_shard, 1, [0], True, source, deadline_s) for queue_shard in answering]
         claims = yield from _survivors(answering, flows)
     return claims
 
 
 def _claim_alone(
-    session: Session, place: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
+    session: Session, queue_shard: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
     """A limit over 1,000 takes several claims; the first one that finds less than it asked for is the last."""
     claims: list[_core.Claim] = []
     while (want := limit - _taken(claims)) > 0:
         try:
-            claim = yield from claim_at(session, place, min(want, MAX_BATCH), None, wait, source, deadline_s)
+            claim = yield from claim_at(session, queue_shard, min(want, MAX_BATCH), None, wait, source, deadline_s)
         except PinLaterError as error:
             if not claims:
                 raise
-            place.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
+            queue_shard.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
             break
         claims.append(claim)
         if not claim.jobs or not any(claim.left):
@@ -183,55 +191,55 @@ def _claim_alone(
 
 def claim_at(
     session: Session,
-    place: QueueShard,
+    queue_shard: QueueShard,
     limit: int,
     quota: Sequence[int] | None,
     wait: bool,
     source: str,
     deadline_s: float,
     *,
-    bell: bytes = b"",
+    blocking_list: bytes = b"",
 ) -> Flow[_core.Claim]:
     """One claim on one place. quota: jobs a level, or None for any; all zero: nothing is taken. wait: if it gives no
     jobs, the client is registered as waiting. bell: it is carried out once that rings.
     """
-    if place.unknown_claim is not None and not bell:
-        earlier, place.unknown_claim = place.unknown_claim, None
+    if queue_shard.unknown_claim is not None and not blocking_list:
+        earlier, queue_shard.unknown_claim = queue_shard.unknown_claim, None
         claim: _core.Claim = yield from earlier.resume(deadline_s)
         if claim.jobs:
-            place.late_claims[claim.token] = place.unknown_sent_s
+            queue_shard.late_claims[claim.token] = queue_shard.unknown_sent_s
             return claim
     descriptor = claim_descriptor(session, source)
-    if limit == 1 and quota is None and place.plain_claims >= PLAIN_RUN and not bell:
-        claim = yield from _claim("claim_one", place, [descriptor], deadline_s)
+    if limit == 1 and quota is None and queue_shard.plain_claims >= PLAIN_RUN and not blocking_list:
+        claim = yield from _claim("claim_one", queue_shard, [descriptor], deadline_s)
         if claim.jobs:
             return claim
-    waiter = (place.bell or session.channel) if wait else b""
+    waiter = (queue_shard.blocking_list or session.channel) if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
-        quotas = b"" if quota is None else _pack_quotas(quota, config.levels)
+        quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
         return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, waiter, REPLY_BYTES]
 
-    return (yield from _claim("claim", place, arguments, deadline_s, bell))
+    return (yield from _claim("claim", queue_shard, arguments, deadline_s, blocking_list))
 
 
 def _claim(
-    verb: str, place: QueueShard, arguments: Arguments, deadline_s: float, bell: bytes = b""
+    verb: str, queue_shard: QueueShard, arguments: Arguments, deadline_s: float, blocking_list: bytes = b""
 ) -> Flow[_core.Claim]:
     sent_s = time.monotonic()
 
     def decode(reply: list[Any]) -> _core.Claim:
-        claim = _core.decode_claim(claim_parts(reply), place.queue, place.shard.name)
-        place.plain_claims = place.plain_claims + 1 if claim.jobs and len(reply) == _PLAIN_REPLY else 0
+        claim = _core.decode_claim(claim_parts(reply), queue_shard.queue, queue_shard.shard.name)
+        queue_shard.plain_claims = queue_shard.plain_claims + 1 if claim.jobs and len(reply) == _PLAIN_REPLY else 0
         if claim.left:
-            place.left = claim.left
-            place.left_at_s = time.monotonic()
+            queue_shard.left = claim.left
+            queue_shard.left_at_s = time.monotonic()
         return claim
 
     try:
-        reply = yield from write(place, verb, arguments, deadline_s, bell=bell)
+        reply = yield from write(queue_shard, verb, arguments, deadline_s, blocking_list=blocking_list)
     except OutcomeUnknown as error:
-        place.unknown_sent_s = sent_s
+        queue_shard.unknown_sent_s = sent_s
         raise completed(error, decode) from None
     return decode(reply)
 
@@ -253,27 +261,29 @@ def claim_parts(reply: list[Any]) -> list[Any]:
     return [sequence, h, head[:8], head[block:], head[16:block], head[8:14], b"%d" % head[14], *records]
 
 
-def _pack_quotas(quota: Sequence[int], levels: int) -> bytes:
+def _pack_quotas(quota: Sequence[int], priorities: int) -> bytes:
     """A u16 a level; levels the caller does not know of yet get none."""
-    known = [min(n, MAX_BATCH) for n in quota[:levels]]
-    return struct.pack(f">{levels}H", *known, *[0] * (levels - len(known)))
+    known = [min(n, MAX_BATCH) for n in quota[:priorities]]
+    return struct.pack(f">{priorities}H", *known, *[0] * (priorities - len(known)))
 
 
 def dry_run(session: Session, queue: str, limit: int, deadline_s: float) -> Flow[list[Job]]:
     """What a dequeue would give now, without taking it. Tokens are empty."""
     check_integer("limit", limit, 0, MAX_BATCH)
-    places = yield from known_places(session, queue, deadline_s)
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     if limit == 0:
         return []
-    replies = yield from together([read(place, "dry_run", [limit, REPLY_BYTES], deadline_s) for place in places])
+    replies = yield from together(
+        [read(queue_shard, "dry_run", [limit, REPLY_BYTES], deadline_s) for queue_shard in queue_shards]
+    )
     errors = [reply for reply in replies if isinstance(reply, PinLaterError)]
     if len(errors) == len(replies):
         raise errors[0]
     jobs = [
         job
-        for place, reply in zip(places, replies, strict=True)
+        for queue_shard, reply in zip(queue_shards, replies, strict=True)
         if not isinstance(reply, PinLaterError)
-        for job in _core.decode_claim(claim_parts(reply), queue, place.shard.name).jobs
+        for job in _core.decode_claim(claim_parts(reply), queue, queue_shard.shard.name).jobs
     ]
     return sorted(jobs, key=lambda job: job.priority)[:limit]
 
@@ -282,31 +292,33 @@ def _taken(claims: Sequence[_core.Claim]) -> int:
     return sum(len(claim.jobs) for claim in claims)
 
 
-def _refresh_hints(places: list[QueueShard], deadline_s: float) -> Flow[None]:
+def _refresh_hints(queue_shards: list[QueueShard], deadline_s: float) -> Flow[None]:
     """Peeks at every place, one pipeline a server, if any hint is too old, or if by the hints there is nothing."""
     now_s = time.monotonic()
-    if all(now_s - place.left_at_s <= HINT_S for place in places) and any(any(place.left) for place in places):
+    if all(now_s - queue_shard.left_at_s <= HINT_S for queue_shard in queue_shards) and any(
+        any(queue_shard.left) for queue_shard in queue_shards
+    ):
         return
-    results = yield from together([peek_at(place, deadline_s) for place in places])
+    results = yield from together([peek_at(queue_shard, deadline_s) for queue_shard in queue_shards])
     failed = [result for result in results if isinstance(result, PinLaterError)]
-    for place, result in zip(places, results, strict=True):
+    for queue_shard, result in zip(queue_shards, results, strict=True):
         if isinstance(result, PinLaterError):
-            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
-            place.left = []
-    if len(failed) == len(places):
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            queue_shard.left = []
+    if len(failed) == len(queue_shards):
         raise failed[0]
 
 
-def _survivors(places: list[QueueShard], flows: list[Flow[_core.Claim]]) -> Flow[list[_core.Claim]]:
+def _survivors(queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]]) -> Flow[list[_core.Claim]]:
     """The claims that came; an error is raised only if none did. A claim whose answer was lost is kept by its place."""
     results = yield from together(flows)
     claims = [result for result in results if not isinstance(result, PinLaterError)]
     errors = [result for result in results if isinstance(result, PinLaterError)]
-    for place, result in zip(places, results, strict=True):
+    for queue_shard, result in zip(queue_shards, results, strict=True):
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
-            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
         if isinstance(result, OutcomeUnknown):
-            place.unknown_claim = result
+            queue_shard.unknown_claim = result
     certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
     if certain and not claims:
         raise certain[0]
@@ -318,17 +330,17 @@ def share_out(left: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
 
     left: due jobs a level, for each place (an empty list: nothing is known to be there).
     """
-    levels = max((len(counts) for counts in left), default=0)
-    quotas = [[0] * levels for _ in left]
-    for level in range(levels):
-        open_ = [i for i, counts in enumerate(left) if level < len(counts) and counts[level] > 0]
+    priorities = max((len(counts) for counts in left), default=0)
+    quotas = [[0] * priorities for _ in left]
+    for priority in range(priorities):
+        open_ = [i for i, counts in enumerate(left) if priority < len(counts) and counts[priority] > 0]
         random.shuffle(open_)
         while open_ and limit > 0:
             share = max(1, limit // len(open_))
             for i in list(open_):
-                n = min(share, left[i][level] - quotas[i][level], limit)
-                quotas[i][level] += n
+                n = min(share, left[i][priority] - quotas[i][priority], limit)
+                quotas[i][priority] += n
                 limit -= n
-                if quotas[i][level] == left[i][level]:
+                if quotas[i][priority] == left[i][priority]:
                     open_.remove(i)
     return quotas

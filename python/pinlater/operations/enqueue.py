@@ -17,7 +17,7 @@ import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queues import ASK_AGAIN_S, agreed_places, known_places
+from pinlater.operations.queues import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key
@@ -36,23 +36,25 @@ _Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
 
 def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flow[str]:
     """Puts one job in line; returns its descriptor."""
-    places = agreed_places(session, queue)
-    if len(places) == 1:
-        return _enqueue_at(places[0], [job], deadline_s, True, None, alone=True)
+    queue_shards = agreed_queue_shards(session, queue)
+    if len(queue_shards) == 1:
+        return _enqueue_at(queue_shards[0], [job], deadline_s, True, None, alone=True)
     return complete(enqueue_many(session, queue, [job], deadline_s), lambda descriptors: descriptors[0])
 
 
 def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
     """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
-    places = agreed_places(session, queue) or (yield from known_places(session, queue, deadline_s))
+    queue_shards = agreed_queue_shards(session, queue) or (yield from known_queue_shards(session, queue, deadline_s))
     if not jobs:
         return []
-    sizes, packed = _validate(jobs, places)
+    sizes, packed = _validate(jobs, queue_shards)
     if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
-        found: list[str] = yield from _enqueue_at(places[0], jobs, deadline_s, True, packed)
+        found: list[str] = yield from _enqueue_at(queue_shards[0], jobs, deadline_s, True, packed)
         return found
     parts = [
-        (candidates, part) for candidates, chosen in _by_place(session, places, jobs) for part in _parts(sizes, chosen)
+        (candidates, part)
+        for candidates, chosen in _by_queue_shard(session, queue_shards, jobs)
+        for part in _parts(sizes, chosen)
     ]
     if len(parts) == 1:
         return (yield from _enqueue_part(parts[0][0], jobs, deadline_s, packed))
@@ -63,40 +65,44 @@ def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadl
     return _in_order(len(jobs), [part for _, part in parts], results)
 
 
-def _validate(jobs: list[Any], places: list[QueueShard]) -> tuple[list[int], _Packed]:
+def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int], _Packed]:
     """Every job before any is sent: a bad one in the last part must not leave the first ones in.
 
     Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one part).
     """
-    assert places[0].stored is not None
-    config = places[0].stored.config
+    assert queue_shards[0].stored is not None
+    config = queue_shards[0].stored.config
     sizes: list[int] = []
     for first in range(0, len(jobs), MAX_BATCH):
-        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.levels, first)
+        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.priorities, first)
         sizes += map(len, packed[2])
     return sizes, (config, packed)
 
 
-def _by_place(session: Session, places: list[QueueShard], jobs: list[Any]) -> list[tuple[list[QueueShard], list[int]]]:
+def _by_queue_shard(
+    session: Session, queue_shards: list[QueueShard], jobs: list[Any]
+) -> list[tuple[list[QueueShard], list[int]]]:
     """Candidate places and positions of jobs: keyed jobs have one candidate, the others all, in random order."""
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
     if len(session.shards) == 1:
-        return [(places, list(range(len(jobs))))]
+        return [(queue_shards, list(range(len(jobs))))]
     names = list(session.shards)
     for position, job in enumerate(jobs):
         key = job.key if isinstance(job, NewJob) else None
         (free if key is None else keyed.setdefault(shard_for_key(key, names), [])).append(position)
-    groups = [([session.place(places[0].queue, name)], positions) for name, positions in keyed.items()]
+    groups = [([session.queue_shard(queue_shards[0].queue, name)], positions) for name, positions in keyed.items()]
     if free:
-        groups.append((shuffled(places), free))
+        groups.append((shuffled(queue_shards), free))
     return groups
 
 
-def shuffled(places: list[QueueShard]) -> list[QueueShard]:
+def shuffled(queue_shards: list[QueueShard]) -> list[QueueShard]:
     """In random order, those that answered when last asked first."""
     now_s = time.monotonic()
-    return sorted(random.sample(places, len(places)), key=lambda place: place.silent_until_s > now_s)
+    return sorted(
+        random.sample(queue_shards, len(queue_shards)), key=lambda queue_shard: queue_shard.silent_until_s > now_s
+    )
 
 
 def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
@@ -118,18 +124,18 @@ def _enqueue_part(
     candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
 ) -> Flow[list[str]]:
     """Enqueues on the first candidate that takes the jobs; another is tried only if it certainly did not."""
-    for place in candidates[:-1]:
+    for queue_shard in candidates[:-1]:
         try:
-            found: list[str] = yield from _enqueue_at(place, jobs, deadline_s, False, packed)
+            found: list[str] = yield from _enqueue_at(queue_shard, jobs, deadline_s, False, packed)
             return found
         except (ServerUnavailable, ServerFull):
-            place.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
     found = yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed)
     return found
 
 
 def _enqueue_at(
-    place: QueueShard,
+    queue_shard: QueueShard,
     jobs: list[Any],
     deadline_s: float,
     patient: bool,
@@ -138,17 +144,17 @@ def _enqueue_at(
     alone: bool = False,
 ) -> Flow[Any]:
     """The jobs' descriptors; the first one if it is `alone`."""
-    part = _Part(place, jobs, packed, alone)
-    return write(place, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
+    part = _Part(queue_shard, jobs, packed, alone)
+    return write(queue_shard, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
 
 
 class _Part:
     """What goes to one place in one call, and what comes back of it."""
 
-    __slots__ = ("_alone", "_jobs", "_packed", "_place", "_spec")
+    __slots__ = ("_alone", "_jobs", "_packed", "_queue_shard", "_spec")
 
-    def __init__(self, place: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
-        self._place, self._jobs, self._packed, self._alone = place, jobs, packed, alone
+    def __init__(self, queue_shard: QueueShard, jobs: list[Any], packed: _Packed | None, alone: bool) -> None:
+        self._queue_shard, self._jobs, self._packed, self._alone = queue_shard, jobs, packed, alone
         self._spec = b""
 
     def arguments(self, config: QueueConfig) -> list[Argument]:
@@ -165,17 +171,17 @@ class _Part:
 
     def descriptors(self, reply: list[Any]) -> Any:
         """By the first id; the others follow it in a row."""
-        spec, place = self._spec, self._place
+        spec, queue_shard = self._spec, self._queue_shard
         one = len(spec) == _RUN.size
-        priorities = spec[0] if one else b"".join(bytes([level]) * n for level, n in _RUN.iter_unpack(spec))
+        priorities = spec[0] if one else b"".join(bytes([priority]) * n for priority, n in _RUN.iter_unpack(spec))
         first = int.from_bytes(reply[2], "big")
-        found = _core.format_descriptors(place.queue, place.shard.name, priorities, first, len(self._jobs))
+        found = _core.format_descriptors(queue_shard.queue, queue_shard.shard.name, priorities, first, len(self._jobs))
         return found[0] if self._alone else found
 
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
     """Spec, statuses and records of jobs, or InvalidArgument naming the job."""
-    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.levels)
+    packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.priorities)
     return packed
 
 

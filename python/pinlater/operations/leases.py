@@ -38,7 +38,7 @@ def ack(
             given: list[Argument] = [_more(batch, source), batch.groups, *batch.ids]
             if failed or tombstone or config.keep_succeeded:
                 return given
-            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.levels)
+            return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.priorities)
 
         flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
@@ -51,12 +51,12 @@ def _more(batch: _core.AckBatch, source: str) -> bytes:
     return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
 
 
-def places_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
+def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
     """What is acked by token: ids by queue and shard. Raises InvalidArgument for what ack() would."""
-    places: dict[tuple[str, str], list[bytes]] = {}
+    queue_shards: dict[tuple[str, str], list[bytes]] = {}
     for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
-        places.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
-    return places
+        queue_shards.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+    return queue_shards
 
 
 def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
@@ -81,8 +81,8 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
         if batch.tokenless:
             raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
         packed = [
-            bytes([level]) + id_ + token
-            for (level, token), id_ in zip(_levels_and_tokens(batch.groups), batch.ids, strict=True)
+            bytes([priority]) + id_ + token
+            for (priority, token), id_ in zip(_priorities_and_tokens(batch.groups), batch.ids, strict=True)
         ]
         if own:
             flows.append(_held_batch(session, batch, "renew", [b"", b"".join(packed), 0], deadline_s))
@@ -101,9 +101,9 @@ def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], 
         gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
         return [position for position, token in zip(batch.positions, tokens, strict=True) if token in gone]
 
-    place = session.place(batch.queue, batch.shard)
+    queue_shard = session.queue_shard(batch.queue, batch.shard)
     given: list[Argument] = [b"".join(named.values()), b"", 0]
-    return (yield from complete(write(place, "renew", given, deadline_s), refused))
+    return (yield from complete(write(queue_shard, "renew", given, deadline_s), refused))
 
 
 def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
@@ -136,8 +136,8 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
 
 def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:
     items, statuses, bodies = [], [], []
-    for position, ((level, token), id_, item) in enumerate(
-        zip(_levels_and_tokens(batch.groups), batch.ids, chosen, strict=True)
+    for position, ((priority, token), id_, item) in enumerate(
+        zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True)
     ):
         # the same limits as a new job's, from the same place
         as_job = checked(_checkpoint_as_job, item)
@@ -149,7 +149,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
             | (_STATUS if item.status else 0)
         )
         kind, ms = when(item.run_after_ms, item.delay_ms)
-        items.append(_ITEM.pack(level, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0))
+        items.append(_ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0))
         if item.status:
             text = item.status.encode()
             statuses.append(struct.pack(">HH", position, len(text)) + text)
@@ -185,26 +185,26 @@ def _held_batch(
 ) -> Flow[list[int]]:
     """One call on jobs of one place; returns positions (in what the caller gave) that were refused."""
     check_queue_name(batch.queue)
-    place = session.place(batch.queue, batch.shard)
+    queue_shard = session.queue_shard(batch.queue, batch.shard)
 
     def refused(reply: list[Any]) -> list[int]:
         return [batch.positions[index] for (index,) in struct.iter_unpack(">H", reply[2])]
 
-    return (yield from complete(write(place, verb, arguments, deadline_s), refused))
+    return (yield from complete(write(queue_shard, verb, arguments, deadline_s), refused))
 
 
-def _levels_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
+def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
     """Level and token of each id, from the groups of a release."""
     found: list[tuple[int, bytes]] = []
     at = 0
     while at < len(groups):
-        level, count = struct.unpack_from(">BH", groups, at)
+        priority, count = struct.unpack_from(">BH", groups, at)
         at += 3
         while count:
             token, run = struct.unpack_from(">8sH", groups, at)
             at += 10
             count -= run
-            found += [(level, token)] * run
+            found += [(priority, token)] * run
     return found
 
 

@@ -35,9 +35,9 @@ Kept: TypeAlias = tuple[Job, bytes, int]
 
 def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
     """Keeps results of running jobs of one queue and shard; returns the jobs that the caller does not hold."""
-    place = session.place(kept[0][0].queue, kept[0][0].shard)
+    queue_shard = session.queue_shard(kept[0][0].queue, kept[0][0].shard)
     parts = in_parts(kept)
-    flows = [_store_part(place, part, deadline_s) for part in parts]
+    flows = [_store_part(queue_shard, part, deadline_s) for part in parts]
     return (
         yield from all_of(
             flows, lambda refused: [job for part in refused for job in part], lambda index: [*parts[index]]
@@ -58,25 +58,25 @@ def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
     return parts
 
 
-def _store_part(place: QueueShard, part: list[Kept], deadline_s: float) -> Flow[list[Job]]:
+def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) -> Flow[list[Job]]:
     items = b"".join(
         _ITEM.pack(job.priority, job.id.to_bytes(8, "big"), job.token, ms.to_bytes(6, "big")) for job, _, ms in part
     )
-    channel = result_channel(place.queue, place.shard.name)
+    channel = result_channel(queue_shard.queue, queue_shard.shard.name)
     arguments: list[Argument] = [channel, items, *(result for _, result, _ in part)]
 
     def refused(reply: list[Any]) -> list[Job]:
         return [part[position][0] for (position,) in struct.iter_unpack(">H", reply[2])]
 
-    return (yield from complete(write(place, "store_results", arguments, deadline_s), refused))
+    return (yield from complete(write(queue_shard, "store_results", arguments, deadline_s), refused))
 
 
 def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
     """Has those who wait for results of these jobs look again. Where that fails, their own look has to do."""
     sends = []
     for descriptor in descriptors:
-        place, _, id_ = _parsed(session, descriptor)
-        sends.append(Send(place.shard.server, [("PUBLISH", _channel(place, id_), b"")], deadline_s))
+        queue_shard, _, id_ = _parsed(session, descriptor)
+        sends.append(Send(queue_shard.shard.server, [("PUBLISH", _channel(queue_shard, id_), b"")], deadline_s))
     if sends:
         yield sends
 
@@ -87,13 +87,13 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
 
     Raises TaskFailed, ResultGone or ResultTimeout.
     """
-    place, level, id_ = _parsed(session, descriptor)
+    queue_shard, priority, id_ = _parsed(session, descriptor)
     end_s = time.monotonic() + wait_s
     watch: Any = None
     try:
         while True:
             patient = deadline_s >= end_s
-            told: bytes = yield Joined((place, patient), (level, id_, deadline_s), partial(_look, place))
+            told: bytes = yield Joined((queue_shard, patient), (priority, id_, deadline_s), partial(_look, queue_shard))
             if told[:1] == _ANSWER:
                 return told[1:]
             _raise_end(descriptor, told)
@@ -102,7 +102,7 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
             deadline_s = max(deadline_s, end_s)
             if watch is None or watch.lost:
-                watch = yield Watch(place.shard.server, _channel(place, id_))
+                watch = yield Watch(queue_shard.shard.server, _channel(queue_shard, id_))
                 if watch is None:
                     yield Sleep(min(left_s, LOOK_AGAIN_S))
             else:
@@ -117,18 +117,18 @@ def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State
     found = yield from lookup(session, [descriptor], False, deadline_s)
     if descriptor in found:
         return found[descriptor].state
-    place, level, id_ = _parsed(session, descriptor)
-    told = (yield from _look(place, [(level, id_, deadline_s)]))[0]
+    queue_shard, priority, id_ = _parsed(session, descriptor)
+    told = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
     return State.SUCCEEDED if told[:1] == _ANSWER else None
 
 
-def _look(place: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
+def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
     """What became of jobs of one queue and shard, 1,000 at most. asked: level, id, until when to ask."""
-    levels, ids = bytes(level for level, _, _ in asked), [id_ for _, id_, _ in asked]
+    priorities, ids = bytes(priority for priority, _, _ in asked), [id_ for _, id_, _ in asked]
     deadline_s = max(deadline_s for _, _, deadline_s in asked)
     found: list[bytes] = []
     while (done := len(found)) < len(ids):
-        reply = yield from read(place, "outcome", [REPLY_BYTES, levels[done:], *ids[done:]], deadline_s)
+        reply = yield from read(queue_shard, "outcome", [REPLY_BYTES, priorities[done:], *ids[done:]], deadline_s)
         found += reply[2:]
     return found
 
@@ -143,9 +143,9 @@ def _raise_end(descriptor: str, told: bytes) -> None:
 
 
 def _parsed(session: Session, descriptor: str) -> tuple[QueueShard, int, bytes]:
-    queue, shard, level, number = checked(_core.parse_descriptor, descriptor)
-    return session.place(queue, shard), level, number.to_bytes(8, "big")
+    queue, shard, priority, number = checked(_core.parse_descriptor, descriptor)
+    return session.queue_shard(queue, shard), priority, number.to_bytes(8, "big")
 
 
-def _channel(place: QueueShard, id_: bytes) -> bytes:
-    return result_channel(place.queue, place.shard.name) + id_.hex().encode()
+def _channel(queue_shard: QueueShard, id_: bytes) -> bytes:
+    return result_channel(queue_shard.queue, queue_shard.shard.name) + id_.hex().encode()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from pinlater.tasks.meters import BOUNDS_S, Meter
-from pinlater.tasks.runner import Dispatcher
+from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
 
 #: Name, kind and meaning, in the order they are printed.
@@ -56,9 +56,9 @@ _OTHER: Final = '{task="(other)"}'
 Samples: TypeAlias = dict[str, dict[str, float]]
 
 
-def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
+def samples(worker: Worker, runner: TaskRunner) -> Samples:
     """What this process counted so far; folds its meters."""
-    stats, told = worker.stats, dispatcher.stats
+    stats, told = worker.stats, runner.stats
     found: Samples = {
         "pinlater_running_jobs": {"": len(worker.running)},
         "pinlater_prefetched_jobs": {"": len(worker.prefetched)},
@@ -74,7 +74,7 @@ def samples(worker: Worker, dispatcher: Dispatcher) -> Samples:
         "pinlater_jobs_total": {},
         "pinlater_job_seconds": {},
     }
-    for name, meter in dispatcher.meters.items():
+    for name, meter in runner.meters.items():
         meter.fold()
         label = f'task="{_escaped(name)}"'
         for end, count in meter.ends.items():

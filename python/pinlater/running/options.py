@@ -17,7 +17,7 @@ from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.running.probes import parse_address
 from pinlater.running.worker_process import REPORT_VARIABLE
 from pinlater.tasks.logs import LogFormat
-from pinlater.worker.queue_order import MAX_WEIGHT, Order
+from pinlater.worker.queue_order import MAX_WEIGHT, QueueOrder
 from pinlater.worker.worker import WorkerConfig
 
 MAX_PROCESSES: Final = 256
@@ -89,7 +89,7 @@ class RunOptions:
     def config(self, queues: Iterable[str]) -> WorkerConfig:
         """Of a worker of these queues, which share processes."""
         weights = {queue: own.weight for queue, own in self.queues.items() if own.weight is not None}
-        order = Order(weights={queue: weights[queue] for queue in queues if queue in weights}, strict=self.strict)
+        order = QueueOrder(weights={queue: weights[queue] for queue in queues if queue in weights}, strict=self.strict)
         return WorkerConfig(
             concurrency=self.concurrency, stop_timeout_s=self.stop_timeout, max_jobs=self.max_jobs, order=order
         )

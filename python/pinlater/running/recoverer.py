@@ -18,7 +18,7 @@ from typing import Any, Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queues import known_places
+from pinlater.operations.queues import known_queue_shards
 from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
@@ -34,7 +34,7 @@ LAST_S: Final = 2.0
 _COUNTS: Final = struct.Struct(">IIIIB")
 
 
-class Deaths:
+class Recoverer:
     """make: a client for the supervisor's loop. queues: what processes work on that do not report others."""
 
     def __init__(self, make: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
@@ -88,10 +88,10 @@ class Deaths:
 
     async def _end_in(self, queue: str, process: Process, told: str) -> None:
         session = self._client.session
-        places = await self._client.run(lambda end: known_places(session, queue, end))
-        arguments = [process.source, told, ids_in(process.begun)]
-        ended = await asyncio.gather(*(self._end_at(place, arguments) for place in places))
-        leases, retried, failed, unbegun = (sum(counts) for counts in zip(*ended, strict=True))
+        queue_shards = await self._client.run(lambda end: known_queue_shards(session, queue, end))
+        arguments = [process.source, told, ids_in(process.started)]
+        ended = await asyncio.gather(*(self._end_at(queue_shard, arguments) for queue_shard in queue_shards))
+        leases, retried, failed, not_started = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
             log.warning(
                 "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not begun",
@@ -101,21 +101,21 @@ class Deaths:
                 leases,
                 retried,
                 failed,
-                unbegun,
+                not_started,
             )
 
-    async def _end_at(self, place: QueueShard, arguments: list[Any]) -> list[int]:
+    async def _end_at(self, queue_shard: QueueShard, arguments: list[Any]) -> list[int]:
         """Returns leases, jobs tried again, jobs failed, jobs not begun. arguments: of end_leases, but its cursor."""
-        counts = await self._client.run(lambda end: _end_leases(place, arguments, end))
+        counts = await self._client.run(lambda end: _end_leases(queue_shard, arguments, end))
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 
 
-def _end_leases(place: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
+def _end_leases(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
     total = [0, 0, 0, 0]
     cursor, more = b"0:0", True
     while more:
-        reply = yield from write(place, "end_leases", [*arguments, cursor], deadline_s, patient=False)
+        reply = yield from write(queue_shard, "end_leases", [*arguments, cursor], deadline_s, patient=False)
         *counts, more = _COUNTS.unpack_from(reply[2])
         cursor = reply[2][_COUNTS.size :]
         total = [sum(pair) for pair in zip(total, counts, strict=True)]

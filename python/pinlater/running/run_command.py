@@ -33,16 +33,16 @@ from pinlater.running import metrics
 from pinlater.running.job_dump import dump
 from pinlater.running.options import RunOptions
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe, serving
-from pinlater.running.recoverer import Deaths
+from pinlater.running.recoverer import Recoverer
 from pinlater.running.reloader import folder_of, watch
-from pinlater.running.status import Overseer
+from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor, kill_after_s
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet
 from pinlater.tasks.app import PinLater, load_app
-from pinlater.tasks.dependencies import Made
+from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.logs import Lines
 from pinlater.tasks.meters import Meter
-from pinlater.tasks.runner import Dispatcher
+from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.acker import counts_of, in_words
 from pinlater.worker.executor import TOLD_BYTES, Handler, describe
 from pinlater.worker.os_process import memory_bytes
@@ -66,8 +66,8 @@ async def worker_of(
     *,
     client: AsyncClient | None = None,
     task_processes: int | None = None,
-    around: Callable[[Dispatcher], Handler] | None = None,
-    made: Made | None = None,
+    around: Callable[[TaskRunner], Handler] | None = None,
+    made: Resolved | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
@@ -79,8 +79,8 @@ async def worker_of(
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     missing = names if client is None else []
-    living = app.living() if made is None else nullcontext(made)
-    async with app.clients.new() if client is None else nullcontext(client) as client, living as made:
+    entered_lifespan = app.entered_lifespan() if made is None else nullcontext(made)
+    async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as made:
         try:
             known = {task.queue for task in app.tasks.values()}
             for name in missing:
@@ -90,15 +90,15 @@ async def worker_of(
                     log.warning("queue %s: it was not there, and no task of the app is in it: made now", name)
         except (ServerError, OutcomeUnknown, QueueError) as error:  # it waits for the server; producers make queues
             log.warning("queues not made yet: %s", error)
-        dispatcher = Dispatcher(app, client, config.concurrency, task_processes, made)
+        runner = TaskRunner(app, client, config.concurrency, task_processes, made)
         try:
-            handler = dispatcher if around is None else around(dispatcher)
+            handler = runner if around is None else around(runner)
             config_of = app.queue_config if missing else None
-            worker = Worker(client, names, handler, config, dispatcher.on_stop, config_of)
-            dispatcher.worker = worker
+            worker = Worker(client, names, handler, config, runner.on_stop, config_of)
+            runner.worker = worker
             yield worker
         finally:
-            await dispatcher.close()
+            await runner.close()
 
 
 async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
@@ -106,10 +106,10 @@ async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
     so.
     """
     found = await client.queue_config(queue)
-    lease_ms, levels = app.asked_of(queue)
-    if levels > found.levels:
-        await client.configure_queue(queue, levels=levels)
-        log.info("queue %s: it has %d levels now, as its tasks ask for; it had %d", queue, levels, found.levels)
+    lease_ms, priorities = app.asked_of(queue)
+    if priorities > found.priorities:
+        await client.configure_queue(queue, priorities=priorities)
+        log.info("queue %s: it has %d levels now, as its tasks ask for; it had %d", queue, priorities, found.priorities)
     if lease_ms > found.lease_ms:
         log.warning(
             "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease-ms %d",
@@ -157,20 +157,20 @@ def _start_anew() -> None:
 def _supervise(app: PinLater, options: RunOptions, verbosity: int, read: Callable[[], RunOptions]) -> int:
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
     names, sets = _sets(app, options, command)
-    deaths = Deaths(app.clients.new, names)
-    overseer = Overseer(sets, deaths)
+    recoverer = Recoverer(app.clients.new, names)
+    status = SupervisorStatus(sets, recoverer)
 
     def reloaded() -> list[ProcessSet]:
         _, sets = _sets(app, _at_reload(options, read()), command)
-        overseer.sets = sets
+        status.sets = sets
         return sets
 
-    supervisor = Supervisor(sets, burst=options.burst, reloaded=reloaded, observer=overseer, deaths=deaths)
+    supervisor = Supervisor(sets, burst=options.burst, reloaded=reloaded, listener=status, recoverer=recoverer)
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:
         watching = [watch(folder_of(options.app), supervisor.reload)] if options.watch else []
-        async with deaths.open(), _serving(options.http, overseer.answers()), _meanwhile(*watching):
+        async with recoverer.open(), _serving(options.http, status.answers()), _meanwhile(*watching):
             yield
 
     return supervisor.run(beside)
@@ -238,12 +238,12 @@ class _Run:
             worker_of(self._app, self._queues, self._config, task_processes=options.task_processes) as worker,
             AsyncExitStack() as stack,
         ):
-            assert isinstance(worker.handler, Dispatcher)
-            self._worker, self._dispatcher = worker, worker.handler
+            assert isinstance(worker.handler, TaskRunner)
+            self._worker, self._runner = worker, worker.handler
             signals.connect(self._on_stop)
             stack.enter_context(self._other_signals())
             if options.http is not None:
-                self._dispatcher.meters = {name: Meter() for name in self._app.tasks}
+                self._runner.meters = {name: Meter() for name in self._app.tasks}
                 await stack.enter_async_context(_meanwhile(self._fold()))
             if self._report_fd is None:
                 await stack.enter_async_context(_serving(options.http, self._answers()))
@@ -258,7 +258,7 @@ class _Run:
             except ServerUnavailable:
                 self._code, self._over = NO_SERVER, True
                 raise
-            counts = counts_of(worker.stats, self._dispatcher.stats)
+            counts = counts_of(worker.stats, self._runner.stats)
             log.info("stopped: %s", in_words(counts), extra=counts)
             self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
             self._over = True
@@ -313,13 +313,13 @@ class _Run:
         return self._code == RECYCLE or self._worker.exhausted
 
     def _samples(self) -> metrics.Samples:
-        return metrics.samples(self._worker, self._dispatcher)
+        return metrics.samples(self._worker, self._runner)
 
     async def _fold(self) -> None:
         """What was counted is added up, however seldom somebody asks for it."""
         while True:
             await asyncio.sleep(REPORT_S)
-            for meter in self._dispatcher.meters.values():
+            for meter in self._runner.meters.values():
                 meter.fold()
 
     def _answers(self) -> Answers:

@@ -12,21 +12,21 @@ from typing import Final
 
 from pinlater.running import metrics
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe
-from pinlater.running.recoverer import Deaths
+from pinlater.running.recoverer import Recoverer
 from pinlater.running.worker_process import Process, ProcessSet
 
 #: A process whose loop has not turned for so long is not healthy.
 STALE_S: Final = 10.0
 
 
-class Overseer:
+class SupervisorStatus:
     """The observer of a supervisor of these sets, each of which is to have a process that is ready. sets: may be
     replaced. deaths: what became of the jobs of processes that died.
     """
 
-    def __init__(self, sets: Sequence[ProcessSet], deaths: Deaths | None = None) -> None:
+    def __init__(self, sets: Sequence[ProcessSet], recoverer: Recoverer | None = None) -> None:
         self.sets = sets
-        self._deaths = deaths
+        self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
         #: Of unknown tasks; those that were told apart once are from then on, so that no count goes down.
@@ -64,8 +64,8 @@ class Overseer:
         metrics.add(total, self._ended, names=self._names)
         for process in self._running.values():
             metrics.add(total, process.report.get("samples", {}), names=self._names)
-        if self._deaths is not None:
-            counts = {"retried": self._deaths.retried, "failed": self._deaths.failed}
+        if self._recoverer is not None:
+            counts = {"retried": self._recoverer.retried, "failed": self._recoverer.failed}
             total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}
         total["pinlater_processes"] = {"": len(self._running)}
         total["pinlater_process_restarts_total"] = {

@@ -23,16 +23,16 @@ import uvloop
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument
-from pinlater.running.recoverer import Deaths
+from pinlater.running.recoverer import Recoverer
 from pinlater.running.worker_process import (
     FIRST_RESTART_S,
     NEVER_S,
     NO_SERVER,
     RECYCLE,
     RECYCLED,
-    Place,
     Process,
     ProcessSet,
+    ProcessSlot,
     rearrange,
 )
 from pinlater.worker.acker import counts_of, in_words
@@ -94,7 +94,7 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
     return 0
 
 
-class Observer(Protocol):
+class ProcessListener(Protocol):
     """Is told what becomes of a supervisor's processes."""
 
     def reported(self, process: Process) -> None:
@@ -125,22 +125,22 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         burst: bool = False,
         reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
-        observer: Observer | None = None,
-        deaths: Callable[[Process, int], None] | None = None,
+        listener: ProcessListener | None = None,
+        recoverer: Callable[[Process, int], None] | None = None,
     ) -> None:
-        self._places, _ = rearrange([], sets)
+        self._slots, _ = rearrange([], sets)
         #: Those that end, and those that no place is left for, which end when no fresh process is waited for.
         self._leaving: list[Process] = []
         self._env = {**os.environ, **(env or {})}
         self._burst, self._reloaded = burst, reloaded
-        self._observer: Observer = observer or _Nobody()
-        self._deaths = deaths
+        self._listener: ProcessListener = listener or _Nobody()
+        self._recoverer = recoverer
         self._signals = self._passed = self._worst = 0
 
     @property
     def processes(self) -> list[Process]:
         """Those that run; fresh ones and those that are about to end included."""
-        running = [process for place in self._places for process in (place.process, place.fresh) if process is not None]
+        running = [process for slot in self._slots for process in (slot.process, slot.fresh) if process is not None]
         return running + self._leaving
 
     def run(self, beside: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext) -> int:
@@ -163,17 +163,17 @@ class Supervisor:
             log.error("reload: %s; all goes on as it is", error)
             return
         log.info("reload: starting fresh processes")
-        for place in self._places:
-            if place.fresh is not None:
-                self._leave(place.fresh, "reload")
-                place.fresh = None
-        self._places, left = rearrange(self._places, sets)
-        self._leaving += [place.process for place in left if place.process is not None]
-        for place in self._places:
-            if place.process is not None:
-                place.fresh = self._start(place)
-            elif place.next_start_s != NEVER_S:
-                place.next_start_s = 0.0
+        for slot in self._slots:
+            if slot.fresh is not None:
+                self._leave(slot.fresh, "reload")
+                slot.fresh = None
+        self._slots, left = rearrange(self._slots, sets)
+        self._leaving += [slot.process for slot in left if slot.process is not None]
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.fresh = self._start(slot)
+            elif slot.next_start_s != NEVER_S:
+                slot.next_start_s = 0.0
         self._wake.set()
 
     async def _run(self, beside: Callable[[], AbstractAsyncContextManager[object]]) -> int:
@@ -202,8 +202,8 @@ class Supervisor:
         while True:
             self._wake.clear()
             now_s = time.monotonic()
-            for place in self._places:
-                self._look_at(place, now_s)
+            for slot in self._slots:
+                self._look_at(slot, now_s)
             self._leaving = [process for process in self._leaving if not self._has_left(process)]
             self._stop_left_over()
             self._pass_signals_on()
@@ -215,11 +215,11 @@ class Supervisor:
                     await self._wake.wait()
 
     def _over(self) -> bool:
-        stopped = self._signals or all(place.next_start_s == NEVER_S for place in self._places)
+        stopped = self._signals or all(slot.next_start_s == NEVER_S for slot in self._slots)
         return bool(stopped) and not self.processes
 
     def _stop_left_over(self) -> None:
-        if not self._signals and all(place.fresh is None for place in self._places):
+        if not self._signals and all(slot.fresh is None for slot in self._slots):
             for process in self._leaving:
                 if not process.ending:
                     process.stop("reload", process.of.kill_after_s)
@@ -250,50 +250,50 @@ class Supervisor:
     def _pause_s(self) -> float:
         """Until the next process may be started, or must be killed or looked at."""
         now_s = time.monotonic()
-        waits = [place.next_start_s for place in self._places if place.process is None and not self._signals]
+        waits = [slot.next_start_s for slot in self._slots if slot.process is None and not self._signals]
         waits += [process.kill_s for process in self.processes]
         looks = any(process.of.memory_mb is not None for process in self.processes)
         return max(0.0, min([now_s + (LOOK_S if looks else LAST_RESTART_S), *waits]) - now_s)
 
-    def _start(self, place: Place) -> Process | None:
+    def _start(self, slot: ProcessSlot) -> Process | None:
         """None if that can not be done now."""
         try:
-            process = Process(place.of, self._env, None if self._reloaded is None else self._on_report)
+            process = Process(slot.of, self._env, None if self._reloaded is None else self._on_report)
         except (OSError, subprocess.SubprocessError) as error:
-            log.error("%s: it can not be started: %s", place.of.name, error)
-            self._put_off(place, time.monotonic())
+            log.error("%s: it can not be started: %s", slot.of.name, error)
+            self._put_off(slot, time.monotonic())
             return None
         if self._reloaded is not None:
-            process.kill_s = process.started_s + START_S * place.restart_s / FIRST_RESTART_S
+            process.kill_s = process.started_s + START_S * slot.restart_s / FIRST_RESTART_S
         return process
 
     def _on_report(self, process: Process) -> None:
-        self._observer.reported(process)
+        self._listener.reported(process)
         if self._signals:
             return
         if not process.ending:
             process.kill_s = NEVER_S
-        for place in self._places:
-            if place.fresh is process and (process.ready or process.report.get("recycling")):
-                old, place.process, place.fresh = place.process, process, None
+        for slot in self._slots:
+            if slot.fresh is process and (process.ready or process.report.get("recycling")):
+                old, slot.process, slot.fresh = slot.process, process, None
                 if old is not None:
                     self._leave(old, "reload")
                 self._wake.set()
             recycling = process.report.get("recycling") and not process.ending
-            if place.process is process and recycling and not process.has_ended:  # else it is replaced as one that has
-                self._recycle(place, process)
+            if slot.process is process and recycling and not process.has_ended:  # else it is replaced as one that has
+                self._recycle(slot, process)
 
-    def _recycle(self, place: Place, process: Process) -> None:
+    def _recycle(self, slot: ProcessSlot, process: Process) -> None:
         """It claims no more, and ends by itself when its jobs have ended. Another does not wait for that, unless as
         many of its set end already as it has processes.
         """
-        log.info("%s %d is recycled: its jobs end", place.of.name, process.pid)
+        log.info("%s %d is recycled: its jobs end", slot.of.name, process.pid)
         now_s = time.monotonic()
         process.ending, process.kill_s = RECYCLED, now_s + process.of.kill_after_s
-        ending = sum(each.ending == RECYCLED and each.of is place.of for each in self._leaving)
-        if place.fresh is None and not self._burst and ending < place.of.processes:
+        ending = sum(each.ending == RECYCLED and each.of is slot.of for each in self._leaving)
+        if slot.fresh is None and not self._burst and ending < slot.of.processes:
             self._leave(process, RECYCLED)
-            place.process, place.next_start_s = None, now_s
+            slot.process, slot.next_start_s = None, now_s
         self._wake.set()
 
     def _leave(self, process: Process, why: str) -> None:
@@ -307,15 +307,15 @@ class Supervisor:
         if code is None:
             return False
         crashed = process.ending == RECYCLED and not self._is_orderly(process, code)
-        self._observer.ended(process, "crash" if crashed else process.ending)
+        self._listener.ended(process, "crash" if crashed else process.ending)
         self._note(process, code)
         return True
 
     def _poll(self, process: Process) -> int | None:
         """Its exit code, when it has ended."""
         code = process.poll()
-        if code is not None and self._deaths is not None and not self._is_orderly(process, code):
-            self._deaths(process, code)
+        if code is not None and self._recoverer is not None and not self._is_orderly(process, code):
+            self._recoverer(process, code)
         return code
 
     def _is_orderly(self, process: Process, code: int) -> bool:
@@ -324,46 +324,46 @@ class Supervisor:
             return process.report.get("code") == code
         return code == 0 and bool(self._signals or self._burst or process.ending)
 
-    def _look_at(self, place: Place, now_s: float) -> None:
+    def _look_at(self, slot: ProcessSlot, now_s: float) -> None:
         """Takes note of processes that ended, and starts another when it is time."""
-        fresh = place.fresh
-        if fresh is not None and (code := self._poll(fresh)) is not None and place.fresh is fresh:
-            place.fresh = None
-            self._observer.ended(fresh, "crash")
+        fresh = slot.fresh
+        if fresh is not None and (code := self._poll(fresh)) is not None and slot.fresh is fresh:
+            slot.fresh = None
+            self._listener.ended(fresh, "crash")
             if not self._signals:
-                told = "; the old one goes on" if place.process is not None else ""
+                told = "; the old one goes on" if slot.process is not None else ""
                 log.error("reload: process %d %s before it was ready%s", fresh.pid, exit_in_words(code), told)
-        if place.process is not None and (code := self._poll(place.process)) is not None:
-            process, place.process, place.fresh = place.process, place.fresh, None
-            self._ended(place, process, code, now_s)
-        if place.process is None and place.next_start_s <= now_s and not self._signals:
-            place.process = self._start(place)
+        if slot.process is not None and (code := self._poll(slot.process)) is not None:
+            process, slot.process, slot.fresh = slot.process, slot.fresh, None
+            self._ended(slot, process, code, now_s)
+        if slot.process is None and slot.next_start_s <= now_s and not self._signals:
+            slot.process = self._start(slot)
 
-    def _ended(self, place: Place, process: Process, code: int, now_s: float) -> None:
+    def _ended(self, slot: ProcessSlot, process: Process, code: int, now_s: float) -> None:
         """When another may be started: at once if it asked for that, else later each time."""
         self._note(process, code)
         orderly = self._is_orderly(process, code)
         if self._signals or (self._burst and code in (0, NO_SERVER) and orderly):
-            place.next_start_s = NEVER_S
-            self._observer.ended(process, "")
+            slot.next_start_s = NEVER_S
+            self._listener.ended(process, "")
             return
         if code == RECYCLE and orderly:
-            why, level, place.next_start_s = RECYCLED, logging.INFO, now_s
+            why, level, slot.next_start_s = RECYCLED, logging.INFO, now_s
         else:
             why, level = "crash" if process.ending in ("", RECYCLED) else process.ending, logging.ERROR
             if now_s - process.started_s >= HEALTHY_S and (process.report or self._reloaded is None):
-                place.restart_s = FIRST_RESTART_S
-            self._put_off(place, now_s)
-        self._observer.ended(process, why)
-        told = f"starting another in {place.next_start_s - now_s:.1f} s"
-        if place.process is not None:
-            told = f"{place.process.pid} takes its place"
+                slot.restart_s = FIRST_RESTART_S
+            self._put_off(slot, now_s)
+        self._listener.ended(process, why)
+        told = f"starting another in {slot.next_start_s - now_s:.1f} s"
+        if slot.process is not None:
+            told = f"{slot.process.pid} takes its place"
         log.log(level, "%s %d %s; %s", process.of.name, process.pid, exit_in_words(code), told)
 
-    def _put_off(self, place: Place, now_s: float) -> None:
+    def _put_off(self, slot: ProcessSlot, now_s: float) -> None:
         """The next start there: later each time."""
-        place.next_start_s = now_s + place.restart_s
-        place.restart_s = min(2 * place.restart_s, LAST_RESTART_S)
+        slot.next_start_s = now_s + slot.restart_s
+        slot.restart_s = min(2 * slot.restart_s, LAST_RESTART_S)
 
     def _note(self, process: Process, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""
@@ -390,9 +390,9 @@ def run_workers(
     load_handler(handler)  # a mistyped name ends here, not in a loop of restarts
     if processes == 1:
         return run_worker(handler, queues, shards=shards, config=config)
-    deaths = Deaths(lambda: AsyncClient(shards=shards), queues)
+    recoverer = Recoverer(lambda: AsyncClient(shards=shards), queues)
     sets = [ProcessSet(command=command, processes=processes, kill_after_s=kill_after_s(config))]
-    return Supervisor(sets, deaths=deaths).run(deaths.open)
+    return Supervisor(sets, recoverer=recoverer).run(recoverer.open)
 
 
 def kill_after_s(config: WorkerConfig) -> float:

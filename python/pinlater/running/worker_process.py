@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from pinlater.client.client import MARK_VARIABLE, source_of
 from pinlater.worker.os_process import end_with_parent, memory_bytes
-from pinlater.worker.started_jobs import BEGUN_VARIABLE, shared_memory
+from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -65,7 +65,7 @@ class Process:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.of, self._socket, self._on_report, self._unread = of, ours, on_report, b""
-        handed = {BEGUN_VARIABLE: file.fileno()}
+        handed = {STARTED_VARIABLE: file.fileno()}
         if on_report is not None:
             handed[REPORT_VARIABLE] = theirs.fileno()
         mark = secrets.token_hex(4)
@@ -92,7 +92,7 @@ class Process:
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
         #: The jobs it has begun, see ids_in; there when it has ended, too.
-        self.begun = memory
+        self.started = memory
         #: When it is killed; after a stop signal.
         self.kill_s = NEVER_S
         #: Why it was told to end, or was killed, if it was.
@@ -158,7 +158,7 @@ class Process:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ProcessSlot:
     """Where one process runs at a time, and when another may be started (monotonic seconds). fresh: takes the place of
     the process as soon as it is ready.
     """
@@ -170,19 +170,19 @@ class Place:
     next_start_s: float = 0.0
 
 
-def rearrange(places: Sequence[Place], sets: Sequence[ProcessSet]) -> tuple[list[Place], list[Place]]:
+def rearrange(slots: Sequence[ProcessSlot], sets: Sequence[ProcessSet]) -> tuple[list[ProcessSlot], list[ProcessSlot]]:
     """The places of other sets, and those that are left over; a place stays with the set of its name, if it can."""
     wanted = [of for of in sets for _ in range(of.processes)]
-    left, kept = list(places), dict[int, Place]()
+    left, kept = list(slots), dict[int, ProcessSlot]()
     for same_name in (True, False):
         for at, of in enumerate(wanted):
-            found = next((place for place in left if place.of.name == of.name or not same_name), None)
+            found = next((slot for slot in left if slot.of.name == of.name or not same_name), None)
             if at not in kept and found is not None:
                 kept[at] = found
                 left.remove(found)
-    for at, place in kept.items():
-        place.of = wanted[at]
-    return [kept.get(at) or Place(of) for at, of in enumerate(wanted)], left
+    for at, slot in kept.items():
+        slot.of = wanted[at]
+    return [kept.get(at) or ProcessSlot(of) for at, of in enumerate(wanted)], left
 
 
 def _begin(parent: int) -> None:

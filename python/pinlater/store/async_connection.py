@@ -42,12 +42,12 @@ def _keep_alive(transport: asyncio.WriteTransport) -> None:
             end.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Link(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection for one exchange at a time."""
 
     def __init__(self, connection: Any) -> None:
         self._writer = _take_socket(connection)
-        self._transport = self._writer.transport
+        self._driver = self._writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
         self._answers: list[Any] = []
@@ -55,9 +55,9 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[Exception | None] | None = None
         self._good = True
         self._poll = select.poll()
-        self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        self._transport.set_protocol(self)
-        _keep_alive(self._transport)
+        self._poll.register(self._driver.get_extra_info("socket").fileno(), select.POLLIN)
+        self._driver.set_protocol(self)
+        _keep_alive(self._driver)
 
     async def exchange(self, packed: bytes, count: int, wait_s: float) -> tuple[list[Any], Exception | None]:
         """Sends commands; returns their `count` answers (an error reply as ReplyError), or those that came within
@@ -71,7 +71,7 @@ class Link(asyncio.Protocol):
             timer = self._loop.call_later(wait_s, self._end, TimeoutError(f"no answer within {wait_s:.3g} s"))
         try:
             # the transport keeps what the socket does not take; the answers are waited for anyhow
-            self._transport.write(packed)
+            self._driver.write(packed)
             return answers, await waiter
         finally:
             if timer is not None:
@@ -84,11 +84,11 @@ class Link(asyncio.Protocol):
         The socket is asked too: the loop may not have come to read its end yet, and what is sent on a closed one is
         uncertain.
         """
-        return self._good and not self._transport.is_closing() and not self._poll.poll(0)
+        return self._good and not self._driver.is_closing() and not self._poll.poll(0)
 
     def close(self) -> None:
         """Drops it; an answer still under way is never read."""
-        self._transport.abort()
+        self._driver.abort()
 
     # protocol
 
@@ -126,7 +126,7 @@ class Subscription(asyncio.Protocol):
 
     def __init__(self, connection: Any, on_message: Callable[[bytes, bytes], None]) -> None:
         self._writer = _take_socket(connection)
-        self._transport = self._writer.transport
+        self._driver = self._writer.transport
         self._reader = hiredis.Reader()
         self._on_message = on_message
         self.on_lost: Callable[[], None] | None = None
@@ -134,8 +134,8 @@ class Subscription(asyncio.Protocol):
         self._stands = False
         #: One a channel, in the order in which the server confirms them; of an add of several the last has the future.
         self._confirming: deque[asyncio.Future[None] | None] = deque()
-        self._transport.set_protocol(self)
-        _keep_alive(self._transport)
+        self._driver.set_protocol(self)
+        _keep_alive(self._driver)
 
     def add(self, *channels: bytes) -> asyncio.Future[None]:
         """Also these. The future ends with the server's word: PermissionError is its refusal, ConnectionResetError the
@@ -146,18 +146,18 @@ class Subscription(asyncio.Protocol):
             confirmed.set_exception(ConnectionResetError("the subscription was lost"))
         else:
             self._confirming += [None] * (len(channels) - 1) + [confirmed]
-            self._transport.write(_core.pack_commands([("SUBSCRIBE", *channels)]))
+            self._driver.write(_core.pack_commands([("SUBSCRIBE", *channels)]))
         return confirmed
 
     def remove(self, channel: bytes) -> None:
         """This one no more."""
         if not self.ended:
-            self._transport.write(_core.pack_commands([("UNSUBSCRIBE", channel)]))
+            self._driver.write(_core.pack_commands([("UNSUBSCRIBE", channel)]))
 
     def close(self) -> None:
         """Nothing is heard from now on."""
         self.ended = True
-        self._transport.abort()
+        self._driver.abort()
 
     def data_received(self, data: bytes) -> None:
         """Tells of each message."""
@@ -166,7 +166,7 @@ class Subscription(asyncio.Protocol):
             while (message := self._reader.gets()) is not False:
                 self._tell(message)
         except hiredis.ProtocolError:
-            self._transport.abort()
+            self._driver.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ended by the server, or by what lies between."""
@@ -178,7 +178,7 @@ class Subscription(asyncio.Protocol):
     def _tell(self, message: Any) -> None:
         if not isinstance(message, list):
             self._refuse(PermissionError(str(message)))
-            self._transport.abort()
+            self._driver.abort()
         elif message[0] == b"message":
             self._on_message(message[1], message[2])
         elif message[0] == b"subscribe":

@@ -14,26 +14,38 @@ from redis.exceptions import RedisError
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
-from pinlater.store.async_connection import Link
+from pinlater.store.async_connection import Connection
 from pinlater.store.async_waker import AsyncWaker
 from pinlater.store.async_watcher import AsyncWatcher
 from pinlater.store.coalescer import Coalescer
-from pinlater.store.effects import AwaitMessage, AwaitRing, Effect, Failure, Flow, Joined, Listen, Send, Sleep, T, Watch
+from pinlater.store.effects import (
+    AwaitMessage,
+    AwaitNotification,
+    Effect,
+    Flow,
+    Joined,
+    Listen,
+    NoAnswer,
+    Send,
+    Sleep,
+    T,
+    Watch,
+)
 from pinlater.store.servers import Server
 from pinlater.store.sync_driver import MAX_FREE, connect_error
 
 
-class AsyncTransport:
+class AsyncDriver:
     """Drives flows. connect_timeout_s, read_timeout_s: for one connect, one exchange."""
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
-        self.free: dict[Server, list[Link]] = {}
+        self.free: dict[Server, list[Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
         self._joined: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._blocking: set[Link] = set()
+        self._blocking: set[Connection] = set()
         self._inherited: tuple[Any, ...] = ()
         self._closed = False
 
@@ -61,10 +73,10 @@ class AsyncTransport:
         self.free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
         self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
 
-    def hang_up(self) -> None:
+    def stop_blocking(self) -> None:
         """Blocking exchanges get no more answers: what was sent is uncertain."""
-        for link in self._blocking:
-            link.close()
+        for connection in self._blocking:
+            connection.close()
 
     async def close(self) -> None:
         """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
@@ -75,8 +87,8 @@ class AsyncTransport:
         self._watcher.close()
         free, self.free = self.free, {}
         for links in free.values():
-            for link in links:
-                link.close()
+            for connection in links:
+                connection.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -90,7 +102,7 @@ class AsyncTransport:
                 await asyncio.sleep(seconds)
             case Listen(servers):
                 return await self._while_open(self.waker.listen(servers))
-            case AwaitRing(seconds, since):
+            case AwaitNotification(seconds, since):
                 await self._while_open(self.waker.wait(seconds, since))
             case Watch(server, channel):
                 return await self._while_open(self._watcher.watch(server, channel))
@@ -123,42 +135,42 @@ class AsyncTransport:
 
     async def _exchange(self, effect: Send) -> list[Any]:
         server = effect.server
-        link = self._take(server)
-        if link is None:
+        connection = self._take(server)
+        if connection is None:
             try:
-                link = Link(await self.connect(server, effect.wait_s(sum(self._timeouts))))
+                connection = Connection(await self.connect(server, effect.wait_s(sum(self._timeouts))))
             except PinLaterError as error:
-                return [Failure(False, error)] * len(effect.commands)
+                return [NoAnswer(False, error)] * len(effect.commands)
         if effect.blocking:
-            self._blocking.add(link)
+            self._blocking.add(connection)
         try:
-            answers, why = await link.exchange(
+            answers, why = await connection.exchange(
                 _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
             )
         except BaseException:
-            link.close()
+            connection.close()
             raise
         finally:
-            self._blocking.discard(link)
+            self._blocking.discard(connection)
         if why is not None:
-            link.close()
-            lost = Failure(True, ServerUnavailable(f"server {server}: {why}"))
+            connection.close()
+            lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         free = self.free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed:
-            free.append(link)
+            free.append(connection)
         else:
-            link.close()
+            connection.close()
         return answers
 
-    def _take(self, server: Server) -> Link | None:
+    def _take(self, server: Server) -> Connection | None:
         """A free connection that is still open, if there is one."""
         free = self.free.get(server)
         while free:
-            link = free.pop()
-            if link.is_open():
-                return link
-            link.close()
+            connection = free.pop()
+            if connection.is_open():
+                return connection
+            connection.close()
         return None
 
     async def connect(self, server: Server, within_s: float = float("inf")) -> Any:

@@ -27,7 +27,7 @@ class AsyncWaker:
         self._connect = connect
         self._subscriptions: dict[Server, Subscription] = {}
         self.waiters: set[asyncio.Future[None]] = set()
-        self.on_ring: Callable[[bytes], None] | None = None
+        self.on_notification: Callable[[bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
         self.also: Callable[[Server], Sequence[bytes]] = _nothing
         self.on_other: Callable[[bytes, bytes], None] | None = None
@@ -112,8 +112,8 @@ class AsyncWaker:
                 self.on_other(channel, message)
             return
         self._tell()
-        if self.on_ring is not None:
-            self.on_ring(message)
+        if self.on_notification is not None:
+            self.on_notification(message)
 
     def _tell(self) -> None:
         self._rings += 1

@@ -64,7 +64,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitRing:
+class AwaitNotification:
     """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result:
     None.
     """
@@ -102,7 +102,7 @@ class Joined:
     make: Callable[[list[Any]], Flow[list[Any]]]
 
 
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitRing | Watch | AwaitMessage | Joined
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitNotification | Watch | AwaitMessage | Joined
 T = TypeVar("T")
 R = TypeVar("R")
 Flow: TypeAlias = Generator[Effect, Any, T]
@@ -116,7 +116,7 @@ class ReplyError:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NoAnswer:
     """Answer: no reply came. sent: whether the server may have got the command."""
 
     sent: bool
@@ -126,7 +126,7 @@ class Failure:
 def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any]]:
     """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
     answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
-    if any(isinstance(answer, Failure) and answer.sent for answer in answers):
+    if any(isinstance(answer, NoAnswer) and answer.sent for answer in answers):
         answers = (yield [Send(server, commands, deadline_s)])[0]
     return answers
 

@@ -19,12 +19,12 @@ def queue_key(queue: str, shard: str, name: str) -> bytes:
     return f"{PREFIX}{tag(queue, shard)}:{name}".encode()
 
 
-def script_keys(queue: str, shard: str, names: tuple[str, ...], levels: int) -> tuple[bytes, ...]:
+def script_keys(queue: str, shard: str, names: tuple[str, ...], priorities: int) -> tuple[bytes, ...]:
     """KEYS of a script: each name in order, a family (`p*`) as one key a level, level 1 first."""
     keys = [queue_key(queue, shard, name) for name in names if not name.endswith("*")]
     for family in names:
         if family.endswith("*"):
-            keys += [queue_key(queue, shard, f"{family[:-1]}{level}") for level in range(1, levels + 1)]
+            keys += [queue_key(queue, shard, f"{family[:-1]}{priority}") for priority in range(1, priorities + 1)]
     return tuple(keys)
 
 
@@ -38,12 +38,12 @@ def wake_channel(session: bytes) -> bytes:
     return f"{PREFIX}wake:{session.hex()}".encode()
 
 
-def bell_key(queue: str, shard: str, channel: bytes) -> bytes:
+def blocking_list_key(queue: str, shard: str, channel: bytes) -> bytes:
     """The list on which a client blocks for a queue and shard: the scripts find its wake channel at the end."""
     return queue_key(queue, shard, channel.decode())
 
 
-def gone_channel(queue: str, shard: str) -> bytes:
+def cancel_channel(queue: str, shard: str) -> bytes:
     """Where workers of a queue and shard hear of running jobs that were removed."""
     return f"{PREFIX}wake:{tag(queue, shard)}".encode()
 

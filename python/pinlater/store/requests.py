@@ -28,7 +28,7 @@ from pinlater.model.errors import (
     from_reply,
 )
 from pinlater.model.queue_config import QueueConfig, StoredConfig
-from pinlater.store.effects import Argument, Command, Failure, Flow, ReplyError, Send, Sleep, complete
+from pinlater.store.effects import Argument, Command, Flow, NoAnswer, ReplyError, Send, Sleep, complete
 from pinlater.store.lanes import Lane
 from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server
@@ -47,50 +47,54 @@ Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Arg
 
 
 class CommonKeys(list[Argument]):
-    """Arguments of a call that needs only the keys before the bar of its script's KEYS line, of the first `levels`."""
+    """Arguments of a call that needs only the keys before the bar of its script's KEYS line, of so many priorities."""
 
-    __slots__ = ("levels",)
+    __slots__ = ("priorities",)
 
-    def __init__(self, arguments: Sequence[Argument], levels: int) -> None:
+    def __init__(self, arguments: Sequence[Argument], priorities: int) -> None:
         super().__init__(arguments)
-        self.levels = levels
+        self.priorities = priorities
 
 
-def read(place: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
+def read(queue_shard: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
     """Carries out a reading script; sends it again until the deadline (monotonic seconds) while no answer comes."""
     script = load_scripts()[verb]
     pauses, changes = _pauses(), _pauses(0.0)
     while True:
-        config = yield from known_config(place, deadline_s)
+        config = yield from known_config(queue_shard, deadline_s)
         nonce = secrets.token_bytes(4)
         head = [nonce, config.version] if script.versioned else [nonce]
-        command = _command(place, script, config, [*head, *_arguments(arguments, config)])
-        answer = yield from _evaluate(place.shard.server, script, command, deadline_s)
+        command = _command(queue_shard, script, config, [*head, *_arguments(arguments, config)])
+        answer = yield from _evaluate(queue_shard.shard.server, script, command, deadline_s)
         if isinstance(answer, list):
             if len(answer) > 1 and answer[0] == nonce:
                 return answer
-            answer = Failure(True, ServerReplyError(f"{verb} of {place}: the answer is not for this request"))
-        error = _error_of(answer, verb, place)
+            answer = NoAnswer(True, ServerReplyError(f"{verb} of {queue_shard}: the answer is not for this request"))
+        error = _error_of(answer, verb, queue_shard)
         if isinstance(error, QueueNotFound | ConfigConflict):
-            place.stored = None
+            queue_shard.stored = None
         if isinstance(error, ConfigConflict):
             yield from _pause_or_raise(changes, deadline_s, error)
             continue
         told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
-        if told or not isinstance(error, ServerUnavailable | ServerReplyError) or not place.shard.server.contacted:
+        if (
+            told
+            or not isinstance(error, ServerUnavailable | ServerReplyError)
+            or not queue_shard.shard.server.contacted
+        ):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
 
 
 def write(
-    place: QueueShard,
+    queue_shard: QueueShard,
     verb: str,
     arguments: Arguments,
     deadline_s: float,
     *,
     patient: bool = True,
     finish: Callable[[list[Any]], Any] | None = None,
-    bell: bytes = b"",
+    blocking_list: bytes = b"",
 ) -> Flow[Any]:
     """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
 
@@ -98,28 +102,28 @@ def write(
     another shard). bell: a list; carried out only once something is in it, however long that takes. Raises
     OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried out.
     """
-    script, lane, stored = load_scripts()[verb], place.lanes.take(), place.stored
+    script, lane, stored = load_scripts()[verb], queue_shard.lanes.take(), queue_shard.stored
     command = answer = None
     if stored is not None and not stored.deleted:
         # nearly every call ends here; what does not begins anew as a _Write, with the first answer
         try:
-            command = _write_command(place, script, stored, lane.field, lane.sequence, arguments)
-            if bell:
-                answer = yield from _after_ring(place, bell, command)
+            command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
+            if blocking_list:
+                answer = yield from _after_ring(queue_shard, blocking_list, command)
             else:
-                answer = (yield [Send(place.shard.server, [command], deadline_s)])[0][0]
+                answer = (yield [Send(queue_shard.shard.server, [command], deadline_s)])[0][0]
             if type(answer) is not list and _not_loaded(answer):
-                answer = yield from _load(place.shard.server, script, command, deadline_s)
+                answer = yield from _load(queue_shard.shard.server, script, command, deadline_s)
         except BaseException:
-            place.lanes.give_back(lane)  # abandoned, as in _Write.__del__
+            queue_shard.lanes.give_back(lane)  # abandoned, as in _Write.__del__
             raise
         parts = _parts(answer, lane.sequence)
         if parts:
-            place.lanes.give_back(lane)
-            if parts[1] > place.h:
-                place.h = parts[1]
+            queue_shard.lanes.give_back(lane)
+            if parts[1] > queue_shard.h:
+                queue_shard.h = parts[1]
             return parts if finish is None else finish(parts)
-    flow = _Write(place, script, arguments, lane, command).run(deadline_s, patient, answer)
+    flow = _Write(queue_shard, script, arguments, lane, command).run(deadline_s, patient, answer)
     return (yield from flow if finish is None else complete(flow, finish))
 
 
@@ -131,9 +135,9 @@ class _Write:
     """
 
     def __init__(
-        self, place: QueueShard, script: Script, arguments: Arguments, lane: Lane, command: Command | None = None
+        self, queue_shard: QueueShard, script: Script, arguments: Arguments, lane: Lane, command: Command | None = None
     ) -> None:
-        self.place = place
+        self.queue_shard = queue_shard
         self.script = script
         self.arguments = arguments
         self.field, self.sequence = lane.field, lane.sequence
@@ -171,7 +175,7 @@ class _Write:
 
     def _let_go(self) -> None:
         with suppress(IndexError):  # given back before
-            self.place.lanes.give_back(self._lanes.pop())
+            self.queue_shard.lanes.give_back(self._lanes.pop())
 
     def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
         pauses, changes = _pauses(), _pauses(0.0)
@@ -180,16 +184,17 @@ class _Write:
                 answer = yield from self._try(deadline_s)
             parts = _parts(answer, self.sequence)
             if parts:
-                self.place.h = max(self.place.h, parts[1])
+                self.queue_shard.h = max(self.queue_shard.h, parts[1])
                 return parts
             if isinstance(answer, list | bytes):
-                answer = Failure(
-                    True, ServerReplyError(f"{self.script.verb} of {self.place}: the answer is not for this request")
+                answer = NoAnswer(
+                    True,
+                    ServerReplyError(f"{self.script.verb} of {self.queue_shard}: the answer is not for this request"),
                 )
-            self.maybe_done = self.maybe_done or (isinstance(answer, Failure) and answer.sent)
-            error = _error_of(answer, self.script.verb, self.place)
+            self.maybe_done = self.maybe_done or (isinstance(answer, NoAnswer) and answer.sent)
+            error = _error_of(answer, self.script.verb, self.queue_shard)
             if isinstance(error, QueueNotFound | ConfigConflict):
-                self.place.stored = None
+                self.queue_shard.stored = None
             changed = isinstance(error, ConfigConflict)
             if changed:
                 self._command = None
@@ -207,12 +212,14 @@ class _Write:
             try:
                 self._command = yield from self._make_command(deadline_s)
             except (QueueError, ServerError) as error:
-                return Failure(False, error)
-        return (yield from _evaluate(self.place.shard.server, self.script, self._command, deadline_s))
+                return NoAnswer(False, error)
+        return (yield from _evaluate(self.queue_shard.shard.server, self.script, self._command, deadline_s))
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        config = yield from known_config(self.place, deadline_s, patient=False)  # who is patient tries again as a whole
-        return _write_command(self.place, self.script, config, self.field, self.sequence, self.arguments)
+        config = yield from known_config(
+            self.queue_shard, deadline_s, patient=False
+        )  # who is patient tries again as a whole
+        return _write_command(self.queue_shard, self.script, config, self.field, self.sequence, self.arguments)
 
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
@@ -220,58 +227,59 @@ class _Write:
             if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld):
                 raise self._unknown(error)
             return isinstance(error, ServerError)
-        return patient and isinstance(error, ServerUnavailable) and self.place.shard.server.contacted
+        return patient and isinstance(error, ServerUnavailable) and self.queue_shard.shard.server.contacted
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
-        message = (
-            f"{self.script.verb} of {self.place}: sent, but no answer came in time ({error}); resolve() asks again"
-        )
+        sent = f"{self.script.verb} of {self.queue_shard}: sent, but no answer came in time"
+        message = f"{sent} ({error}); resolve() asks again"
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
-def _after_ring(place: QueueShard, bell: bytes, command: Command) -> Flow[Any]:
+def _after_ring(queue_shard: QueueShard, blocking_list: bytes, command: Command) -> Flow[Any]:
     """The answer to a command that the server holds back until the bell rings."""
-    rang, answer = (yield [Send(place.shard.server, [("BLPOP", bell, "0"), command], blocking=True)])[0]
+    rang, answer = (yield [Send(queue_shard.shard.server, [("BLPOP", blocking_list, "0"), command], blocking=True)])[0]
     if isinstance(rang, ReplyError) and rang.text.startswith(_NEVER_BLOCKS):
-        place.bell = b""  # it would be refused again and again
+        queue_shard.blocking_list = b""  # it would be refused again and again
     return answer
 
 
-def known_config(place: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig]:
+def known_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig]:
     """The configuration of a queue on a shard, read if it is not known. Raises QueueNotFound."""
-    if place.stored is None:
-        yield from load_config(place, deadline_s, patient=patient)
-    stored = place.stored
+    if queue_shard.stored is None:
+        yield from load_config(queue_shard, deadline_s, patient=patient)
+    stored = queue_shard.stored
     if stored is None or stored.deleted:
-        place.stored = None
-        raise QueueNotFound(f"queue {place.queue!r}: not found on {place.shard}; create_queue makes it")
+        queue_shard.stored = None
+        raise QueueNotFound(f"queue {queue_shard.queue!r}: not found on {queue_shard.shard}; create_queue makes it")
     return stored
 
 
-def load_config(place: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig | None]:
+def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig | None]:
     """Reads and remembers what the shard has of a queue: its configuration, a deleted one's included, or None."""
     script = load_scripts()["config"]
     pauses = _pauses()
     while True:
         nonce = secrets.token_bytes(4)
-        answer = yield from _evaluate(place.shard.server, script, _command(place, script, None, [nonce]), deadline_s)
+        answer = yield from _evaluate(
+            queue_shard.shard.server, script, _command(queue_shard, script, None, [nonce]), deadline_s
+        )
         if isinstance(answer, list) and len(answer) > 2 and answer[0] == nonce:
-            place.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
-            return place.stored
-        error = _error_of(answer, "config", place)
-        if not (patient and isinstance(error, ServerUnavailable) and place.shard.server.contacted):
+            queue_shard.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
+            return queue_shard.stored
+        error = _error_of(answer, "config", queue_shard)
+        if not (patient and isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
 
 
-def create(place: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
+def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
     """Makes a queue on a shard if it is not there; True if it was made. Remembers the configuration it has now."""
 
     def made(reply: list[Any]) -> bool:
-        place.stored = StoredConfig.unpack(reply[2][1:])
+        queue_shard.stored = StoredConfig.unpack(reply[2][1:])
         return bool(reply[2][:1] == b"\1")
 
-    request = _Create(place, load_scripts()["create"], [settings, carried], place.lanes.take())
+    request = _Create(queue_shard, load_scripts()["create"], [settings, carried], queue_shard.lanes.take())
     return (yield from complete(request.run(deadline_s, True), made))
 
 
@@ -279,7 +287,9 @@ class _Create(_Write):
     """A write that needs no configuration."""
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        return _command(self.place, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)])
+        return _command(
+            self.queue_shard, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)]
+        )
         yield  # a flow, though it has nothing to send
 
 
@@ -290,21 +300,23 @@ def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Ar
     return arguments
 
 
-def _command(place: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]) -> Command:
-    return place.head(script.verb, config.config.levels if config else 0).command(arguments)
+def _command(
+    queue_shard: QueueShard, script: Script, config: StoredConfig | None, arguments: Sequence[Argument]
+) -> Command:
+    return queue_shard.head(script.verb, config.config.priorities if config else 0).command(arguments)
 
 
 def _write_command(
-    place: QueueShard, script: Script, stored: StoredConfig, field: bytes, sequence: bytes, arguments: Arguments
+    queue_shard: QueueShard, script: Script, stored: StoredConfig, field: bytes, sequence: bytes, arguments: Arguments
 ) -> Command:
     """field, sequence: of a lane."""
     config = stored.config
     given = arguments(config) if callable(arguments) else arguments
     request = (field, sequence, stored.version) if script.versioned else (field, sequence)
     if type(given) is CommonKeys:
-        head = place.head(script.verb, given.levels, common=True)
+        head = queue_shard.head(script.verb, given.priorities, common=True)
     else:
-        head = place.head(script.verb, config.levels)
+        head = queue_shard.head(script.verb, config.priorities)
     return head.command([*request, *given])
 
 
@@ -340,12 +352,12 @@ def _load(server: Server, script: Script, command: Command, deadline_s: float) -
     return loaded if isinstance(loaded, ReplyError) else answer  # why it can not be run says more than that it was not
 
 
-def _error_of(answer: Any, verb: str, place: QueueShard) -> PinLaterError:
+def _error_of(answer: Any, verb: str, queue_shard: QueueShard) -> PinLaterError:
     if isinstance(answer, ReplyError):
-        return from_reply(answer.text, f"{verb} of {place}")
-    if isinstance(answer, Failure):
+        return from_reply(answer.text, f"{verb} of {queue_shard}")
+    if isinstance(answer, NoAnswer):
         return answer.error
-    return ServerReplyError(f"{verb} of {place}: expected a list, got {answer!r:.80}")
+    return ServerReplyError(f"{verb} of {queue_shard}: expected a list, got {answer!r:.80}")
 
 
 def _pauses(*first_s: float) -> Generator[float, None, None]:

@@ -41,10 +41,10 @@ class Script:
     arguments: tuple[str, ...]
     versioned: bool
 
-    def names(self, queue: str, shard: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
+    def names(self, queue: str, shard: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a call. common: of one that needs no more than most do."""
-        first = script_keys(queue, shard, self.keys[: self.common], levels)
-        return first if common else first + script_keys(queue, shard, self.keys[self.common :], levels)
+        first = script_keys(queue, shard, self.keys[: self.common], priorities)
+        return first if common else first + script_keys(queue, shard, self.keys[self.common :], priorities)
 
     @property
     def writes(self) -> bool:
@@ -115,8 +115,8 @@ def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
     lines = [*_key_names(common[:-1]), f"local {common[-1][:-1]}0 = {fixed}"]
     lines.append(f"local key_levels = (#KEYS - {fixed + len(rest)}) / {1 + len(more) - len(rest)}")
     if rest:
-        places = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
-        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {places}")
+        queue_shards = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
+        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {queue_shards}")
     lines += [
         f"local {key[:-1]}0 = {fixed + len(rest)} + {1 + i} * key_levels" for i, key in enumerate(more[len(rest) :])
     ]

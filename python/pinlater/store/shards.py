@@ -49,7 +49,7 @@ class QueueShard:
 
     __slots__ = (
         "_heads",
-        "bell",
+        "blocking_list",
         "h",
         "lanes",
         "late_claims",
@@ -83,7 +83,7 @@ class QueueShard:
         #: since then. Who takes the jobs takes the entry.
         self.late_claims: dict[bytes, float] = {}
         #: The list on which this client blocks with its next claim behind; b"": it does not.
-        self.bell = b""
+        self.blocking_list = b""
         #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
         self.h = b""
@@ -92,17 +92,17 @@ class QueueShard:
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
 
-    def keys(self, verb: str, levels: int, *, common: bool = False) -> tuple[bytes, ...]:
+    def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: of a call that needs no more than most do."""
-        return load_scripts()[verb].names(self.queue, self.shard.name, levels, common=common)
+        return load_scripts()[verb].names(self.queue, self.shard.name, priorities, common=common)
 
-    def head(self, verb: str, levels: int, *, common: bool = False) -> CommandHead:
+    def head(self, verb: str, priorities: int, *, common: bool = False) -> CommandHead:
         """EVALSHA of a script, up to its keys: the same in every call."""
-        known = self._heads.get((verb, levels, common))
+        known = self._heads.get((verb, priorities, common))
         if known is None:
-            keys = self.keys(verb, levels, common=common)
+            keys = self.keys(verb, priorities, common=common)
             known = CommandHead(("EVALSHA", load_scripts()[verb].sha, len(keys), *keys))
-            self._heads[verb, levels, common] = known
+            self._heads[verb, priorities, common] = known
         return known
 
 
@@ -131,11 +131,11 @@ class Session:
         self.channel = wake_channel(self.id)
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
-        self._places: dict[str, list[QueueShard]] = {}
+        self._queue_shards: dict[str, list[QueueShard]] = {}
         self._told: dict[str, QueueShard] = {}
         self.forked = False
 
-    def place(self, queue: str, shard: str) -> QueueShard:
+    def queue_shard(self, queue: str, shard: str) -> QueueShard:
         """What is known of a queue on a shard."""
         # what is no text may have no hash
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
@@ -144,11 +144,11 @@ class Session:
             known = self._queues.setdefault((queue, shard), made)
         return known
 
-    def places(self, queue: str) -> list[QueueShard]:
+    def queue_shards(self, queue: str) -> list[QueueShard]:
         """What is known of a queue, on every shard, in the shards' order. One list for all who ask."""
-        known = self._places.get(queue) if isinstance(queue, str) else None
+        known = self._queue_shards.get(queue) if isinstance(queue, str) else None
         if known is None:
-            known = self._places[queue] = [self.place(queue, shard) for shard in self.shards]
+            known = self._queue_shards[queue] = [self.queue_shard(queue, shard) for shard in self.shards]
         return known
 
     def known_config(self, queue: str) -> QueueConfig | None:
@@ -156,10 +156,10 @@ class Session:
         told = self._told.get(queue) if isinstance(queue, str) else None
         if told is not None and told.stored is not None and not told.stored.deleted:
             return told.stored.config
-        for place in self.places(queue):
-            if place.stored is not None and not place.stored.deleted:
-                self._told[queue] = place
-                return place.stored.config
+        for queue_shard in self.queue_shards(queue):
+            if queue_shard.stored is not None and not queue_shard.stored.deleted:
+                self._told[queue] = queue_shard
+                return queue_shard.stored.config
         return None
 
     def _shard(self, name: str) -> Shard:

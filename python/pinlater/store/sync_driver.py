@@ -28,12 +28,12 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.store.effects import (
     AwaitMessage,
-    AwaitRing,
+    AwaitNotification,
     Effect,
-    Failure,
     Flow,
     Joined,
     Listen,
+    NoAnswer,
     ReplyError,
     Send,
     Sleep,
@@ -48,12 +48,12 @@ from pinlater.store.sync_watcher import SyncWatcher
 MAX_FREE: Final = 64
 
 
-class SyncTransport:
+class SyncDriver:
     """Drives flows. connect_timeout_s, read_timeout_s: for one connect, one read."""
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
-        self._free: dict[Server, list[_Link]] = {}
+        self._free: dict[Server, list[_Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
         self._waker, self.watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
@@ -104,7 +104,7 @@ class SyncTransport:
                 rings = self._waker.listen(servers)
                 self._check_open()
                 return rings
-            case AwaitRing(seconds, since):
+            case AwaitNotification(seconds, since):
                 self._waker.wait(seconds, since)
                 self._check_open()
             case Watch(server, channel):
@@ -124,30 +124,30 @@ class SyncTransport:
         opened = [self._send(effect) for effect in sends]
         return [self._read(effect, link) for effect, link in zip(sends, opened, strict=True)]
 
-    def _send(self, effect: Send) -> _Link | Failure:
+    def _send(self, effect: Send) -> _Connection | NoAnswer:
         server, packed = effect.server, _core.pack_commands(effect.commands)
         link = self._take(server)
         if link is None:
             try:
-                link = _link_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
+                link = _connection_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
             except PinLaterError as error:
-                return Failure(False, error)
+                return NoAnswer(False, error)
         try:
             link.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
             link.close()
-            return Failure(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
+            return NoAnswer(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
         return link
 
-    def _read(self, effect: Send, link: _Link | Failure) -> list[Any]:
-        if isinstance(link, Failure):
+    def _read(self, effect: Send, link: _Connection | NoAnswer) -> list[Any]:
+        if isinstance(link, NoAnswer):
             return [link] * len(effect.commands)
         answers: list[Any] = []
         try:
             link.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             link.close()
-            lost = Failure(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
+            lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
             link.close()
@@ -155,7 +155,7 @@ class SyncTransport:
         self._give_back(effect.server, link)
         return answers
 
-    def _take(self, server: Server) -> _Link | None:
+    def _take(self, server: Server) -> _Connection | None:
         """A free connection that is still open, if there is one."""
         free = self._free.get(server)
         while free:
@@ -168,7 +168,7 @@ class SyncTransport:
             link.close()
         return None
 
-    def _give_back(self, server: Server, link: _Link) -> None:
+    def _give_back(self, server: Server, link: _Connection) -> None:
         free = self._free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed:
             free.append(link)
@@ -207,7 +207,7 @@ class SyncTransport:
         return connection
 
 
-class _Link:
+class _Connection:
     """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system
     calls.
     """
@@ -251,7 +251,7 @@ class _Link:
         self._connection.disconnect()
 
 
-class _PlainLink(_Link):
+class _KernelConnection(_Connection):
     """One whose socket waits in the kernel alone: Python would poll before each system call of one with a timeout."""
 
     def send(self, packed: bytes, wait_s: float) -> None:
@@ -267,10 +267,10 @@ class _PlainLink(_Link):
             self._socket.settimeout(None)
 
 
-def _link_of(connection: Any) -> _Link:
+def _connection_of(connection: Any) -> _Connection:
     """TLS has its own calls, which know Python's timeouts alone; so has gevent."""
     plain = type(connection._sock).recv is _socket.socket.recv
-    return _PlainLink(connection) if plain else _Link(connection)
+    return _KernelConnection(connection) if plain else _Connection(connection)
 
 
 def _timeval(seconds: float) -> bytes:

@@ -22,7 +22,7 @@ from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.batches import Item
 from pinlater.tasks.context import Context, SyncContext
-from pinlater.tasks.dependencies import Lifespan, Made, living
+from pinlater.tasks.dependencies import Lifespan, Resolved, entered_lifespan
 from pinlater.tasks.envelope import CODEC_BYTES, Codec
 from pinlater.tasks.handles import Handle
 from pinlater.tasks.middleware import Middleware, check_middleware, enqueue_hook
@@ -288,11 +288,11 @@ class PinLater:
         finally:
             self._lifespan = before
 
-    def living(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Made]:
+    def entered_lifespan(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Resolved]:
         """What the lifespan shares, in a block of a worker; in_process: of one of its task processes."""
         needs = {name: task.needs for name, task in self.tasks.items() if (task.kind == "process") is in_process}
         needed = not in_process or any(each.shared for each in needs.values())
-        return living(self._lifespan if needed else None, needs)
+        return entered_lifespan(self._lifespan if needed else None, needs)
 
     def raised_by_lifespan(self, error: BaseException) -> bool:
         """Whether the error comes from the lifespan itself, not from what ran while it was entered."""
@@ -348,10 +348,10 @@ class PinLater:
         task, priority: of a job that is sent to it, whose task may be of another queue.
         """
         usual = QueueConfig()
-        lease_ms, levels = self.asked_of(queue, task)
+        lease_ms, priorities = self.asked_of(queue, task)
         return QueueConfig(
             lease_ms=lease_ms or usual.lease_ms,
-            levels=max(usual.levels, levels, priority),
+            priorities=max(usual.priorities, priorities, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
         )
 

@@ -21,7 +21,7 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.tasks.middleware import EnqueueHook
 
 
-class Source(Protocol):
+class ClientProvider(Protocol):
     """Where clients come from instead: for producers in sync and in async code, and for workers. in_loops: whether
     blocking calls may be made where an event loop runs.
     """
@@ -57,7 +57,7 @@ class Source(Protocol):
         return False
 
 
-class Direct(Source):
+class UrlProvider(ClientProvider):
     """Clients of a store, by its URL."""
 
     def __init__(self, url: str) -> None:
@@ -95,7 +95,7 @@ class AppClients:
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
-        self.source: Source | None = None
+        self.source: ClientProvider | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
         #: Those of the app's raw tasks.
@@ -156,7 +156,7 @@ class AppClients:
         return Client(url, shards=shards, timeout_s=self._timeout_s)
 
     @contextmanager
-    def redirected(self, source: Source) -> Iterator[None]:
+    def redirected(self, source: ClientProvider) -> Iterator[None]:
         """For the block every client comes from another source; those of before are there again after it.
 
         What async code used is closed behind it: at once, if its loop rests; if that runs, as soon as it can.
@@ -170,7 +170,7 @@ class AppClients:
             self._let_go(source)
             self.source, self._sync, self._async = before
 
-    def _let_go(self, source: Source) -> None:
+    def _let_go(self, source: ClientProvider) -> None:
         here = asyncio._get_running_loop()
         for loop in {*self._async, *source.loops()}:
             if loop.is_closed():
@@ -202,7 +202,7 @@ class AppClients:
             await self.source.aclose()
 
 
-def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: Source) -> asyncio.Task[None]:
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: ClientProvider) -> asyncio.Task[None]:
     """Closes what a loop's code used of a source."""
 
     async def close() -> None:

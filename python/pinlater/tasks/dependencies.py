@@ -43,7 +43,7 @@ class _Shared:
 
 _Need: TypeAlias = _Provided | _Shared
 #: What was made, by what asked for it.
-Made: TypeAlias = dict[_Need, Any]
+Resolved: TypeAlias = dict[_Need, Any]
 
 
 @overload
@@ -111,7 +111,7 @@ class Needs:
         return bool(self.parameters)
 
     async def call_async(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Made
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Resolved
     ) -> Any:
         """Awaits the function with what it needs. base: what the lifespan made."""
         failed: BaseException | None = None
@@ -130,7 +130,7 @@ class Needs:
         raise failed  # a provider that catches the task's error does not undo it
 
     def call_plain(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Made, wait: Wait
+        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Resolved, wait: Wait
     ) -> Any:
         """Calls the function in this thread; async providers run on the loop that `wait` waits for."""
         failed: BaseException | None = None
@@ -148,7 +148,7 @@ class Needs:
         raise failed
 
 
-def _picked(wanted: dict[str, _Need], made: Made) -> dict[str, Any]:
+def _picked(wanted: dict[str, _Need], made: Resolved) -> dict[str, Any]:
     return {name: made[need] for name, need in wanted.items()}
 
 
@@ -214,7 +214,7 @@ class _Waited(AbstractContextManager[Any]):
 
 
 @asynccontextmanager
-async def living(lifespan: Lifespan | None, wanted: Mapping[str, Needs]) -> AsyncIterator[Made]:
+async def entered_lifespan(lifespan: Lifespan | None, wanted: Mapping[str, Needs]) -> AsyncIterator[Resolved]:
     """What the lifespan shares, until the block ends. wanted: needs by task's name, each of which must be met."""
     async with contextlib.AsyncExitStack() as stack:
         made: Any = None

@@ -19,7 +19,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.tasks.batches import Batcher
 from pinlater.tasks.context import BaseContext, Keep, SyncContext, wait_for
-from pinlater.tasks.dependencies import Made
+from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.middleware import Runner
 from pinlater.tasks.outcomes import Snooze
 from pinlater.tasks.task import Task
@@ -28,7 +28,7 @@ from pinlater.worker.executor import ThreadPool, TimedOut
 
 
 @dataclass(slots=True)
-class Calling:
+class Invoker:
     """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. stopping:
     whether that stops. batchers: of the tasks that have one, so far. contexts: of the tasks that run in threads, by the
     id() of their jobs (a job can run twice here, once its claim went stale), while they run.
@@ -38,7 +38,7 @@ class Calling:
     threads: ThreadPool
     processes: ProcessPool
     keep: Keep
-    made: Made
+    made: Resolved
     concurrency: int
     stopping: Callable[[], bool]
     batchers: dict[str, Batcher] = field(default_factory=dict)
@@ -118,7 +118,7 @@ async def _in_time(
 
 
 def call_plain_task(
-    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, made: Made
+    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, made: Resolved
 ) -> Any:
     """Calls a plain function in this thread, which is not the loop's, with what it needs."""
     if not task.needs:

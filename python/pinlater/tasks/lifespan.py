@@ -14,7 +14,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pinlater.tasks.dependencies import Made
+from pinlater.tasks.dependencies import Resolved
 
 if TYPE_CHECKING:
     from pinlater.tasks.app import PinLater
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Lasting:
+class LifespanKeeper:
     """Of one app."""
 
     def __init__(self, app: PinLater) -> None:
         self._app = app
         self._runner: asyncio.Runner | None = None
-        self._lives: dict[asyncio.AbstractEventLoop, _Life] = {}
+        self._lives: dict[asyncio.AbstractEventLoop, _Entered] = {}
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs the async work of a sync call, one at a time, and ends what it leaves running but the lifespan."""
@@ -49,14 +49,14 @@ class Lasting:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def made(self) -> Made:
+    async def made(self) -> Resolved:
         """What the lifespan shares on the running loop."""
         loop = asyncio.get_running_loop()
-        life = self._lives.get(loop)
-        if life is None or life.task.done():
-            life = _Life(self._app)
-            self._lives = {each: kept for each, kept in self._lives.items() if not each.is_closed()} | {loop: life}
-        return await life.made()
+        epoch = self._lives.get(loop)
+        if epoch is None or epoch.task.done():
+            epoch = _Entered(self._app)
+            self._lives = {each: kept for each, kept in self._lives.items() if not each.is_closed()} | {loop: epoch}
+        return await epoch.made()
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
         """Where the lifespan is."""
@@ -64,9 +64,9 @@ class Lasting:
 
     async def aclose(self) -> None:
         """Leaves the lifespan of the running loop; raises what that raises."""
-        life = self._lives.pop(asyncio.get_running_loop(), None)
-        if life is not None and not life.task.done():
-            await life.close()
+        epoch = self._lives.pop(asyncio.get_running_loop(), None)
+        if epoch is not None and not epoch.task.done():
+            await epoch.close()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Ends the loop of sync calls. last: is run on it before."""
@@ -78,20 +78,20 @@ class Lasting:
                 runner.close()
 
 
-class _Life:
+class _Entered:
     """The lifespan on the running loop, in a task of its own."""
 
     def __init__(self, app: PinLater) -> None:
-        self._made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
+        self._made: asyncio.Future[Resolved] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self.task = asyncio.create_task(self._hold(app), name="pinlater-lifespan")
 
     async def _hold(self, app: PinLater) -> None:
-        async with app.living() as made:
+        async with app.entered_lifespan() as made:
             self._made.set_result(made)
             await self._over.wait()
 
-    async def made(self) -> Made:
+    async def made(self) -> Resolved:
         either: list[asyncio.Future[Any]] = [self._made, self.task]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._made.done():

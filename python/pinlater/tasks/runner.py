@@ -21,8 +21,8 @@ from pinlater.model.jobs import Checkpoint, Job
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
-from pinlater.tasks.dependencies import Made
-from pinlater.tasks.invoke import Calling
+from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.invoke import Invoker
 from pinlater.tasks.logs import current_job, raised, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
@@ -64,7 +64,7 @@ class Known(NamedTuple):
     run: Runner
 
 
-class Dispatcher:
+class TaskRunner:
     """client: the worker's. concurrency: how many tasks run at once; of those that are plain functions, as many in
     threads. processes: how many in processes. made: what the app's lifespan shares. Made on the worker's loop.
     """
@@ -75,7 +75,7 @@ class Dispatcher:
         client: AsyncClient,
         concurrency: int,
         processes: int | None = None,
-        made: Made | None = None,
+        made: Resolved | None = None,
     ) -> None:
         self._client = client
         self._worker = client.settings.source
@@ -85,7 +85,7 @@ class Dispatcher:
         seen = sees_values(app.middleware)
         url = None if app.clients.source is None else app.clients.source.url()
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
-        calling = Calling(
+        calling = Invoker(
             self._loop, self._threads, self._processes, self._keep_headers, made or {}, concurrency, self._is_stopping
         )
         self._batchers, self._contexts = calling.batchers, calling.contexts
@@ -315,7 +315,7 @@ class Dispatcher:
             await self._hooks.tell(hook, task.hook_is_async, most_s, failure, end, self._threads)
         return end
 
-    def _known(self, app: PinLater, calling: Calling, task: Task[..., Any]) -> Known:
+    def _known(self, app: PinLater, calling: Invoker, task: Task[..., Any]) -> Known:
         bare = calling.runner(task)
         timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
         if timeout_s is not None and task.kind != "process":  # a process is killed in time

@@ -34,7 +34,7 @@ class Said(IntEnum):
     RETURNED = 5
     ENDED = 6
     FAILED = 7
-    BEGUN = 8
+    STARTED = 8
     BROKEN = 9
 
 

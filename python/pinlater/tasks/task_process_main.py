@@ -31,9 +31,9 @@ from pinlater.model.jobs import Job
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as pipes
 from pinlater.tasks.app import PinLater, load_app
-from pinlater.tasks.app_clients import Direct
+from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.context import current_trace
-from pinlater.tasks.dependencies import Made
+from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
 from pinlater.tasks.logs import current_job, set_up
 from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
@@ -117,7 +117,7 @@ class Link:
                 if said == Said.JOB:
                     name, *parts = rest
                     self._running = Job(*parts)
-                    await self.say(pipes.pack(Said.BEGUN))
+                    await self.say(pipes.pack(Said.STARTED))
                     self.jobs.put((name, self._running))
                 elif not (kept := self._keeping.popleft()).done():
                     kept.set_result(rest)
@@ -146,10 +146,10 @@ def main() -> None:
         try:
             app = load_app(told["app"])
             if told["url"] is not None:
-                app.clients.source = Direct(told["url"])
+                app.clients.source = UrlProvider(told["url"])
             link = Link()
             link.wait(link.open(told["socket"]))
-            lifespan = app.living(in_process=True)
+            lifespan = app.entered_lifespan(in_process=True)
             made = link.wait(lifespan.__aenter__())
         except BaseException as error:
             text = _end_of_traceback(error, START_TRACEBACK_BYTES)
@@ -201,7 +201,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
-def _run(app: PinLater, link: Link, made: Made, told: dict[str, Any], name: str, job: Job) -> bytes:
+def _run(app: PinLater, link: Link, made: Resolved, told: dict[str, Any], name: str, job: Job) -> bytes:
     """Runs a task; what became of it."""
     task, worker, began_s = app.tasks.get(name), told["worker"], time.monotonic()
     if task is None:

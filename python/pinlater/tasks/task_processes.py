@@ -48,8 +48,8 @@ EXIT_TIMEOUT_S: Final = 1.0
 _BOOT: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])["path"]
-from pinlater.framework import child
-child.main()
+from pinlater.tasks import task_process_main
+task_process_main.main()
 """
 
 
@@ -68,7 +68,7 @@ class Child:
         writer: asyncio.StreamWriter,
     ) -> None:
         self.process, self._reader, self._writer = process, reader, writer
-        self.begun = False
+        self.started = False
         self.exited = asyncio.get_running_loop().create_task(process.wait())
         # what it started may have the socket too, and so there may be no end of it
         self.exited.add_done_callback(lambda _: writer.transport.abort())
@@ -135,7 +135,7 @@ class ProcessPool:
                     answer = await self._in_time(child, task, job)
                 except BaseException as error:
                     self._kill(child)
-                    if child.begun or not isinstance(error, ProcessDied):
+                    if child.started or not isinstance(error, ProcessDied):
                         raise
                     if idle is None:
                         raise self._put_off(error) from None
@@ -232,13 +232,13 @@ class ProcessPool:
 
     async def _ask(self, child: Child, task: Task[..., Any], job: Job) -> list[Any]:
         """Hands the job to the process; its last message about it."""
-        child.begun = False
+        child.started = False
         given_s.set(time.monotonic())
         child.say(Said.JOB, task.name, *pipes.parts_of(job))
         while True:
             said, *rest = await child.hear()
-            if said == Said.BEGUN:
-                child.begun, self._pause_s = True, 0.0
+            if said == Said.STARTED:
+                child.started, self._pause_s = True, 0.0
             elif said == Said.KEEP:
                 child.say(Said.KEPT, *await self._keep(job, rest[0]))
             else:

@@ -18,9 +18,9 @@ from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import Job, JobInfo, State
 from pinlater.running.run_command import worker_of
 from pinlater.tasks import envelope
-from pinlater.tasks.dependencies import Made
+from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.outcomes import Expired, TaskEnd
-from pinlater.tasks.runner import Dispatcher
+from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.executor import End, Failed, Postponed
 from pinlater.worker.worker import WorkerConfig
 
@@ -82,16 +82,16 @@ def call_of(app: PinLater, queue: str, body: bytes) -> Call:
 class _Recorder:
     """The dispatcher, and a note of each job it ran. stop: is called when they go on for ever; it is set later."""
 
-    def __init__(self, app: PinLater, ran: list[Ran], dispatcher: Dispatcher) -> None:
-        self._app, self._dispatcher, self._ran = app, dispatcher, ran
+    def __init__(self, app: PinLater, ran: list[Ran], runner: TaskRunner) -> None:
+        self._app, self._runner, self._ran = app, runner, ran
         self._errors: dict[str, BaseException] = {}
         self._values: dict[str, Any] = {}
         self._began_ms = 0
         self._seen: set[str] = set()
         self._again = 0
         self.stop: Callable[[], None]
-        dispatcher.on_error = self._keep
-        dispatcher.tell_values(self._keep_value)
+        runner.on_error = self._keep
+        runner.tell_values(self._keep_value)
 
     @property
     def endless(self) -> bool:
@@ -115,7 +115,7 @@ class _Recorder:
 
     async def __call__(self, job: Job) -> End:
         self._count(job)
-        end = await self._dispatcher(job)
+        end = await self._runner(job)
         call, outcome = call_of(self._app, job.queue, job.body), _outcome(job, end)
         value = self._values.pop(job.descriptor, None)
         if isinstance(end, Postponed) and call.task not in self._app.tasks:
@@ -154,7 +154,7 @@ async def drain(
     client: AsyncClient | None = None,
     *,
     concurrency: int = 1,
-    made: Made | None = None,
+    made: Resolved | None = None,
 ) -> list[Ran]:
     """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
 

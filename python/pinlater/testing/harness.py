@@ -21,8 +21,8 @@ from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
-from pinlater.tasks.app_clients import Direct
-from pinlater.tasks.lifespan import Lasting
+from pinlater.tasks.app_clients import UrlProvider
+from pinlater.tasks.lifespan import LifespanKeeper
 from pinlater.tasks.task import Producer
 from pinlater.testing.drain import Enqueued, Ran, call_of, drain, pending, raise_first
 
@@ -44,7 +44,7 @@ class MovableClock:
         return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
 
 
-class _Store(Direct):
+class _Store(UrlProvider):
     """Of a harness. What lasts from drain to drain ends as the app is closed."""
 
     def __init__(self, harness: Harness) -> None:
@@ -54,15 +54,15 @@ class _Store(Direct):
     def close(self) -> None:
         if self._harness._turn.acquire(blocking=False):  # else a task closes the app
             try:
-                self._harness._lasting.close(self._harness.app.clients.aclose)
+                self._harness._lifespans.close(self._harness.app.clients.aclose)
             finally:
                 self._harness._turn.release()
 
     async def aclose(self) -> None:
-        await self._harness._lasting.aclose()
+        await self._harness._lifespans.aclose()
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
-        return self._harness._lasting.loops()
+        return self._harness._lifespans.loops()
 
 
 class Harness:
@@ -80,7 +80,7 @@ class Harness:
             raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
         self._shared = shared
-        self._lasting = Lasting(app)
+        self._lifespans = LifespanKeeper(app)
         self._turn = threading.Lock()
         self._stack = ExitStack()
 
@@ -113,7 +113,7 @@ class Harness:
         if not self._turn.acquire(blocking=False):
             raise InvalidArgument("drain: expected one at a time, got one in a task or in another thread")
         try:
-            return self._lasting.run(partial(self.adrain, raising=raising, concurrency=concurrency))
+            return self._lifespans.run(partial(self.adrain, raising=raising, concurrency=concurrency))
         finally:
             self._turn.release()
 
@@ -121,7 +121,7 @@ class Harness:
         """See drain."""
         ran: list[Ran] = []
         queues, worked_on = dict.fromkeys(self.app.queue_names()), 0
-        made = await self._lasting.made()
+        made = await self._lifespans.made()
         async with self.app.clients.new() as client:
             # once more if a task put a job in a queue that is new
             while len(queues := queues | dict.fromkeys(await client.queue_names())) > worked_on:

@@ -21,8 +21,8 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client, listed
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import NewJob
-from pinlater.tasks.app_clients import Source
-from pinlater.tasks.lifespan import Lasting
+from pinlater.tasks.app_clients import ClientProvider
+from pinlater.tasks.lifespan import LifespanKeeper
 
 if TYPE_CHECKING:
     from pinlater.memory.server import MemoryServer
@@ -43,7 +43,7 @@ _Put: TypeAlias = Callable[[str, Sequence[bytes | NewJob]], None]
 _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
 
 
-class Immediate(Source):
+class Immediate(ClientProvider):
     """A source of clients whose enqueues run what they put in line. Its store is made with the first client.
 
     A worker starts with each call; its connections stay from call to call, and so do the loop of sync calls and what
@@ -58,7 +58,7 @@ class Immediate(Source):
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        self._lasting = Lasting(app)
+        self._lifespans = LifespanKeeper(app)
         #: Where it is the turn of async code, its loop.
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The worker's client of each loop.
@@ -95,20 +95,20 @@ class Immediate(Source):
         if self._deferred() or not self._turn.acquire(blocking=False):
             return
         try:
-            self._lasting.close(self._app.clients.aclose)
+            self._lifespans.close(self._app.clients.aclose)
         finally:
             self._turn.release()
 
     async def aclose(self) -> None:
         """See clients.Source."""
         try:
-            await self._lasting.aclose()
+            await self._lifespans.aclose()
         finally:
             await self._close_client()
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
         """See clients.Source."""
-        return {*self._kept, *self._lasting.loops()}
+        return {*self._kept, *self._lifespans.loops()}
 
     async def _close_client(self) -> None:
         kept = self._kept.pop(asyncio.get_running_loop(), None)
@@ -143,7 +143,7 @@ class Immediate(Source):
         while not self.deferring(blocking=True) and self._turn.acquire(timeout=PATIENCE_S):
             inside = _inside.set(True)  # the loop takes it over, and so does the lifespan
             try:
-                self._lasting.run(self._rounds)
+                self._lifespans.run(self._rounds)
             finally:
                 _inside.reset(inside)
                 self._turn.release()
@@ -175,7 +175,7 @@ class Immediate(Source):
         from pinlater.testing.drain import drain, pending, raise_first
 
         _inside.set(True)
-        made = await self._lasting.made()
+        made = await self._lifespans.made()
         failed: list[Ran] = []
         loop = asyncio.get_running_loop()
         if loop not in self._kept:

@@ -25,7 +25,7 @@ from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
-from pinlater.worker.lease_renewal import Lease, Renewal
+from pinlater.worker.lease_renewal import Lease, LeaseRenewal
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -87,19 +87,19 @@ _Ended: TypeAlias = tuple[Held, End]
 _Item = TypeVar("_Item")
 
 
-class Ending:
+class Acker:
     """changed: called when the number of jobs that wait for their ack went down."""
 
     def __init__(
         self,
         client: AsyncClient,
-        renewal: Renewal,
+        renewal: LeaseRenewal,
         stats: WorkerStats,
         retry_delay_ms: int,
         changed: Callable[[], None],
     ) -> None:
         self._client = client
-        self._renewal = renewal
+        self._lease_renewal = renewal
         self._stats = stats
         self._retry_delay_ms = retry_delay_ms
         self._changed = changed
@@ -111,11 +111,11 @@ class Ending:
 
     def end(self, held: Held, end: End) -> None:
         """The job's handler ended so."""
-        place = held.lease.place
-        self._ended.setdefault(place, []).append((held, end))
+        queue_shard = held.lease.queue_shard
+        self._ended.setdefault(queue_shard, []).append((held, end))
         self.count += 1
-        if place not in self._flushing:
-            self._flushing[place] = asyncio.get_running_loop().create_task(self._flush(place))
+        if queue_shard not in self._flushing:
+            self._flushing[queue_shard] = asyncio.get_running_loop().create_task(self._flush(queue_shard))
 
     def unacked(self) -> list[Held]:
         """Jobs that ended, those whose ack is under way included."""
@@ -139,13 +139,13 @@ class Ending:
 
     async def release(self, held: Iterable[Held]) -> None:
         """Hands jobs back that did not end."""
-        places: dict[QueueShard, list[Held]] = {}
+        queue_shards: dict[QueueShard, list[Held]] = {}
         for one in held:
             if one.lease.lost:
                 self.stale(one)
             else:
-                places.setdefault(one.lease.place, []).append(one)
-        batches = [batch for held in places.values() for batch in _batches(held)]
+                queue_shards.setdefault(one.lease.queue_shard, []).append(one)
+        batches = [batch for held in queue_shards.values() for batch in _batches(held)]
         try:
             await asyncio.gather(*map(self._release_at, batches))
         except asyncio.CancelledError:
@@ -155,7 +155,7 @@ class Ending:
 
     def removed(self, held: Held) -> None:
         """The job was removed while it was held here: there is nothing to ack."""
-        self._renewal.done(held.lease)
+        self._lease_renewal.done(held.lease)
         self._stats.cancelled += 1
         log.info("job %s: it was removed, and is not run any further", held.job.descriptor)
 
@@ -173,25 +173,25 @@ class Ending:
         session = self._client.session
         refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
         for one in held:
-            self._renewal.done(one.lease)
+            self._lease_renewal.done(one.lease)
             if id(one.job) in refused:
                 self.stale(one)
             else:
                 self._stats.released += 1
 
-    async def _flush(self, place: QueueShard) -> None:
+    async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
         try:
             await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
-            while ended := self._ended.pop(place, None):
-                self._acking[place] = ended
+            while ended := self._ended.pop(queue_shard, None):
+                self._acking[queue_shard] = ended
                 for batch in _batches(ended):
                     await self._settle(batch)
                     self.count -= len(batch)
                     self._changed()
         finally:
-            del self._flushing[place]
-            self._acking.pop(place, None)
+            del self._flushing[queue_shard]
+            self._acking.pop(queue_shard, None)
 
     async def _settle(self, batch: list[_Ended]) -> None:
         """Checkpoints what an ack has no word for, then acks; each is one script call."""
@@ -258,7 +258,7 @@ class Ending:
         return {id(item.job if isinstance(item, Ack) else item) for item in items}
 
     def _count(self, held: Held, end: End, refused: bool) -> None:
-        self._renewal.done(held.lease)
+        self._lease_renewal.done(held.lease)
         if refused:
             self.stale(held)
         elif end is None or isinstance(end, Succeeded):

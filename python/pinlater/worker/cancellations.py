@@ -17,49 +17,49 @@ from typing import Any, Final, TypeAlias
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
-from pinlater.store.keys import gone_channel
-from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S, Ending, Held
+from pinlater.store.keys import cancel_channel
+from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S, Acker, Held
 from pinlater.worker.executor import Handler
 
 log: Final = logging.getLogger("pinlater.worker")
 
 #: So many are remembered for the claim under way.
-MAX_REMOVALS: Final = 1_000
+MAX_CANCELLATIONS: Final = 1_000
 
 #: When it was heard (monotonic s), on which channel, ids.
-_Removal: TypeAlias = tuple[float, bytes, set[int]]
+_Cancellation: TypeAlias = tuple[float, bytes, set[int]]
 
 
-class Removals:
+class Cancellations:
     """handler: its method `cancel`, if it has one, gets each Job first, and returns True where it sees to it; what is
     left of async handlers is cancelled.
     """
 
-    def __init__(self, handler: Handler, is_async: bool, ending: Ending) -> None:
+    def __init__(self, handler: Handler, is_async: bool, ending: Acker) -> None:
         self._cancel: Callable[[Job], bool] | None = getattr(handler, "cancel", None)
         self._is_async = is_async
-        self._ending = ending
+        self._acker = ending
         #: Removed jobs, and stale ones, whose handlers have not ended yet, and what their end is told to.
         self.stopped: dict[Held, Callable[[Held], None]] = {}
-        self._heard: deque[_Removal] = deque(maxlen=MAX_REMOVALS)
+        self._heard: deque[_Cancellation] = deque(maxlen=MAX_CANCELLATIONS)
 
     def hear(
         self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held], waiting: Iterable[Held]
     ) -> set[Held]:
         """Ids, joined, of running jobs that were removed: those that run here stop. Returns those that wait here."""
         ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
-        removal = (time.monotonic(), channel, ids)
-        self._heard.append(removal)
-        for future, held in [one for one in running.items() if _is_of(one[1], removal)]:
+        cancellation = (time.monotonic(), channel, ids)
+        self._heard.append(cancellation)
+        for future, held in [one for one in running.items() if _is_of(one[1], cancellation)]:
             if held not in self.stopped:
-                self._stop(future, held, self._ending.removed)
-        return {held for held in waiting if _is_of(held, removal)}
+                self._stop(future, held, self._acker.removed)
+        return {held for held in waiting if _is_of(held, cancellation)}
 
     def stop_stale(self, running: Mapping[asyncio.Future[Any], Held], descriptors: set[str]) -> None:
         """Running jobs that are somebody else's by now stop too: nothing that they do still counts."""
         for future, held in list(running.items()):
             if held.lease.lost and held.job.descriptor in descriptors and held not in self.stopped:
-                self._stop(future, held, self._ending.stale)
+                self._stop(future, held, self._acker.stale)
 
     def _stop(self, future: asyncio.Future[Any], held: Held, told: Callable[[Held], None]) -> None:
         self.stopped[held] = told
@@ -74,7 +74,9 @@ class Removals:
         while self._heard and self._heard[0][0] < sent_s:
             self._heard.popleft()
         heard = self._heard
-        return {held for held in waiting if any(_is_of(held, removal) for removal in heard)} if heard else set()
+        return (
+            {held for held in waiting if any(_is_of(held, cancellation) for cancellation in heard)} if heard else set()
+        )
 
     def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
         """Whether the handler that ended was one of a job that was stopped; then there is nothing more to do."""
@@ -87,9 +89,9 @@ class Removals:
         return True
 
 
-def _is_of(held: Held, removal: _Removal) -> bool:
+def _is_of(held: Held, cancellation: _Cancellation) -> bool:
     job = held.job
-    return job.id in removal[2] and gone_channel(job.queue, job.shard) == removal[1]
+    return job.id in cancellation[2] and cancel_channel(job.queue, job.shard) == cancellation[1]
 
 
 async def find_missed(
@@ -102,15 +104,17 @@ async def find_missed(
 
     there: gets descriptors of the others.
     """
-    places: dict[tuple[str, str], list[Job]] = {}
+    queue_shards: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
-        places.setdefault((job.queue, job.shard), []).append(job)
-    await asyncio.gather(*(_find_missed_at(client, place, held, tell, there) for place, held in places.items()))
+        queue_shards.setdefault((job.queue, job.shard), []).append(job)
+    await asyncio.gather(
+        *(_find_missed_at(client, queue_shard, held, tell, there) for queue_shard, held in queue_shards.items())
+    )
 
 
 async def _find_missed_at(
     client: AsyncClient,
-    place: tuple[str, str],
+    queue_shard: tuple[str, str],
     jobs: list[Job],
     tell: Callable[[bytes, bytes], None],
     there: Callable[[set[str]], None] | None,
@@ -128,6 +132,6 @@ async def _find_missed_at(
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LAST_RETRY_S)
     if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
-        tell(gone_channel(*place), b"".join(gone))
+        tell(cancel_channel(*queue_shard), b"".join(gone))
     if there is not None:
         there(set(found))

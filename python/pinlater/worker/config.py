@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer
 from pinlater.worker.monitor import TICK_S
-from pinlater.worker.queue_order import Order
+from pinlater.worker.queue_order import QueueOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class WorkerConfig:
     stop_timeout_s: float = 30.0
     monitor: bool = True
     tick_s: float = TICK_S
-    order: Order = Order()  # noqa: RUF009  (it is frozen)
+    order: QueueOrder = QueueOrder()  # noqa: RUF009  (it is frozen)
     max_jobs: int | None = None
 
     def __post_init__(self) -> None:

@@ -26,14 +26,14 @@ from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.claim import SAFETY_S, claim_round, leave
 from pinlater.operations.leases import release
-from pinlater.operations.queues import agreed_places, known_places, make_lost
+from pinlater.operations.queues import agreed_queue_shards, known_queue_shards, make_lost
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
 from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
-from pinlater.worker.blocking_claim import Bells
+from pinlater.worker.blocking_claim import BlockingClaims
 from pinlater.worker.cancellations import find_missed
-from pinlater.worker.queue_order import Order, Shares
+from pinlater.worker.queue_order import QueueOrder, QueueTurns
 from pinlater.worker.subscriptions import Subscriptions
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -42,7 +42,7 @@ _NEVER_S: Final = float("inf")
 
 
 @dataclass(slots=True)
-class _Source:
+class QueuePoll:
     """A queue to claim from. Times are monotonic seconds.
 
     empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim, this
@@ -68,7 +68,7 @@ class _Source:
         return max(self.not_before_s, 0.0 if self.hungry else min(self.safety_s, self.timer_s))
 
 
-class Claimer:
+class Fetcher:
     """room: how many jobs may be claimed now. take: gets a queue, claims with jobs (none: an answer all
     the same), when they were sent. removed: gets the channel (keys.gone_channel) and the ids, joined, of running jobs
     that were removed. held: jobs that are claimed and have not ended. max_jobs: so many are claimed, and no more.
@@ -82,7 +82,7 @@ class Claimer:
         take: Callable[[str, list[Claim], float], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
-        order: Order | None = None,
+        order: QueueOrder | None = None,
         max_jobs: int | None = None,
     ) -> None:
         self._client = client
@@ -91,14 +91,14 @@ class Claimer:
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
         self._take = take
         self._removed, self._held = removed, held
-        self._sources = {queue: _Source(queue) for queue in queues}
-        self._shares = Shares(queues, order or Order())
+        self._polls = {queue: QueuePoll(queue) for queue in queues}
+        self._turns = QueueTurns(queues, order or QueueOrder())
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Of bells' claims, while another one was under way: the queue, what it gave, when it was sent.
-        self._given: list[tuple[_Source, Claim, float]] = []
-        self._bells = Bells(client, queues, self._on_bell)
+        self._given: list[tuple[QueuePoll, Claim, float]] = []
+        self._blocking_claims = BlockingClaims(client, queues, self._on_blocking_claim)
         self._subscriptions = Subscriptions(client, queues, self._background, self._stands)
         #: How queues are made that are not there, and were not deleted; None: they are waited for.
         self.config_of: Callable[[str], QueueConfig] | None = None
@@ -109,23 +109,23 @@ class Claimer:
         #: Removals of what was claimed before that may not have been heard (monotonic s): see check().
         self.heard_since_s = 0.0
 
-    def open(self, *, bells: bool) -> None:
+    def open(self, *, blocking: bool) -> None:
         """Rings are heard from now on; what came before is found by a claim. bells: with claims that wait on the
         servers, too.
         """
         self._stopping = False
-        self._bells.open(bells)
-        for source in self._sources.values():
+        self._blocking_claims.open(blocking)
+        for source in self._polls.values():
             source.hungry, source.empty = True, False
-        self._subscriptions.open(self._on_ring, self._removed)
+        self._subscriptions.open(self._on_notification, self._removed)
 
     async def close(self) -> None:
         """Passes unanswered rings on, for a moment; then nothing of it is left running."""
         self.stop()
-        for source in self._sources.values():
+        for source in self._polls.values():
             self._pass_on_if_rung(source)
         self._subscriptions.forget()
-        await self._bells.close()
+        await self._blocking_claims.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=FIRST_RETRY_S)
         for task in self._tasks:
@@ -145,7 +145,7 @@ class Claimer:
 
     def look_again(self) -> None:
         """Claims from every queue, though nobody rang."""
-        for source in self._sources.values():
+        for source in self._polls.values():
             source.hungry, source.empty = True, False
         self.wake()
 
@@ -154,17 +154,17 @@ class Claimer:
         """The wake channel is subscribed on every server, claims are answered, and the last of no queue failed."""
         waker = self._client.driver.waker
         servers = {shard.server for shard in self._client.session.shards.values()}
-        failing = any(source.not_before_s for source in self._sources.values())
+        failing = any(source.not_before_s for source in self._polls.values())
         return self.claims > 0 and not failing and all(map(waker.listening, servers))
 
     def rank(self, job: Job) -> tuple[int, int]:
         """Of jobs that wait for a slot: the first is the next to run."""
-        return self._shares.rank(job.queue), job.priority
+        return self._turns.rank(job.queue), job.priority
 
     @property
     def empty(self) -> bool:
         """Nothing was due in any queue when it was last asked, and nobody rang since; or no more may be claimed."""
-        return self.left <= 0 or all(source.empty and not source.hungry for source in self._sources.values())
+        return self.left <= 0 or all(source.empty and not source.hungry for source in self._polls.values())
 
     async def run(self) -> None:
         """Claims until stop(); then asks for claims whose answer was lost, and leaves waiting to others."""
@@ -176,32 +176,32 @@ class Claimer:
             if room <= 0 or not wanting:
                 await self._pause()
             else:
-                queue, share = self._shares.next([source.queue for source in wanting], room)
-                await self._try_claim(self._sources[queue], share)
+                queue, share = self._turns.next([source.queue for source in wanting], room)
+                await self._try_claim(self._polls[queue], share)
         self._take_given()
         await self._leave()
-        lost, _ = await asyncio.gather(self._ask_for_lost(), self._bells.end())
+        lost, _ = await asyncio.gather(self._ask_for_lost(), self._blocking_claims.end())
         if lost or await self._ask_for_lost():
             await self._leave()
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims what is due now, without waiting for more."""
-        source = self._sources[queue]
-        await self._claim(source, limit, await self._places(source), wait=False)
+        source = self._polls[queue]
+        await self._claim(source, limit, await self._queue_shards(source), wait=False)
 
-    def _wanting(self, room: int) -> list[_Source]:
+    def _wanting(self, room: int) -> list[QueuePoll]:
         now_s = time.monotonic()
-        for source in self._sources.values():
+        for source in self._polls.values():
             if source.timer_s <= now_s:
                 source.timer_s, source.hungry, source.rung = _NEVER_S, True, True
             if room <= 0:
                 self._pass_on_if_rung(source)
-        return [source for source in self._sources.values() if source.next_s() <= now_s]
+        return [source for source in self._polls.values() if source.next_s() <= now_s]
 
     async def _pause(self) -> None:
         """Until something changed, or it is time for the next claim; a full worker still keeps its timers."""
         full = self._room() <= 0
-        next_s = min(source.timer_s if full else source.next_s() for source in self._sources.values())
+        next_s = min(source.timer_s if full else source.next_s() for source in self._polls.values())
         loop = asyncio.get_running_loop()
         pausing = self._pausing = loop.create_future()
         timer = None if next_s == _NEVER_S else loop.call_at(_loop_time(next_s), self.wake)
@@ -212,12 +212,12 @@ class Claimer:
             if timer is not None:
                 timer.cancel()
 
-    async def _try_claim(self, source: _Source, limit: int) -> None:
+    async def _try_claim(self, source: QueuePoll, limit: int) -> None:
         try:
-            places = self._subscriptions.heard(await self._places(source))
-            if places:
-                self._bells.name(places)
-                await self._claim(source, limit, places, wait=True)
+            queue_shards = self._subscriptions.heard(await self._queue_shards(source))
+            if queue_shards:
+                self._blocking_claims.name(queue_shards)
+                await self._claim(source, limit, queue_shards, wait=True)
             else:
                 # the subscription wakes us
                 source.hungry, source.safety_s = False, time.monotonic() + SAFETY_S[0]
@@ -236,13 +236,13 @@ class Claimer:
         with suppress(PinLaterError):  # the next claim tells
             await self._client.run(lambda end: make_lost(session, queue, config, end))
 
-    async def _places(self, source: _Source) -> list[QueueShard]:
+    async def _queue_shards(self, source: QueuePoll) -> list[QueueShard]:
         session = self._client.session
-        return agreed_places(session, source.queue) or await self._client.run(
-            lambda end: known_places(session, source.queue, end)
+        return agreed_queue_shards(session, source.queue) or await self._client.run(
+            lambda end: known_queue_shards(session, source.queue, end)
         )
 
-    async def _claim(self, source: _Source, limit: int, places: list[QueueShard], *, wait: bool) -> None:
+    async def _claim(self, source: QueuePoll, limit: int, queue_shards: list[QueueShard], *, wait: bool) -> None:
         """wait: for a ring, if there is nothing."""
         session, named = self._client.session, self._client.settings.source
         source.rung = source.off_list = False
@@ -253,7 +253,7 @@ class Claimer:
             answer: Any = await (
                 resolve()
                 if resolve
-                else self._client.run(lambda end: claim_round(session, places, limit, wait, named, end))
+                else self._client.run(lambda end: claim_round(session, queue_shards, limit, wait, named, end))
             )
         except OutcomeUnknown as error:
             # it may have given us jobs that nobody else will see before their lease ends
@@ -262,16 +262,16 @@ class Claimer:
         claims = answer if isinstance(answer, list) else [answer]
         self._answered(source, claims, source.sent_s)
         if wait and source.empty:
-            self._bells.hang(places)
+            self._blocking_claims.hang(queue_shards)
         if not any(any(claim.left) for claim in claims):
             await asyncio.sleep(0)  # what it gave starts before the next claim, which will find nothing
 
-    def _answered(self, source: _Source, claims: list[Claim], sent_s: float) -> None:
+    def _answered(self, source: QueuePoll, claims: list[Claim], sent_s: float) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
         count = sum([len(claim.jobs) for claim in full])
         self.left -= count
-        self._shares.took(source.queue, count)
+        self._turns.took(source.queue, count)
         source.empty = not full
         if full:
             self._take(source.queue, full, sent_s)
@@ -280,14 +280,18 @@ class Claimer:
         now_s = time.monotonic()
         source.safety_s = now_s + random.uniform(*SAFETY_S)
         # an answer was lost: the jobs it may have given are asked for as soon as its server may be back
-        lost = [place for place in self._client.session.places(source.queue) if place.unknown_claim is not None]
-        for place in lost:
-            source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, place.silent_until_s))
+        lost = [
+            queue_shard
+            for queue_shard in self._client.session.queue_shards(source.queue)
+            if queue_shard.unknown_claim is not None
+        ]
+        for queue_shard in lost:
+            source.safety_s = min(source.safety_s, max(now_s + FIRST_RETRY_S, queue_shard.silent_until_s))
         source.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=_NEVER_S)
         source.hungry = source.rung or source.off_list or any(any(claim.left) for claim in claims)
         self._take(source.queue, [], sent_s)
 
-    def _put_off(self, source: _Source, error: PinLaterError) -> None:
+    def _put_off(self, source: QueuePoll, error: PinLaterError) -> None:
         """A claim failed: try again later, and say so once."""
         if not source.not_before_s:
             log.warning("queue %s: claim failed, trying again: %s", source.queue, error)
@@ -298,10 +302,10 @@ class Claimer:
 
     # rings
 
-    def _on_ring(self, message: bytes) -> None:
+    def _on_notification(self, message: bytes) -> None:
         """message: the key `m` of the queue and shard that rang."""
         queue = message.partition(b"{")[2].partition(b"/")[0].decode()
-        source = self._sources.get(queue)
+        source = self._polls.get(queue)
         if source is None:
             return
         source.hungry = source.rung = True
@@ -309,9 +313,9 @@ class Claimer:
         if self._stopping:
             self._pass_on_if_rung(source)
 
-    def _on_bell(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+    def _on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
         """A bell rang, and the claim behind it was answered: it gave a job at most."""
-        source = self._sources[queue]
+        source = self._polls[queue]
         source.off_list = True
         if isinstance(answer, Claim) and answer.jobs:
             self._given.append((source, answer, sent_s))
@@ -334,41 +338,46 @@ class Claimer:
         with suppress(PinLaterError):  # then they come back when their lease ends
             await self._client.run(lambda end: release(session, jobs, "", end))
 
-    def _pass_on_if_rung(self, source: _Source) -> None:
+    def _pass_on_if_rung(self, source: QueuePoll) -> None:
         """Another worker may have room."""
         if not source.rung:
             return
         source.rung = False
-        for place in self._client.session.places(source.queue):
-            self._background(self._wake_another(place))
+        for queue_shard in self._client.session.queue_shards(source.queue):
+            self._background(self._wake_another(queue_shard))
 
-    async def _wake_another(self, place: QueueShard) -> None:
+    async def _wake_another(self, queue_shard: QueueShard) -> None:
         try:
-            await self._client.run(lambda end: write(place, "wake", [b""], end, patient=False))
+            await self._client.run(lambda end: write(queue_shard, "wake", [b""], end, patient=False))
         except PinLaterError as error:
-            log.debug("%s: a ring was not passed on: %s", place, error)
+            log.debug("%s: a ring was not passed on: %s", queue_shard, error)
 
     # stopping
 
     async def _leave(self) -> None:
         """Others are to wait from now on, and one of them is to hold the timers this client held."""
         session = self._client.session
-        places = [place for queue in self._sources for place in session.places(queue) if place.stored is not None]
-        await self._client.run(lambda end: leave(session, places, end))
+        queue_shards = [
+            queue_shard
+            for queue in self._polls
+            for queue_shard in session.queue_shards(queue)
+            if queue_shard.stored is not None
+        ]
+        await self._client.run(lambda end: leave(session, queue_shards, end))
 
     async def _ask_for_lost(self) -> bool:
         """Asks for claims whose answer was lost, until it is known what they gave; False if there are none."""
-        lost = [(source, source.resolve) for source in self._sources.values() if source.resolve is not None]
-        for source in self._sources.values():
+        lost = [(source, source.resolve) for source in self._polls.values() if source.resolve is not None]
+        for source in self._polls.values():
             source.resolve = None
-            for place in self._client.session.places(source.queue):
-                unknown, place.unknown_claim = place.unknown_claim, None
+            for queue_shard in self._client.session.queue_shards(source.queue):
+                unknown, queue_shard.unknown_claim = queue_shard.unknown_claim, None
                 if unknown is not None:
                     lost.append((source, partial(self._client.run, unknown.resume)))
         await asyncio.gather(*(self._ask_for(source, resolve) for source, resolve in lost))
         return bool(lost)
 
-    async def _ask_for(self, source: _Source, resolve: Callable[[], Awaitable[Any]]) -> None:
+    async def _ask_for(self, source: QueuePoll, resolve: Callable[[], Awaitable[Any]]) -> None:
         pause_s = FIRST_RETRY_S
         while True:
             try:
@@ -389,13 +398,13 @@ class Claimer:
 
     def _stands(self, server: Server) -> None:
         """Its subscription stands again: what came meanwhile is claimed, and what was removed is found."""
-        for source in self._sources.values():
+        for source in self._polls.values():
             # rung: a claim under way may be answered for a moment before the subscription stood
             source.hungry = source.rung = True
         self.wake()
         self.heard_since_s = time.monotonic()
         session = self._client.session
-        self.check([job for job in self._held() if session.place(job.queue, job.shard).shard.server is server])
+        self.check([job for job in self._held() if session.queue_shard(job.queue, job.shard).shard.server is server])
 
     def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:
         """Those of them that were removed while nothing was heard are told of as if it had been heard. there: gets

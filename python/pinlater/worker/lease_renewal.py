@@ -38,10 +38,12 @@ class Lease:
     was asked that last said that it stands (monotonic).
     """
 
-    __slots__ = ("handle", "lease_s", "lost", "place", "seen_s", "token", "unfinished")
+    __slots__ = ("handle", "lease_s", "lost", "queue_shard", "seen_s", "token", "unfinished")
 
-    def __init__(self, place: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float) -> None:
-        self.place = place
+    def __init__(
+        self, queue_shard: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float
+    ) -> None:
+        self.queue_shard = queue_shard
         self.token = token
         self.unfinished = jobs
         self.lease_s = lease_ms / 1000
@@ -55,7 +57,7 @@ class Lease:
         return time.monotonic() - self.seen_s > self.lease_s / 3
 
 
-class Renewal:
+class LeaseRenewal:
     """The renewers of one worker."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -64,21 +66,21 @@ class Renewal:
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
-    def hold(self, place: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
+    def hold(self, queue_shard: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
         """Keeps a claim's lease renewed until all its jobs are done. jobs: all of the claim, as it gave them: by level.
         seen_s: when the claim was sent.
         """
         first = jobs[0]
-        server = place.shard.server
+        server = queue_shard.shard.server
         renewer = self.renewers.get(server)
         if renewer is None:
             renewer = self.renewers[server] = _make_renewer(server, self._timeout_s)
-        levels = max(config.levels, jobs[-1].priority)  # what is known of the queue may be older than the claim
-        handle = self._handles.get((place, levels))
+        priorities = max(config.priorities, jobs[-1].priority)  # what is known of the queue may be older than the claim
+        handle = self._handles.get((queue_shard, priorities))
         if handle is None:
-            handle = renewer.add_queue(place.keys("renew", levels))
-            self._handles[place, levels] = handle
-        lease = Lease(place, first.token, len(jobs), config.lease_ms, handle, seen_s)
+            handle = renewer.add_queue(queue_shard.keys("renew", priorities))
+            self._handles[queue_shard, priorities] = handle
+        lease = Lease(queue_shard, first.token, len(jobs), config.lease_ms, handle, seen_s)
         self._leases[server, handle, first.token] = lease
         renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)
         return lease
@@ -88,7 +90,7 @@ class Renewal:
         lease.unfinished -= jobs
         if lease.unfinished > 0:
             return
-        server = lease.place.shard.server
+        server = lease.queue_shard.shard.server
         if self._leases.pop((server, lease.handle, lease.token), None) is not None:
             self.renewers[server].drop(lease.handle, lease.token)
 
@@ -96,12 +98,12 @@ class Renewal:
         """After so many seconds the job is not kept by the lease of its claim any more, but by one of its own, which is
         as long and not renewed.
         """
-        renewer, id_ = self.renewers[lease.place.shard.server], job.id.to_bytes(8, "big")
+        renewer, id_ = self.renewers[lease.queue_shard.shard.server], job.id.to_bytes(8, "big")
         renewer.limit(lease.handle, job.priority, id_, job.token, after_s)
 
     def drop_limit(self, lease: Lease, job: Job) -> None:
         """The job ended in time."""
-        renewer = self.renewers.get(lease.place.shard.server)
+        renewer = self.renewers.get(lease.queue_shard.shard.server)
         if renewer is not None:
             renewer.drop_limit(lease.handle, job.id.to_bytes(8, "big"))
 
@@ -125,11 +127,11 @@ class Renewal:
 
 async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
     """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
-    places: dict[QueueShard, dict[Lease, Job]] = {}
+    queue_shards: dict[QueueShard, dict[Lease, Job]] = {}
     for lease, job in held.items():
         if lease.in_doubt:
-            places.setdefault(lease.place, {})[lease] = job
-    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in places.values())))
+            queue_shards.setdefault(lease.queue_shard, {})[lease] = job
+    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in queue_shards.values())))
 
 
 async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.operations.quarantine import move_quarantined
-from pinlater.operations.queues import known_places
+from pinlater.operations.queues import known_queue_shards
 from pinlater.store.effects import Argument, Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
@@ -125,7 +125,7 @@ class Monitor:
     async def run_once(self) -> float:
         """Looks at every queue and shard whose turn it is; returns the seconds until the next turn."""
         queues = await self._queues()
-        self.posts = {place: post for place, post in self.posts.items() if place.queue in queues}
+        self.posts = {queue_shard: post for queue_shard, post in self.posts.items() if queue_shard.queue in queues}
         for queue in queues:
             try:
                 await self._look_at(queue)
@@ -136,7 +136,9 @@ class Monitor:
                     log.warning("%s; looking for it again from time to time", error)
                     self._missing.add(queue)
                 # nothing is known of it any more: the next look is a first one
-                self.posts = {place: post for place, post in self.posts.items() if place.queue != queue}
+                self.posts = {
+                    queue_shard: post for queue_shard, post in self.posts.items() if queue_shard.queue != queue
+                }
         turns = [post.next_look_s - time.monotonic() for post in self.posts.values()]
         return max(0.0, min([self._tick_s, *turns]))
 
@@ -152,48 +154,48 @@ class Monitor:
         return self._found
 
     async def _look_at(self, queue: str) -> None:
-        places = await self._client.run(lambda end: known_places(self._client.session, queue, end))
-        due = [place for place in places if self._post(place).next_look_s <= time.monotonic()]
-        results = await asyncio.gather(*(self.look(place) for place in due), return_exceptions=True)
-        for place, result in zip(due, results, strict=True):
+        queue_shards = await self._client.run(lambda end: known_queue_shards(self._client.session, queue, end))
+        due = [queue_shard for queue_shard in queue_shards if self._post(queue_shard).next_look_s <= time.monotonic()]
+        results = await asyncio.gather(*(self.look(queue_shard) for queue_shard in due), return_exceptions=True)
+        for queue_shard, result in zip(due, results, strict=True):
             if isinstance(result, PinLaterError):
-                log.warning("%s: %s", place, result)
-                self.posts[place] = Post(time.monotonic() + self._tick_s)
+                log.warning("%s: %s", queue_shard, result)
+                self.posts[queue_shard] = Post(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
 
-    def _post(self, place: QueueShard) -> Post:
-        return self.posts.setdefault(place, Post())
+    def _post(self, queue_shard: QueueShard) -> Post:
+        return self.posts.setdefault(queue_shard, Post())
 
-    async def look(self, place: QueueShard) -> None:
+    async def look(self, queue_shard: QueueShard) -> None:
         """Looks at one queue and shard, though it is not its turn."""
-        post = self._post(place)
+        post = self._post(queue_shard)
         more = True
         while more:
-            more = await self._client.run(lambda end: self._expire(place, post, end))
+            more = await self._client.run(lambda end: self._expire(queue_shard, post, end))
         collects = post.active and time.monotonic() >= post.next_collect_s
-        if collects or (post.active and place.stored is not None and place.stored.config.quarantine_queue):
-            await self._move(place)
+        if collects or (post.active and queue_shard.stored is not None and queue_shard.stored.config.quarantine_queue):
+            await self._move(queue_shard)
         if collects:
             post.next_collect_s = time.monotonic() + COLLECT_S
             more = True
             while more:
-                more = await self._client.run(lambda end: self._collect(place, post, end))
+                more = await self._client.run(lambda end: self._collect(queue_shard, post, end))
 
-    async def _move(self, place: QueueShard) -> None:
+    async def _move(self, queue_shard: QueueShard) -> None:
         """Jobs that reached the crash limit go to the queue for such; what can not yet is tried again."""
         try:
-            while await self._client.run(lambda end: move_quarantined(self._client.session, place, end)):
+            while await self._client.run(lambda end: move_quarantined(self._client.session, queue_shard, end)):
                 pass
         except PinLaterError as error:
-            log.warning("%s: quarantined jobs not moved yet: %s", place, error)
+            log.warning("%s: quarantined jobs not moved yet: %s", queue_shard, error)
 
-    def _expire(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+    def _expire(self, queue_shard: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
         arguments: list[Argument] = [self.id, hold_ms, post.expected(), post.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
-        reply = yield from write(place, "expire", arguments, soon_s, patient=False)
+        reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
         active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
         post.sweep = reply[2][_REPORT.size :]
         post.base_ms, post.base_s = int.from_bytes(now, "big"), time.monotonic()
@@ -201,18 +203,18 @@ class Monitor:
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
         post.next_look_s = time.monotonic() + ticks * self._tick_s
         if jumped:
-            log.warning("%s: its server's clock jumped; nothing expires for one lease", place)
+            log.warning("%s: its server's clock jumped; nothing expires for one lease", queue_shard)
         self.redelivered += retried + failed
         if leases:
-            log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", place, leases, retried, failed)
+            log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
         return bool(more)
 
-    def _collect(self, place: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+    def _collect(self, queue_shard: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if finished jobs are left to remove."""
-        reply = yield from write(place, "collect", [post.cursor], deadline_s, patient=False)
-        succeeded, failed, lanes, tickets, waiters, more = _COLLECTED.unpack_from(reply[2])
+        reply = yield from write(queue_shard, "collect", [post.cursor], deadline_s, patient=False)
+        succeeded, failed, lanes, reservations, waiters, more = _COLLECTED.unpack_from(reply[2])
         post.cursor = reply[2][_COLLECTED.size :]
         if succeeded or failed:
-            log.info("%s: removed %d succeeded and %d failed jobs past their time", place, succeeded, failed)
-        log.debug("%s: removed %d lanes, %d tickets, %d waiters", place, lanes, tickets, waiters)
+            log.info("%s: removed %d succeeded and %d failed jobs past their time", queue_shard, succeeded, failed)
+        log.debug("%s: removed %d lanes, %d tickets, %d waiters", queue_shard, lanes, reservations, waiters)
         return bool(more)

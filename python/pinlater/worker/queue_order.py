@@ -19,7 +19,7 @@ MAX_WEIGHT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class QueueOrder:
     """weights: by queue, 1 to 1,000 (1 where none is given): the shares of the jobs claimed while all have some.
     strict: in the order the queues are named, from one only while those before it have nothing.
     """
@@ -34,10 +34,10 @@ class Order:
             raise InvalidArgument("order of queues: expected weights or strict, got both")
 
 
-class Shares:
+class QueueTurns:
     """What each queue got so far."""
 
-    def __init__(self, queues: Sequence[str], order: Order) -> None:
+    def __init__(self, queues: Sequence[str], order: QueueOrder) -> None:
         if unknown := [queue for queue in order.weights if queue not in queues]:
             raise InvalidArgument(f"weights: expected queues of {', '.join(queues)}, got {unknown[0]!r}")
         self._strict = order.strict

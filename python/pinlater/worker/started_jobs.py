@@ -20,37 +20,39 @@ from typing import BinaryIO, Final
 from pinlater.worker.acker import Held
 
 #: Names the descriptor of that memory, for a process that a supervisor started.
-BEGUN_VARIABLE: Final = "PINLATER_BEGUN_FD"
+STARTED_VARIABLE: Final = "PINLATER_BEGUN_FD"
 _NAME: Final = "pinlater-begun"
 #: Half of them are more than can run at once; what is not written to takes no memory.
 _IDS: Final = 1 << 18
 _BYTES: Final = 8 * _IDS
 
 
-def begun_here(unacked: Callable[[], list[Held]], places: int) -> Callable[[int], object] | None:
+def record_started(unacked: Callable[[], list[Held]], queue_shards: int) -> Callable[[int], object] | None:
     """What the first worker of a process that a supervisor started calls with the id of each job before it begins; for
     any other worker None.
 
     unacked: what runs, and then what waits for its ack. places: for so many ids, twice as many as that can be.
     """
-    number = os.environ.pop(BEGUN_VARIABLE, "")
+    number = os.environ.pop(STARTED_VARIABLE, "")
     with suppress(OSError):  # the variable came from a parent, the descriptor did not
         if number and _NAME in str(Path(f"/proc/self/fd/{number}").readlink()):
             with os.fdopen(int(number), "r+b") as file:
                 memory = mmap.mmap(file.fileno(), _BYTES)
-            writing = _write(memoryview(memory).cast("Q"), unacked, [*range(min(places, _IDS))])
+            writing = _write(memoryview(memory).cast("Q"), unacked, [*range(min(queue_shards, _IDS))])
             next(writing)
             return writing.send
     return None
 
 
-def _write(ids: memoryview[int], unacked: Callable[[], list[Held]], places: list[int]) -> Generator[None, int, None]:
+def _write(
+    ids: memoryview[int], unacked: Callable[[], list[Held]], queue_shards: list[int]
+) -> Generator[None, int, None]:
     """Each id in the next place; when all are used, from the first on again, behind those not acked."""
     first = 0
     while True:
-        for at in places[first:]:
+        for at in queue_shards[first:]:
             ids[at] = yield
-        kept = array("Q", [held.job.id for held in unacked()[: len(places) // 2]])
+        kept = array("Q", [held.job.id for held in unacked()[: len(queue_shards) // 2]])
         first = len(kept)
         ids[:first] = memoryview(kept)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import ServerRefused
-from pinlater.store.keys import gone_channel
+from pinlater.store.keys import cancel_channel
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
 from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
@@ -42,8 +42,8 @@ class Subscriptions:
         """
         self._closed = False
         waker = self._client.driver.waker
-        waker.on_ring, waker.on_lost = rang, self._on_lost
-        waker.hear(self._gone_channels, removed)
+        waker.on_notification, waker.on_lost = rang, self._on_lost
+        waker.hear(self._cancel_channels, removed)
 
     def close(self) -> None:
         """None is made again."""
@@ -53,19 +53,21 @@ class Subscriptions:
     def forget(self) -> None:
         """What they hear is not told any more."""
         waker = self._client.driver.waker
-        waker.on_ring = waker.on_other = None
+        waker.on_notification = waker.on_other = None
 
-    def _gone_channels(self, server: Server) -> list[bytes]:
+    def _cancel_channels(self, server: Server) -> list[bytes]:
         shards = self._client.session.shards.values()
-        return [gone_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues]
+        return [
+            cancel_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues
+        ]
 
-    def heard(self, places: list[QueueShard]) -> list[QueueShard]:
+    def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
         """The places whose server rings us; the others are subscribed meanwhile."""
         listening = self._client.driver.waker.listening
-        heard = [place for place in places if listening(place.shard.server)]
-        if len(heard) < len(places):
-            for place in places:
-                self._on_lost(place.shard.server)
+        heard = [queue_shard for queue_shard in queue_shards if listening(queue_shard.shard.server)]
+        if len(heard) < len(queue_shards):
+            for queue_shard in queue_shards:
+                self._on_lost(queue_shard.shard.server)
         return heard
 
     def _on_lost(self, server: Server) -> None:

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 from pinlater.worker.acker import Held
-from pinlater.worker.lease_renewal import Renewal
+from pinlater.worker.lease_renewal import LeaseRenewal
 
 #: From its timeout on: for a handler to clean up.
 GRACE_S = 5.0
 
 
-class Overtime:
+class TimeLimits:
     """The running jobs that have a timeout."""
 
-    def __init__(self, renewal: Renewal) -> None:
-        self._renewal = renewal
+    def __init__(self, renewal: LeaseRenewal) -> None:
+        self._lease_renewal = renewal
         #: When each is given up.
         self.timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
         #: What is done when one is given up, jobs that begin in its place included, has nothing of its context.
@@ -34,7 +34,7 @@ class Overtime:
         """The future runs the job held, and has to end within its timeout. give_up: called if it did not."""
         self.end(future, held)  # its middleware may call it twice
         after_s = timeout_s + GRACE_S
-        self._renewal.limit(held.lease, held.job, after_s)
+        self._lease_renewal.limit(held.lease, held.job, after_s)
         self.timers[future] = asyncio.get_running_loop().call_later(after_s, give_up, context=self._context)
 
     def end(self, future: asyncio.Future[Any], held: Held) -> None:
@@ -42,7 +42,7 @@ class Overtime:
         timer = self.timers.pop(future, None)
         if timer is not None:
             timer.cancel()
-            self._renewal.drop_limit(held.lease, held.job)
+            self._lease_renewal.drop_limit(held.lease, held.job)
 
     def leave_behind(self, future: asyncio.Future[Any], held: Held) -> None:
         """It was given up: nobody waits for its end any more, and an error of it is no news."""

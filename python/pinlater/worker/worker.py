@@ -21,16 +21,16 @@ from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_queue_name
 from pinlater.operations.claim import PATIENCE_S
-from pinlater.worker.acker import GRACE_S, LAST_RETRY_S, Ending, Held, WorkerStats, cut_short
-from pinlater.worker.cancellations import Removals
+from pinlater.worker.acker import GRACE_S, LAST_RETRY_S, Acker, Held, WorkerStats, cut_short
+from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.config import WorkerConfig
 from pinlater.worker.end_rate import PREFETCH_S, EndRate
 from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, check_handler, describe, is_async
-from pinlater.worker.fetcher import Claimer
-from pinlater.worker.lease_renewal import Renewal, confirm
+from pinlater.worker.fetcher import Fetcher
+from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.monitor import Monitor
-from pinlater.worker.started_jobs import begun_here
-from pinlater.worker.time_limits import Overtime
+from pinlater.worker.started_jobs import record_started
+from pinlater.worker.time_limits import TimeLimits
 
 __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
@@ -71,19 +71,19 @@ class Worker:
         self.handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
-        self.claimer = Claimer(
+        self.claimer = Fetcher(
             client, names, self._room, self._take, self._on_removed, self._jobs, self.config.order, self.config.max_jobs
         )
         self.claimer.config_of = config_of
-        self._renewal = Renewal(client.settings.timeouts[1])
-        self._overtime = Overtime(self._renewal)
-        self._ending = Ending(client, self._renewal, self._stats, self.config.retry_delay_ms, self._progressed)
-        self._removals = Removals(handler, self._is_async, self._ending)
+        self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
+        self._time_limits = TimeLimits(self._lease_renewal)
+        self._acker = Acker(client, self._lease_renewal, self._stats, self.config.retry_delay_ms, self._progressed)
+        self._cancellations = Cancellations(handler, self._is_async, self._acker)
         self.monitor = Monitor(client, names, tick_s=self.config.tick_s) if self.config.monitor else None
         self._waiting: deque[Held] = deque()
         self._running: dict[asyncio.Future[End], Held] = {}
-        self._begin = begun_here(
-            lambda: [*self._running.values(), *self._ending.unacked()], 4 * (self.config.concurrency + self._prefetch)
+        self._begin = record_started(
+            lambda: [*self._running.values(), *self._acker.unacked()], 4 * (self.config.concurrency + self._prefetch)
         )
         self._confirming: asyncio.Task[None] | None = None
         self.rate, self._bytes = EndRate(), 0
@@ -132,12 +132,12 @@ class Worker:
     @property
     def unacked(self) -> int:
         """How many jobs have ended and are not acked yet."""
-        return self._ending.count
+        return self._acker.count
 
     @property
     def held(self) -> int:
         """How many jobs it holds: those that run, the prefetched and the unacked."""
-        return len(self._running) + len(self._waiting) + self._ending.count
+        return len(self._running) + len(self._waiting) + self._acker.count
 
     @property
     def held_bytes(self) -> int:
@@ -147,12 +147,12 @@ class Worker:
     @property
     def cancelling(self) -> int:
         """How many running jobs are to end, as they were removed or are somebody else's."""
-        return len(self._removals.stopped)
+        return len(self._cancellations.stopped)
 
     @property
     def limited(self) -> int:
         """How many running jobs are given up at some time; see limit()."""
-        return len(self._overtime.timers)
+        return len(self._time_limits.timers)
 
     async def start(self) -> None:
         """Works in the background until stop()."""
@@ -181,7 +181,7 @@ class Worker:
         """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
         burst raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
-        self._open(bells=not burst)
+        self._open(blocking=not burst)
         claiming = asyncio.create_task(self.claimer.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_end(burst))
         try:
@@ -197,14 +197,14 @@ class Worker:
 
     async def run_once(self) -> int:
         """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
-        self._open(bells=False)
+        self._open(blocking=False)
         try:
             before = self._stats.claimed
             for queue in self._queues:
                 await self.claimer.claim_once(queue, self.config.concurrency)
                 while self._running or self._waiting:
                     await self._wait_progress(None)
-            await self._ending.drain()
+            await self._acker.drain()
             return self._stats.claimed - before
         finally:
             await self._close(None)
@@ -228,7 +228,7 @@ class Worker:
         looked_after, timeout_s, heard, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
         while not self._stopping.is_set() and self.claimer.left > 0:
             ended = self._stats.claimed - self.held
-            answers = ended, 0 if self._ending.count else self.claimer.claims
+            answers = ended, 0 if self._acker.count else self.claimer.claims
             if self._running or answers != heard:  # while nothing runs, all that is waited for is an answer
                 heard, by_s = (-1, -1) if self._running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
@@ -244,11 +244,11 @@ class Worker:
 
     # holding
 
-    def _open(self, *, bells: bool) -> None:
+    def _open(self, *, blocking: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self.config.concurrency, self._loop)
         self.rate.begin()
-        self.claimer.open(bells=bells)
+        self.claimer.open(blocking=blocking)
         if self._stopping.is_set():
             self.claimer.stop()
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
@@ -257,7 +257,7 @@ class Worker:
         """How many more jobs may be claimed; while jobs wait for a slot, none until a large claim fits."""
         held, concurrency = len(self._running) + len(self._waiting), self.config.concurrency
         full = held > 0 and self._bytes >= self.config.prefetch_bytes
-        if full or self._ending.count > concurrency + self._prefetch:
+        if full or self._acker.count > concurrency + self._prefetch:
             return 0
         free = concurrency + min(self._prefetch, int(self.rate.per_s() * PREFETCH_S)) - held
         return 0 if self._waiting and 2 * free < concurrency else free
@@ -266,17 +266,17 @@ class Worker:
         session = self._client.session
         for claim in claims:
             jobs = claim.jobs
-            place = session.place(queue, jobs[0].shard)
-            known = place.stored.config if place.stored is not None else session.known_config(queue)
-            seen_s = place.late_claims.pop(claim.token, sent_s)
-            lease = self._renewal.hold(place, jobs, known or QueueConfig(), seen_s)
+            queue_shard = session.queue_shard(queue, jobs[0].shard)
+            known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
+            seen_s = queue_shard.late_claims.pop(claim.token, sent_s)
+            lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
             if seen_s < self.claimer.heard_since_s:
                 self.claimer.check(jobs)
-        if gone := self._removals.among(self._waiting, sent_s):
-            self._drop(gone, self._ending.removed)
+        if gone := self._cancellations.among(self._waiting, sent_s):
+            self._drop(gone, self._acker.removed)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._waiting = deque(sorted(self._waiting, key=lambda held: self.claimer.rank(held.job)))
         self._start_waiting()
@@ -287,11 +287,11 @@ class Worker:
 
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
-        lost = self._renewal.take_lost()
+        lost = self._lease_renewal.take_lost()
         stale = [held.job for held in self._running.values() if held.lease in lost]
         for job in stale:
             log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
-        self.claimer.check(stale, lambda there: self._removals.stop_stale(self._running, there))
+        self.claimer.check(stale, lambda there: self._cancellations.stop_stale(self._running, there))
         if lost and not self._stopping.is_set():
             self._start_waiting()
 
@@ -302,7 +302,7 @@ class Worker:
         while self._waiting and len(running) < concurrency and self._confirming is None and not self._stopping.is_set():
             lease = self._waiting[0].lease
             if lease.lost:
-                self._drop({held for held in self._waiting if held.lease.lost}, self._ending.stale)
+                self._drop({held for held in self._waiting if held.lease.lost}, self._acker.stale)
             elif lease.in_doubt:
                 self._confirming = self._loop.create_task(self._confirm())
             else:
@@ -328,21 +328,21 @@ class Worker:
         if future is None:
             return lambda: None
         held = self._running[future]
-        self._overtime.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
-        return lambda: self._overtime.end(future, held)
+        self._time_limits.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
+        return lambda: self._time_limits.end(future, held)
 
     def is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was given up."""
         future = asyncio.current_task()
         held = None if future is None else self._running.get(future)
-        return held is not None and held not in self._removals.stopped
+        return held is not None and held not in self._cancellations.stopped
 
     def give_up(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
         """A running job is left behind now, and ends as judge() says. No error if it does not run any more."""
         if (held := self._running.pop(future, None)) is None:
             return
         future.remove_done_callback(self._finished)
-        self._overtime.leave_behind(future, held)
+        self._time_limits.leave_behind(future, held)
         self._watch(self._loop.create_task(judge()), held)
 
     def _drop(self, gone: set[Held], tell: Callable[[Held], None]) -> None:
@@ -354,7 +354,7 @@ class Worker:
         self._progressed()
 
     def _on_removed(self, channel: bytes, ids: bytes) -> None:
-        self._drop(self._removals.hear(channel, ids, self._running, self._waiting), self._ending.removed)
+        self._drop(self._cancellations.hear(channel, ids, self._running, self._waiting), self._acker.removed)
 
     async def _confirm(self) -> None:
         """Renews the leases of waiting jobs in doubt, so that none is started that runs elsewhere."""
@@ -367,23 +367,23 @@ class Worker:
 
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
-        if self._overtime.timers:
-            self._overtime.end(future, held)
+        if self._time_limits.timers:
+            self._time_limits.end(future, held)
         self._bytes -= len(held.job.body)
         self.rate.ended += 1
-        if self._removals.stopped and self._removals.ended(held, future):
+        if self._cancellations.stopped and self._cancellations.ended(held, future):
             pass
         elif future.cancelled() and self._stopping.is_set():
             self._waiting.append(held)  # given up at the stop: handed back with the rest
             self._bytes += len(held.job.body)
         elif future.cancelled():
-            self._ending.end(held, Failed("CancelledError: the handler was cancelled\n"))
+            self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
             job = held.job
             log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
-            self._ending.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
+            self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
         else:
-            self._ending.end(held, future.result())
+            self._acker.end(held, future.result())
         if self._waiting:
             self._start_waiting()
         self._progressed()
@@ -420,13 +420,13 @@ class Worker:
                     handing_back.add_done_callback(lambda _: self._progress.set())
             await cut_short(handing_back, claiming)
             await self._give_up()
-            await self._ending.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))
+            await self._acker.close(GRACE_S if self._at_once else max(GRACE_S, deadline_s - time.monotonic()))
         finally:
             self._lost_timer.cancel()
             if self._confirming is not None:
                 self._confirming.cancel()
             self._threads.close()
-            self._renewal.close()
+            self._lease_renewal.close()
             await self.claimer.close()
             if self.monitor is not None:
                 await self.monitor.stop()
@@ -442,7 +442,7 @@ class Worker:
             await asyncio.wait(list(self._running), timeout=GRACE_S)
         for future, held in self._running.items():
             future.remove_done_callback(self._finished)
-            self._overtime.end(future, held)
+            self._time_limits.end(future, held)
             self._waiting.append(held)
         self._running.clear()
         await cut_short(self._loop.create_task(self._release_waiting()))
@@ -457,4 +457,4 @@ class Worker:
     async def _release_waiting(self) -> None:
         held, self._waiting = list(self._waiting), deque()
         self._bytes -= sum(len(one.job.body) for one in held)
-        await self._ending.release(held)
+        await self._acker.release(held)
