@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo check test test-all bench campaign clean setup wheel
+.PHONY: demo check test test-all bench bench-instructions campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -14,6 +14,7 @@ help:
 	  'make test      the checks and the tests of each day (they start and stop their own servers); T=PATH runs a part' \
 	  'make test-all  the checks and every test, as CI does' \
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
+	  'make bench-instructions  what a job costs in instructions, by valgrind' \
 	  'make campaign  the long versions of the tests' \
 	  'make wheel     a wheel in dist/ for Linux distributions from 2014 on'
 
@@ -80,6 +81,10 @@ bench: setup
 	$(BIN)/python benches/core.py
 	$(BIN)/python benches/tasks.py
 	$(BIN)/python benches/worker.py $(if $(PEERS),--peers $(PEERS))
+
+# BEFORE=FILE compares with what an earlier run wrote by --json; TREE=FOLDER counts another built checkout.
+bench-instructions: setup
+	$(BIN)/python benches/instructions.py $(if $(TREE),--tree $(TREE)) $(if $(BEFORE),--before $(BEFORE))
 
 campaign: setup
 	PINLATER_CAMPAIGN=1 $(PYTEST) -m '' --timeout 3600

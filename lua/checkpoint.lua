@@ -48,7 +48,7 @@ local function keep_record(job)
   call('HSET', key_j, job.id, sub(record, 1, 1) .. allowed .. sub(record, 4, 4) .. (job.body or sub(record, 5)))
 end
 
-local wake, expires = false, now + unp('>I4', config, 13)
+local wake, expires = false, now + unp('>I4', config, CONFIG_LEASE_MS)
 for _, job in ipairs(jobs) do
   local lease, running = lease_of(job.running, job.level, job.id), job.running
   local left = job.attempts or unp('>I2', running, 9)

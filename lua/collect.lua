@@ -16,7 +16,7 @@ local WAITER_MS = 60000
 local jumped_at = tonumber(call('HGET', key_m, 'g') or '0')
 if jumped_at > 0 and now < jumped_at + HOUR_MS then return finish(pack('>I4I4I4I4I4B', 0, 0, 0, 0, 0, 0) .. '0') end
 
-local keep, succeeded_s, failed_s = unp('>I4I4I4', config, 19)
+local keep, succeeded_s, failed_s = unp('>I4I4I4', config, CONFIG_KEEP)
 local budget, more = 1000, 0
 
 local function remove(key, ids)

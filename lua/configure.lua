@@ -9,13 +9,13 @@
 if replay then return stored end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
-local new_flags, new_levels = byte(settings, 5, 6)
+local new_flags, new_levels = byte(settings, SETTINGS_FLAGS, SETTINGS_LEVELS)
 if new_levels < levels then
   return redis.error_reply('BAD_REQUEST levels can only grow: expected at least ' .. levels .. ', got ' .. new_levels)
 end
-if carried ~= '' and (sub(carried, 9) ~= sub(config, 35, 38) or not newer(carried)) then return finish(config) end
-local drawn = carried ~= '' and sub(carried, 1, 8) or draw_version()
-config = config_of(drawn, sub(config, 9, 12), settings, sub(config, 35, 38))
+if carried ~= '' and (sub(carried, CARRIED_LIFE) ~= sub(config, CONFIG_LIFE, CONFIG_LIFE_END) or not newer(carried)) then return finish(config) end
+local drawn = carried ~= '' and sub(carried, 1, CARRIED_VERSION_END) or draw_version()
+config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END), settings, sub(config, CONFIG_LIFE, CONFIG_LIFE_END))
 call('HSET', key_m, 'c', config)
 local was_paused = paused
 paused = new_flags % 2 == 1

@@ -10,13 +10,13 @@
 if replay then return stored end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
-local deleted = config and byte(config, 17) >= 128
+local deleted = config and byte(config, CONFIG_FLAGS) >= 128
 if config and not deleted then return finish('\0' .. config) end
 if deleted and carried ~= '' and not newer(carried) then
   return redis.error_reply('QUEUE_NOT_FOUND deleted here after that configuration was made')
 end
-local version, life = sub(carried, 1, 8), sub(carried, 9)
+local version, life = sub(carried, 1, CARRIED_VERSION_END), sub(carried, CARRIED_LIFE)
 if carried == '' then version, life = draw_version(), pack('>I4', deleted and life_of(config) + 1 or 1) end
-config = config_of(version, deleted and sub(config, 9, 12) or '\0\0\0\1', settings, life)
+config = config_of(version, deleted and sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END) or '\0\0\0\1', settings, life)
 call('HSET', key_m, 'c', config)
 return finish('\1' .. config)

@@ -12,7 +12,8 @@ if replay then return stored end
 if below ~= '' and life_of(config) >= tonumber(below) then return finish('') end
 local drawn, new_h = draw_version()
 local waiters = call('ZRANGE', key_w, -1000, -1)
-local tombstone = drawn .. sub(config, 9, 16) .. string.char(128) .. sub(config, 18, 34) .. pack('>I4', life_of(config) + 1)
+local tombstone = drawn .. sub(config, CONFIG_GENERATION, CONFIG_LEASE_MS_END) .. string.char(128)
+  .. sub(config, CONFIG_LEVELS, CONFIG_BODY_LIMIT_END) .. pack('>I4', life_of(config) + 1)
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
 call('HSET', key_m, 'c', tombstone, 'h', new_h .. pack('>I6B', NEVER, 0), lane, answer)

@@ -8,7 +8,7 @@
 local want, most = tonumber(limit), tonumber(budget)
 if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
-local paused = byte(config, 17) % 2 == 1
+local paused = byte(config, CONFIG_FLAGS) % 2 == 1
 
 -- The first n of a level in the order a claim takes them: ready and due, by run-after, then id.
 local function line_of(level, n)

@@ -11,7 +11,7 @@
 
 if replay then return stored end
 if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
-local lease_ms = unp('>I4', config, 13)
+local lease_ms = unp('>I4', config, CONFIG_LEASE_MS)
 local hold_ms = tonumber(hold)
 
 local function report(active, jumped, more, leases, retried, failed, until_ms)

@@ -9,4 +9,4 @@ local due = {}
 for level = 1, levels do
   due[level] = pack('>I4', call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now))
 end
-return { nonce, h, concat(due), byte(config, 17) % 2 == 1 and '1' or '0' }
+return { nonce, h, concat(due), byte(config, CONFIG_FLAGS) % 2 == 1 and '1' or '0' }

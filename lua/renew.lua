@@ -20,7 +20,7 @@ for i = 1, count do
   if level > #KEYS - r0 and level <= levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 end
 
-local expires = now + math.max(unp('>I4', config, 13), tonumber(lease or '0'))
+local expires = now + math.max(unp('>I4', config, CONFIG_LEASE_MS), tonumber(lease or '0'))
 local refused, renewed = {}, {}
 
 -- A job's value in r, if it is of that claim.

@@ -1,5 +1,7 @@
 -- One job that succeeded, on a lease of its alone, and nothing of it is kept: what most calls for one job bring. What is not so, or not valid,
 -- is left to what follows; nothing was written then.
+-- reads: earliest groups h_high h_low ids0 lane levels sequence waiting
+-- sets:  h_high h_low id kind level n run token value
 local level, kind, n, token, run = unp('>BBI2c8I2', groups)
 local id = ARGV[ids0 + 1]
 local value = kind == 0 and n == 1 and run == 1 and level > 0 and level <= levels and call('HGET', KEYS[r0 + level], id)

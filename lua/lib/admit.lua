@@ -1,5 +1,7 @@
 -- Puts jobs of one level in line; tells whether a waiter has a reason to wake (work now, or a new earliest timer).
 -- ready: score, member of p, score, member ... scheduled: score, id ...
+-- reads: earliest send
+-- sets:  admit earliest
 local function admit(level, ready, scheduled)
   if ready[1] then send('ZADD', KEYS[p0 + level], ready) end
   local wake = ready[1] ~= nil

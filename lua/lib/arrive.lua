@@ -1,4 +1,6 @@
 -- Puts the jobs of lines in line. Those that come with a status have an x, and are odd.
+-- reads: earliest fields first_due now ODD paused ready scheduled statuses waiting
+-- sets:  earliest extras payload waiting wake
 local extras
 if statuses ~= '' then
   -- HERE status

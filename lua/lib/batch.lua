@@ -1,4 +1,6 @@
 -- What came with the call: records, and a spec of them: jobs in a row that have the same u8 priority, u8 kind, u48 ms, and u16 how many.
+-- reads: flags records0 spec
+-- sets:  count RUN_BYTES
 local RUN_BYTES = 10
 local count = #ARGV - records0
 if flags % 4 >= 2 then return redis.error_reply('ENQUEUE_REFUSED the queue takes no new jobs') end

@@ -1,5 +1,7 @@
 -- A claim of one job while nothing is due: most often the first of some level is a bare one with a record. What is not so is put back, and
 -- left to the general way. What is left is not told: whoever may take jobs of all levels asks for the next one anyhow.
+-- reads: claim config earliest h lane levels now paused sequence token waiting
+-- sets:  at id popped record waiting
 local at, id, popped = 0, nil, nil
 repeat
   at = at + 1
@@ -11,7 +13,7 @@ if id and not record then call('ZADD', KEYS[p0 + at], popped[2], id) end
 if record then
   call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
   local payload = string.char(at) .. id .. token
-  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, 13)), payload)
+  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), payload)
   if waiting and call('EXISTS', unpack(KEYS, p0 + at, p0 + levels)) > 0 then
     -- HERE ring
     ring()

@@ -1,4 +1,5 @@
 -- When a job was enqueued, or a token or h was minted: its ms.
+-- sets:  created_ms
 local function created_ms(id)
   local high, low = unp('>I4I4', id)
   return high * 8192 + floor(low / 524288)

@@ -1,4 +1,6 @@
 -- Records of ids within a byte budget. Chunks grow fourfold, so that large bodies are noticed before many are read.
+-- reads: config
+-- sets:  bytes_read fetch FIRST_CHUNK_BYTES part
 local bytes_read = 0
 -- The first chunk may not be more than this, were every body as large as the queue allows.
 local FIRST_CHUNK_BYTES = 64 * 1024 * 1024
@@ -6,7 +8,7 @@ local FIRST_CHUNK_BYTES = 64 * 1024 * 1024
 -- Returns lists of records (in the ids' order) and how many there are, or nothing if an id has none.
 local function fetch(ids, budget)
   local lists, count, bytes, wanted = {}, 0, bytes_read, #ids
-  local chunk = math.max(1, math.min(64, floor(FIRST_CHUNK_BYTES / unp('>I4', config, 31))))
+  local chunk = math.max(1, math.min(64, floor(FIRST_CHUNK_BYTES / unp('>I4', config, CONFIG_BODY_LIMIT))))
   while count < wanted do
     local last = math.min(count + chunk, wanted)
     local records = call('HMGET', key_j, unpack(ids, count + 1, last))

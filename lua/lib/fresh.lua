@@ -1,4 +1,6 @@
 -- The next ids (fresh: how many), without a function: their halves are high, low + 1 ... low + fresh; h is the last of them.
+-- reads: fresh h_high h_low now
+-- sets:  h high id_ms id_sequence low
 local id_sequence = h_low % 524288
 local id_ms = h_high * 8192 + (h_low - id_sequence) / 524288
 if now > id_ms then id_ms, id_sequence = now, -1 end

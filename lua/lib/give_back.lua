@@ -1,11 +1,13 @@
 -- What becomes of jobs whose worker died: back in line, or failed.
 -- Without a crash limit a crash costs an attempt, as PinLater has it. With one it costs none: the crash that reaches the limit fails the job,
 -- each is told in the status, and if there is a quarantine queue, q names the job for the monitor that moves it there.
-local crash_limit = #config >= 40 and unp('>I2', config, 39) or 0
-local moves = #config > 40
+-- reads: admit append_status claim_of config created_ms extra lease_of levels now ODD old_place send SOLE_BYTES utc
+-- sets:  APART APART_MS begun_ids counts crash_limit end_lease end_sole_lease evidence give_back last_chances moves
+local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
+local moves = #config > CONFIG_CRASH_LIMIT_END
 -- Jobs that may not crash once more come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
 -- lease apart, and after a hundred from the first again.
-local APART_MS, APART = unp('>I4', config, 13) / 30, 100
+local APART_MS, APART = unp('>I4', config, CONFIG_LEASE_MS) / 30, 100
 local last_chances = 0
 local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unbegun = 0 }
 -- As keys, if it is known: only these have crashed.

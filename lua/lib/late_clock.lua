@@ -1,4 +1,5 @@
 -- TIME, read once and only by those who need it: without it ids go on by sequence.
+-- sets:  now read_clock
 local now = 0
 local function read_clock()
   local time = call('TIME')

@@ -1,6 +1,7 @@
 -- r[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
 -- marks: 1 = has x, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in E: its name is level, id, token, and what
 -- follows is the claim descriptor alone
+-- sets:  claim_of lease_of SOLE_BYTES source_in
 local SOLE_BYTES = 17
 
 local function lease_of(running, level, id)

@@ -1,4 +1,6 @@
 -- What happens when jobs leave a lease. left_lease: lease -> jobs that left it. E[lease .. 'n'] = jobs left, only for a lease of several.
+-- reads: lease_of SOLE_BYTES
+-- sets:  leaves left_lease settle_leases SOLE
 local SOLE = 1000000
 local left_lease = {}
 

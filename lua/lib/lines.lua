@@ -1,6 +1,8 @@
 -- New jobs with ids low + 1 ... low + count (as fresh gives them, of one ms), as they are written: fields of j, a line (score, member, …) a
 -- level of p (ready) and of d (scheduled; nil: no job is), and when the first scheduled one is due.
 -- A record begins with its format, the attempts allowed (2) and the priority.
+-- reads: count high levels low NEVER now ODD records0 RUN_BYTES spec
+-- sets:  argv arrival char done fields first first_due format HEADER_BYTES prefix ready scheduled
 local HEADER_BYTES = 4
 local fields, ready, scheduled, first_due = {}, {}, nil, NEVER
 local done, argv, char, format, first = 0, ARGV, string.char, string.format, records0 + 1

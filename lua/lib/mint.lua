@@ -1,4 +1,6 @@
 -- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head; returns the answer.
+-- reads: earliest h_high h_low lane now sequence waiting
+-- sets:  finish id_ms id_sequence mint minted
 local id_ms, id_sequence = h_high * 8192 + floor(h_low / 524288), h_low % 524288
 local minted = false
 

@@ -1,4 +1,6 @@
 -- Where a running job that was not begun stood in line: its score and member of p.
+-- reads: created_ms ODD
+-- sets:  old_place
 local function old_place(id, running)
   local marks = byte(running, 11)
   local run_after = marks >= 8 and '' or sub(running, floor(marks / 2) % 2 == 1 and 20 or 12)

@@ -1,5 +1,7 @@
 -- v: id -> when its result is over (ms). V: id -> the result (u8 how it is packed, bytes).
 -- Removes results that are over, `most` at a time; returns how many.
+-- reads: now send
+-- sets:  drop_results
 local function drop_results(most)
   local over = call('ZRANGE', key_v, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
   if over[1] then

@@ -1,4 +1,6 @@
 -- The bell: wakes one waiter, the next one if nobody listens any more; so many may have died at once.
+-- reads: now paused waiting
+-- sets:  ring wait_for_ring waiting
 local function ring()
   if paused or not waiting then return end
   for _ = 1, 1000 do

@@ -1,4 +1,5 @@
 -- Milliseconds since 1970 as text: 2026-11-21T19:42:13Z.
+-- sets:  is_leap MONTHS utc
 local MONTHS = { 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31 }
 
 local function is_leap(year) return year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0) end

@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from pinlater.store.scripts import LUA_DIRECTORY, Script, load_scripts
+from tests.support import lua_names
 
 SCRIPTS = load_scripts()
 FILES = sorted(LUA_DIRECTORY.rglob("*.lua"))
+#: No part, but names that the loader knows.
+CONFIG_BYTES = LUA_DIRECTORY / "lib" / "config_bytes.lua"
+PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_BYTES})
+STEP_LINES = 40
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
 WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZPOPMIN", "ZPOPMAX"}
@@ -76,6 +81,7 @@ RULES = {
     r"\b(tostring)\(": "{} loses digits",
     r"\.\. (now|score|due_ms|ms|expires|earliest)\b": "number in a string: {}",
     r"^(?!local )function (\w+)": "global {}",
+    r"\b(?:config|settings|carried), ([2-9]|\d\d)": "byte {} of a configuration (lib/config_bytes)",
 }
 UNPACK = re.compile(r"unpack\(((?:[^()]|\([^()]*\))*)\)")
 MATCH = re.compile(r"string\.(g?match|find|gsub)\((.*)")
@@ -117,6 +123,7 @@ def test_a_lua_file_keeps_the_rules(path: Path) -> None:
         ("call('KEYS', '*')", "command KEYS"),
         ("send('HMGET', key_j, ids)", "command HMGET"),
         ("function leak() end", "global leak"),
+        ("unp('>I4', config, 13)", "byte 13 of a configuration"),
     ],
 )
 def test_a_rule_catches_what_breaks_it(line: str, problem: str) -> None:
@@ -156,7 +163,47 @@ def test_a_header_is_complete_and_its_parts_exist(script: Script) -> None:
 def test_every_part_is_needed_by_a_script() -> None:
     asked = re.compile(r"^ *-- (?:NEEDS|HERE) +(.*)$", re.MULTILINE)
     needed = {part for path in FILES for parts in asked.findall(path.read_text("utf-8")) for part in parts.split()}
-    assert needed == {path.stem for path in (LUA_DIRECTORY / "lib").glob("*.lua")}
+    assert needed == {path.stem for path in PARTS}
+
+
+@pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)
+def test_the_header_of_a_part_lists_the_locals_it_reads_and_sets(path: Path) -> None:
+    assert lua_names.header(path) == lua_names.names(lua_names.part(path.stem))
+
+
+@pytest.mark.parametrize(
+    ("code", "reads", "sets"),
+    [
+        ("local a = b", {"b"}, {"a"}),
+        ("if a then local b = a end", {"a"}, set()),
+        ("a, b = c.d, { e = f }", {"c", "f"}, {"a", "b"}),
+        ("for i, x in ipairs(a) do b[i] = x end", {"a", "b"}, set()),
+        ("local function f(x) return x + y end", {"y"}, {"f"}),
+        ("repeat local a = f('b') until a or c", {"a", "c", "f"}, set()),
+        ("if a then local b = 1 else b = 2 end", {"a"}, {"b"}),
+        ("call('HGET', key_m, x0 + level)", {"level"}, set()),
+    ],
+)
+def test_what_code_reads_and_sets_is_told(code: str, reads: set[str], sets: set[str]) -> None:
+    assert lua_names.names(code) == (reads, sets)
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
+def test_a_script_reads_nothing_that_nobody_set(script: Script) -> None:
+    code = script.source.decode().partition("\n")[2]
+    assert lua_names.names(code)[0] == set()
+
+
+@pytest.mark.parametrize("verb", ["claim", "ack"])
+def test_steps_of_a_claim_and_an_ack_are_short(verb: str) -> None:
+    """A step: a part that stands where it is needed, or a function."""
+    code = (LUA_DIRECTORY / f"{verb}.lua").read_text("utf-8")
+    parts = {name for found in re.findall(r"-- HERE (.+)", code) for name in found.split()}
+    for name in parts:
+        lines = (LUA_DIRECTORY / "lib" / f"{name}.lua").read_text("utf-8").splitlines()
+        assert len([line for line in lines if not line.startswith("--")]) <= STEP_LINES, name
+    for function in re.findall(r"^local function .*?^end$", code, re.MULTILINE | re.DOTALL):
+        assert function.count("\n") < STEP_LINES, function
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)

@@ -56,7 +56,7 @@ class Server:
     defaults (no RDB, no AOF). `fake_clock` preloads libfaketime, for `jump_clock` (and libc's malloc, so
     no memory or speed claim holds on it). `tls` needs a build that has it: "redis". `slots`: of a cluster's node, which
     serves once all slots are taken and its nodes have met. On a machine that lacks the server, or libfaketime, the test
-    that makes one is skipped.
+    that makes one is skipped. `under`: a command that runs the server's: valgrind.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Server:
         tls: bool = False,
         aof_always: bool = False,
         fake_clock: bool = False,
+        under: Sequence[str] = (),
     ) -> None:
         require_kind(kind)
         if fake_clock:
@@ -89,6 +90,7 @@ class Server:
         self._config = config
         self._environment = dict(env or {})
         self._aof_always = aof_always
+        self._under = under
         self._clock_path = directory / "clock" if fake_clock else None
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -232,7 +234,7 @@ class Server:
             options |= self._tls_options(self.tls_files)
         if isinstance(self._config, Mapping):
             options |= self._config
-        command = ["setpriv", "--pdeathsig", "KILL", binary]
+        command = ["setpriv", "--pdeathsig", "KILL", *self._under, binary]
         for name, value in options.items():
             command += [f"--{name}", value]
         return command if isinstance(self._config, Mapping) else [*command, *self._config]

@@ -216,7 +216,7 @@ async def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_at_a_stop(
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
         places = own.session.queue_shards("q")
-        await until(lambda: worker.claimer.told or any(place.unknown_claim for place in places), "an unknown claim")
+        await until(lambda: any(place.unknown_claim for place in places), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")
         proxy.disarm()

@@ -129,15 +129,29 @@ def _pause_s(claims: Sequence[_core.Claim], until_s: float) -> float:
 
 
 def claim_round(
-    session: Session, queue_shards: list[QueueShard], limit: int, wait: bool, source: str, deadline_s: float
+    session: Session,
+    queue_shards: list[QueueShard],
+    limit: int,
+    wait: bool,
+    source: str,
+    deadline_s: float,
+    *,
+    keep: bool = False,
 ) -> Flow[list[_core.Claim]]:
-    """Claims over the places of one queue. wait: where a claim gives no jobs, the client is registered as waiting."""
+    """Claims over the places of one queue. wait: where a claim gives no jobs, the client is registered as waiting.
+    keep: a claim whose answer was lost is kept by its place, where the caller had only this one, too.
+    """
     now_s = time.monotonic()
     answering = [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s] or queue_shards
-    if len(answering) == 1 and limit <= MAX_BATCH:
-        return [(yield from claim_at(session, answering[0], limit, None, wait, source, deadline_s))]
     if len(answering) == 1:
-        return (yield from _claim_alone(session, answering[0], limit, wait, source, deadline_s))
+        try:
+            if limit <= MAX_BATCH:
+                return [(yield from claim_at(session, answering[0], limit, None, wait, source, deadline_s))]
+            return (yield from _claim_alone(session, answering[0], limit, wait, source, deadline_s))
+        except OutcomeUnknown as error:
+            if keep:
+                answering[0].unknown_claim = error
+            raise
     # what one shard gave must not wait long for another that is silent; its answer is asked for again by the next claim
     deadline_s = min(deadline_s, now_s + PATIENCE_S)
     claims: list[_core.Claim] = []

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.queues import known_queue_shards
@@ -23,7 +24,6 @@ from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
-from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.worker.os_process import exit_in_words
 from pinlater.worker.started_jobs import ids_in
 
@@ -69,22 +69,21 @@ class Recoverer:
 
     async def _end_surely(self, queue: str, process: Process, told: str) -> None:
         """Tried until the leases are over."""
-        pause_s, began_s = FIRST_RETRY_S, time.monotonic()
+        pauses, began_s = Pauses(), time.monotonic()
         while True:
             try:
                 await self._end_in(queue, process, told)
             except QueueNotFound:
                 return
             except PinLaterError as error:
-                if pause_s == FIRST_RETRY_S:
+                if pauses.is_first:
                     log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
             else:
                 return
             config = self._client.session.known_config(queue) or QueueConfig()
             if time.monotonic() - began_s >= config.lease_ms / 1000:
                 return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+            await asyncio.sleep(pauses.take())
 
     async def _end_in(self, queue: str, process: Process, told: str) -> None:
         session = self._client.session

@@ -26,6 +26,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.worker_process import (
     FIRST_RESTART_S,
+    LAST_RESTART_S,
     NEVER_S,
     NO_SERVER,
     RECYCLE,
@@ -44,9 +45,7 @@ from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: The pause before a process that dies is started again is doubled up to this; one that lived for HEALTHY_S starts
-#: anew at the first.
-LAST_RESTART_S: Final = 30.0
+#: After a process that lived for so long the pause before the next start is the first again.
 HEALTHY_S: Final = 60.0
 #: How often the memory of processes with a cap is looked at.
 LOOK_S: Final = 1.0
@@ -264,7 +263,7 @@ class Supervisor:
             self._put_off(slot, time.monotonic())
             return None
         if self._reloaded is not None:
-            process.kill_s = process.started_s + START_S * slot.restart_s / FIRST_RESTART_S
+            process.kill_s = process.started_s + START_S * slot.restarts.next_s / FIRST_RESTART_S
         return process
 
     def _on_report(self, process: Process) -> None:
@@ -352,7 +351,7 @@ class Supervisor:
         else:
             why, level = "crash" if process.ending in ("", RECYCLED) else process.ending, logging.ERROR
             if now_s - process.started_s >= HEALTHY_S and (process.report or self._reloaded is None):
-                slot.restart_s = FIRST_RESTART_S
+                slot.restarts.reset()
             self._put_off(slot, now_s)
         self._listener.ended(process, why)
         told = f"starting another in {slot.next_start_s - now_s:.1f} s"
@@ -362,8 +361,7 @@ class Supervisor:
 
     def _put_off(self, slot: ProcessSlot, now_s: float) -> None:
         """The next start there: later each time."""
-        slot.next_start_s = now_s + slot.restart_s
-        slot.restart_s = min(2 * slot.restart_s, LAST_RESTART_S)
+        slot.next_start_s = now_s + slot.restarts.take()
 
     def _note(self, process: Process, code: int) -> None:
         """SIGTERM: it may not have been listening yet."""

@@ -17,11 +17,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from pinlater.client.client import MARK_VARIABLE, source_of
+from pinlater.model.backoff import Pauses
 from pinlater.worker.os_process import end_with_parent, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
 
@@ -38,8 +39,9 @@ RECYCLED: Final = "recycled"
 NO_SERVER: Final = 3
 #: A process that uses so many times its cap, though it should have recycled itself, is killed.
 KILL_FACTOR: Final = 1.5
-#: A process that dies is started again after this, at first.
+#: A process that dies is started again after this at first, and after that at last.
 FIRST_RESTART_S: Final = 0.5
+LAST_RESTART_S: Final = 30.0
 MIB: Final = 1024 * 1024
 NEVER_S: Final = float("inf")
 
@@ -166,7 +168,7 @@ class ProcessSlot:
     of: ProcessSet
     process: Process | None = None
     fresh: Process | None = None
-    restart_s: float = FIRST_RESTART_S
+    restarts: Pauses = field(default_factory=lambda: Pauses(FIRST_RESTART_S, LAST_RESTART_S))
     next_start_s: float = 0.0
 
 

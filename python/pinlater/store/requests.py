@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import (
     ConfigConflict,
     OutcomeUnknown,
@@ -59,7 +60,7 @@ class CommonKeys(list[Argument]):
 def read(queue_shard: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
     """Carries out a reading script; sends it again until the deadline (monotonic seconds) while no answer comes."""
     script = load_scripts()[verb]
-    pauses, changes = _pauses(), _pauses(0.0)
+    pauses, changes = _pauses(), _pauses(at_once=True)
     while True:
         config = yield from known_config(queue_shard, deadline_s)
         nonce = secrets.token_bytes(4)
@@ -178,7 +179,7 @@ class _Write:
             self.queue_shard.lanes.give_back(self._lanes.pop())
 
     def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
-        pauses, changes = _pauses(), _pauses(0.0)
+        pauses, changes = _pauses(), _pauses(at_once=True)
         while True:
             if answer is None:
                 answer = yield from self._try(deadline_s)
@@ -360,16 +361,12 @@ def _error_of(answer: Any, verb: str, queue_shard: QueueShard) -> PinLaterError:
     return ServerReplyError(f"{verb} of {queue_shard}: expected a list, got {answer!r:.80}")
 
 
-def _pauses(*first_s: float) -> Generator[float, None, None]:
-    yield from first_s
-    pause_s = FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, LAST_PAUSE_S)
+def _pauses(*, at_once: bool = False) -> Pauses:
+    return Pauses(FIRST_PAUSE_S, LAST_PAUSE_S, at_once=at_once)
 
 
-def _pause_or_raise(pauses: Generator[float, None, None], deadline_s: float, error: PinLaterError) -> Flow[None]:
-    pause_s = next(pauses)
+def _pause_or_raise(pauses: Pauses, deadline_s: float, error: PinLaterError) -> Flow[None]:
+    pause_s = pauses.take()
     if time.monotonic() + pause_s >= deadline_s:
         raise error
     yield Sleep(pause_s)

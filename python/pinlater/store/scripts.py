@@ -21,6 +21,9 @@ _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": 
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
+#: A line of lib/config_bytes.lua, and a name that may stand there.
+_BYTES: Final = re.compile(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", re.MULTILINE)
+_CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,18 @@ def _whole(code: str) -> str:
 
 
 def _strip(code: str) -> str:
-    """Drops comment lines and indentation: what is left is what Redis keeps and hashes."""
+    """Drops comment lines and indentation, and puts numbers for names of bytes: what is left is what Redis keeps."""
     lines = (line.strip() for line in code.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("--"))
+    left = "\n".join(line for line in lines if line and not line.startswith("--"))
+    return _CONSTANT.sub(lambda match: _config_bytes().get(match[0], match[0]), left)
+
+
+@cache
+def _config_bytes() -> dict[str, str]:
+    """Names of bytes of the packed configuration, and their positions."""
+    code = (LUA_DIRECTORY / "lib" / "config_bytes.lua").read_text("utf-8")
+    lines = [(names.split(", "), numbers.split(", ")) for names, numbers in _BYTES.findall(code)]
+    return {name: number for names, numbers in lines for name, number in zip(names, numbers, strict=True)}
 
 
 def _key_names(keys: tuple[str, ...]) -> list[str]:

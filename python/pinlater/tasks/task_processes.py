@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import BodyUnreadable, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.tasks import envelope
@@ -118,6 +119,7 @@ class ProcessPool:
         self._free = asyncio.Semaphore(size)
         self._idle: list[Child] = []
         self._leaving: set[asyncio.Task[Any]] = set()
+        self._pauses = Pauses(FIRST_PAUSE_S, LAST_PAUSE_S)
         self._pause_s = self._paused_until_s = 0.0
 
     async def run(
@@ -168,7 +170,7 @@ class ProcessPool:
     def _put_off(self, error: Exception) -> Snooze:
         """What a job ends with whose process could not start; of several at once, one counts."""
         if time.monotonic() >= self._paused_until_s:
-            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LAST_PAUSE_S)
+            self._pause_s = self._pauses.take()
             self._paused_until_s = time.monotonic() + self._pause_s
             told = "no task process can start: %s; its job is put back, as others that need one in the next %g s"
             log.error(told, error, self._pause_s, exc_info=error)
@@ -238,7 +240,8 @@ class ProcessPool:
         while True:
             said, *rest = await child.hear()
             if said == Said.STARTED:
-                child.started, self._pause_s = True, 0.0
+                child.started = True
+                self._pauses.reset()
             elif said == Said.KEEP:
                 child.say(Said.KEPT, *await self._keep(job, rest[0]))
             else:

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
 from pinlater.operations import leases as holding
@@ -29,9 +30,6 @@ from pinlater.worker.lease_renewal import Lease, LeaseRenewal
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: While a server does not answer, an ack is tried again after this, doubled, up to that.
-FIRST_RETRY_S: Final = 0.1
-LAST_RETRY_S: Final = 2.0
 #: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
 GRACE_S: Final = 2.0
 #: Of counts by name, so many names are told.
@@ -270,7 +268,7 @@ class Acker:
 
     async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
         """Carries out an ack or a release however long the server is away; returns the refused items."""
-        pause_s = FIRST_RETRY_S
+        pauses = Pauses()
         resolve: Callable[[], Any] | None = None
         why: PinLaterError
         while True:
@@ -283,9 +281,9 @@ class Acker:
                 return items  # the queue was deleted, and its jobs with it
             except PinLaterError as error:
                 resolve, why = None, error
+            pause_s = pauses.take()
             log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
 
 
 def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.store.keys import cancel_channel
-from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S, Acker, Held
+from pinlater.worker.acker import Acker, Held
 from pinlater.worker.executor import Handler
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -119,18 +120,17 @@ async def _find_missed_at(
     tell: Callable[[bytes, bytes], None],
     there: Callable[[set[str]], None] | None,
 ) -> None:
-    pause_s = FIRST_RETRY_S
+    pauses = Pauses()
     while True:
         try:
             found = await client.lookup([job.descriptor for job in jobs])
         except QueueNotFound:
             return  # its jobs are refused when they end, as they are where the subscription stood
         except PinLaterError as error:
-            log.warning("%d jobs not looked up yet, trying again in %.1f s: %s", len(jobs), pause_s, error)
+            log.warning("%d jobs not looked up yet, trying again in %.1f s: %s", len(jobs), pauses.next_s, error)
         else:
             break
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LAST_RETRY_S)
+        await asyncio.sleep(pauses.take())
     if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
         tell(cancel_channel(*queue_shard), b"".join(gone))
     if there is not None:

@@ -13,14 +13,14 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import FIRST_RETRY_S, Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
@@ -30,7 +30,6 @@ from pinlater.operations.queues import agreed_queue_shards, known_queue_shards, 
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
-from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
 from pinlater.worker.blocking_claim import BlockingClaims
 from pinlater.worker.cancellations import find_missed
 from pinlater.worker.queue_order import QueueOrder, QueueTurns
@@ -45,10 +44,10 @@ _NEVER_S: Final = float("inf")
 class QueuePoll:
     """A queue to claim from. Times are monotonic seconds.
 
-    empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim, this
-    worker or another. safety_s: claim then though nobody rang. timer_s: a scheduled job is due then, and nobody else
-    looks. not_before_s: a claim failed, no other one until then. resolve: asks what became of a claim whose answer was
-    lost, sent at sent_s. off_list: a bell rang, so this worker is not registered as waiting until its next claim.
+    empty: the last claim was answered and found nothing. hungry: it may have due jobs. rung: somebody must claim,
+    this worker or another. safety_s: claim then though nobody rang. timer_s: a scheduled job is due then, and nobody
+    else looks. not_before_s: a claim failed, no other one until then. off_list: a bell rang, so this worker is not
+    registered as waiting until its next claim.
     """
 
     queue: str
@@ -59,9 +58,7 @@ class QueuePoll:
     safety_s: float = 0.0
     timer_s: float = _NEVER_S
     not_before_s: float = 0.0
-    retry_s: float = FIRST_RETRY_S
-    resolve: Callable[[], Awaitable[Any]] | None = None
-    sent_s: float = 0.0
+    retries: Pauses = field(default_factory=Pauses)
 
     def next_s(self) -> float:
         """When to claim from it next, if there is room."""
@@ -229,7 +226,8 @@ class Fetcher:
         else:
             if source.not_before_s:
                 log.info("queue %s: claims work again", source.queue)
-                source.not_before_s, source.retry_s, self.told = 0.0, FIRST_RETRY_S, ""
+                source.not_before_s, self.told = 0.0, ""
+                source.retries.reset()
 
     async def _make(self, queue: str, config: QueueConfig) -> None:
         session = self._client.session
@@ -246,21 +244,12 @@ class Fetcher:
         """wait: for a ring, if there is nothing."""
         session, named = self._client.session, self._client.settings.source
         source.rung = source.off_list = False
-        resolve, source.resolve = source.resolve, None
-        if resolve is None:
-            source.sent_s = time.monotonic()
-        try:
-            answer: Any = await (
-                resolve()
-                if resolve
-                else self._client.run(lambda end: claim_round(session, queue_shards, limit, wait, named, end))
-            )
-        except OutcomeUnknown as error:
-            # it may have given us jobs that nobody else will see before their lease ends
-            source.resolve = error.resolve
-            raise
-        claims = answer if isinstance(answer, list) else [answer]
-        self._answered(source, claims, source.sent_s)
+        sent_s = time.monotonic()
+        # an answer that was lost may have given us jobs that nobody else will see before their lease ends: it is kept
+        claims = await self._client.run(
+            lambda end: claim_round(session, queue_shards, limit, wait, named, end, keep=True)
+        )
+        self._answered(source, claims, sent_s)
         if wait and source.empty:
             self._blocking_claims.hang(queue_shards)
         if not any(any(claim.left) for claim in claims):
@@ -297,8 +286,7 @@ class Fetcher:
             log.warning("queue %s: claim failed, trying again: %s", source.queue, error)
         self.told = f": {error}"
         source.hungry = True
-        source.not_before_s = time.monotonic() + source.retry_s
-        source.retry_s = min(2 * source.retry_s, LAST_RETRY_S)
+        source.not_before_s = time.monotonic() + source.retries.take()
 
     # rings
 
@@ -367,32 +355,32 @@ class Fetcher:
 
     async def _ask_for_lost(self) -> bool:
         """Asks for claims whose answer was lost, until it is known what they gave; False if there are none."""
-        lost = [(source, source.resolve) for source in self._polls.values() if source.resolve is not None]
-        for source in self._polls.values():
-            source.resolve = None
-            for queue_shard in self._client.session.queue_shards(source.queue):
-                unknown, queue_shard.unknown_claim = queue_shard.unknown_claim, None
-                if unknown is not None:
-                    lost.append((source, partial(self._client.run, unknown.resume)))
-        await asyncio.gather(*(self._ask_for(source, resolve) for source, resolve in lost))
+        queue_shards = [
+            queue_shard for queue in self._polls for queue_shard in self._client.session.queue_shards(queue)
+        ]
+        lost = [
+            (queue_shard, queue_shard.unknown_claim)
+            for queue_shard in queue_shards
+            if queue_shard.unknown_claim is not None
+        ]
+        await asyncio.gather(*(self._ask_for(queue_shard, unknown) for queue_shard, unknown in lost))
         return bool(lost)
 
-    async def _ask_for(self, source: QueuePoll, resolve: Callable[[], Awaitable[Any]]) -> None:
-        pause_s = FIRST_RETRY_S
+    async def _ask_for(self, queue_shard: QueueShard, unknown: OutcomeUnknown) -> None:
+        queue_shard.unknown_claim, pauses = None, Pauses()
         while True:
             try:
-                claim = await resolve()
+                claim = await self._client.run(unknown.resume)
             except OutcomeUnknown as error:
-                log.warning("queue %s: it is not known yet what a claim gave: %s", source.queue, error)
-                resolve = error.resolve
+                log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
+                unknown = error
             except PinLaterError as error:
-                log.warning("queue %s: a claim whose answer was lost: %s", source.queue, error)
+                log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
                 return
             else:
-                self._answered(source, [claim], source.sent_s)
+                self._answered(self._polls[queue_shard.queue], [claim], queue_shard.unknown_sent_s)
                 return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+            await asyncio.sleep(pauses.take())
 
     # subscriptions
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import Pauses
 from pinlater.model.errors import ServerRefused
 from pinlater.store.keys import cancel_channel
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
-from pinlater.worker.acker import FIRST_RETRY_S, LAST_RETRY_S
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -76,13 +76,12 @@ class Subscriptions:
             self._background(self._make(server))
 
     async def _make(self, server: Server) -> None:
-        pause_s = FIRST_RETRY_S
+        pauses = Pauses()
         try:
             while (why := await self._listen(server)) and not self._closed:
-                if pause_s == FIRST_RETRY_S:
+                if pauses.is_first:
                     log.warning("%s, trying again", why)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LAST_RETRY_S)
+                await asyncio.sleep(pauses.take())
         finally:
             self._making.discard(server)
         self._stands(server)

@@ -17,11 +17,12 @@ from typing import Any, Final, Self
 
 from pinlater._core import MAX_STATUS_BYTES, Claim
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import LAST_RETRY_S
 from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_queue_name
 from pinlater.operations.claim import PATIENCE_S
-from pinlater.worker.acker import GRACE_S, LAST_RETRY_S, Acker, Held, WorkerStats, cut_short
+from pinlater.worker.acker import GRACE_S, Acker, Held, WorkerStats, cut_short
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.config import WorkerConfig
 from pinlater.worker.end_rate import PREFETCH_S, EndRate
@@ -263,19 +264,19 @@ class Worker:
         return 0 if self._waiting and 2 * free < concurrency else free
 
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        session = self._client.session
+        session, first_s = self._client.session, sent_s
         for claim in claims:
-            jobs = claim.jobs
-            queue_shard = session.queue_shard(queue, jobs[0].shard)
+            queue_shard = session.queue_shard(queue, (jobs := claim.jobs)[0].shard)
             known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
             seen_s = queue_shard.late_claims.pop(claim.token, sent_s)
+            first_s = min(first_s, seen_s)
             lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
             if seen_s < self.claimer.heard_since_s:
                 self.claimer.check(jobs)
-        if gone := self._cancellations.among(self._waiting, sent_s):
+        if gone := self._cancellations.among(self._waiting, first_s):
             self._drop(gone, self._acker.removed)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._waiting = deque(sorted(self._waiting, key=lambda held: self.claimer.rank(held.job)))

@@ -1,0 +1,36 @@
+-- Ends one group of plain successes: their values, records and leases go.
+-- reads: argv at base first groups i level n refused runs values
+-- sets:  at entries i leases refused seen twice
+local twice, seen, leases, entries = call('HDEL', KEYS[r0 + level], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
+call('HDEL', key_j, unpack(argv, first, first + n - 1))
+i, at = 0, runs
+while i < n do
+  local token, run = unp('>c8I2', groups, at)
+  local marks, gone, lease = byte(values[i + 1], 11), run, token
+  if marks >= 8 then lease = string.char(level) .. argv[first + i] .. token end
+  local left = marks < 4 and tonumber(call('HGET', key_E, token .. 'n') or '0') or 0
+  -- an id named twice leaves its lease once, and the second mention is refused
+  if twice then
+    seen, refused = seen or {}, refused or {}
+    for k = i + 1, i + run do
+      local id = argv[first + k - 1]
+      if seen[id] then gone, refused[#refused + 1] = gone - 1, pack('>I2', base + k - 1) end
+      seen[id] = true
+    end
+  end
+  i, at = i + run, at + 10
+  if left > gone then
+    call('HINCRBY', key_E, token .. 'n', -gone)
+  elseif run == n then
+    if marks < 8 then call('HDEL', key_E, token, marks >= 4 and token or token .. 'n') end
+    call('ZREM', key_e, lease)
+  else
+    leases, entries = leases or {}, entries or {}
+    leases[#leases + 1] = lease
+    if marks < 8 then entries[#entries + 1], entries[#entries + 2] = token, token .. 'n' end
+  end
+end
+if leases then
+  if entries[1] then call('HDEL', key_E, unpack(entries)) end
+  call('ZREM', key_e, unpack(leases))
+end

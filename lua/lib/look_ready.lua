@@ -1,0 +1,28 @@
+-- The first n jobs of a level that are ready and have a record, within the byte budget. An id without a record can not run: it goes, and is counted.
+-- odd: where an odd job stands: position -> member
+-- reads: fetch most n ODD part ready
+-- sets:  full holes ids look odd packed records taken
+local look, taken, ids, packed, odd, records = n, 0, nil, nil, nil, nil
+while look > 0 and not records do
+  ids, odd = call('ZRANGE', ready, '0', look == 1 and '0' or look - 1), nil
+  packed = concat(ids)
+  if #packed > 8 * #ids then
+    odd = {}
+    for i = 1, #ids do
+      if #ids[i] > 8 then odd[i], ids[i] = ids[i], sub(ids[i], 1, 8) end
+    end
+    packed = concat(ids)
+  end
+  records, taken = fetch(ids, most)
+  if not records then
+    -- ids without a record can not run: they go, and are counted
+    local whole, lost = part(ids)
+    holes, look, taken = true, #whole, 0
+    call('HDEL', key_x, unpack(lost))
+    call('HINCRBY', key_m, 'lost', #lost)
+    for i = 1, #lost do lost[#lost + 1] = lost[i] .. ODD end
+    -- HERE send
+    send('ZREM', ready, lost)
+  end
+end
+if records then full = taken < #ids end
