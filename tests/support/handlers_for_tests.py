@@ -165,7 +165,7 @@ async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterato
 
 async def idle(worker: Worker) -> None:
     """The worker found nothing, is registered, and waits."""
-    await until(lambda: worker.claimer.empty, "an idle worker")
+    await until(lambda: worker.fetcher.empty, "an idle worker")
 
 
 class ShortJobs(EndRate):

@@ -210,7 +210,7 @@ async def test_no_claim_while_the_bodies_held_are_too_many_bytes(server: Server)
             first = worker.stats.claimed
             claims = worker.stats.claims
             await client.enqueue("q", b"")
-            worker.claimer.look_again()
+            worker.fetcher.look_again()
             await own.count("q")
             assert (worker.stats.claimed, worker.stats.claims) == (first, claims)
             assert first <= 8
@@ -304,7 +304,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
 @on_loop
 async def test_queue_created_after_the_worker_started(server: Server) -> None:
     async with clients(server) as (client, own), Worker(own, ["q", "young"], nothing) as worker:
-        await until(lambda: "young" in worker.claimer.told, "a refused claim")
+        await until(lambda: "young" in worker.fetcher.told, "a refused claim")
         await client.create_queue("young")
         await client.enqueue("young", b"")
         await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
@@ -328,7 +328,7 @@ async def test_queue_deleted_and_made_again_while_jobs_run(server: Server) -> No
             await client.create_queue("q")
             await client.enqueue("q", b"")
             # who waited went with the old queue: a safety claim finds the job, here at once and not in 10 s
-            worker.claimer.look_again()
+            worker.fetcher.look_again()
             await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
 
 

@@ -188,13 +188,13 @@ async def test_a_burst_that_holds_nothing_ends_when_its_server_is_gone(fresh_ser
         await client.create_queue("q")
         await client.enqueue("q", b"")
         worker = Worker(own, "q", handler, WorkerConfig(tick_s=0.5))
-        look_again = worker.claimer.look_again
+        look_again = worker.fetcher.look_again
 
         def after_its_death() -> None:
             server.kill()
             look_again()
 
-        worker.claimer.look_again = after_its_death  # type: ignore[method-assign]
+        worker.fetcher.look_again = after_its_death  # type: ignore[method-assign]
         with pytest.raises(ServerUnavailable, match=r"no claim or ack was answered in 3 s: "):
             await asyncio.wait_for(worker.run(burst=True), DEADLINE_S)
         assert (len(ran), worker.stats.succeeded) == (1, 1)

@@ -72,10 +72,10 @@ class Worker:
         self.handler, self._is_async = check_handler(handler), is_async(handler)
         prefetch = self.config.prefetch
         self._prefetch = prefetch if prefetch is not None else max(100, 2 * self.config.concurrency)
-        self.claimer = Fetcher(
+        self.fetcher = Fetcher(
             client, names, self._room, self._take, self._on_removed, self._jobs, self.config.order, self.config.max_jobs
         )
-        self.claimer.config_of = config_of
+        self.fetcher.config_of = config_of
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
         self._time_limits = TimeLimits(self._lease_renewal)
         self._acker = Acker(client, self._lease_renewal, self._stats, self.config.retry_delay_ms, self._progressed)
@@ -102,13 +102,13 @@ class Worker:
     @property
     def stats(self) -> WorkerStats:
         """Counts since the worker was made."""
-        self._stats.claims = self.claimer.claims
+        self._stats.claims = self.fetcher.claims
         return self._stats
 
     @property
     def ready(self) -> bool:
         """It hears from every server, its claims are answered, and it does not stop."""
-        return self.claimer.ready and not self.stopping
+        return self.fetcher.ready and not self.stopping
 
     @property
     def stopping(self) -> bool:
@@ -118,7 +118,7 @@ class Worker:
     @property
     def exhausted(self) -> bool:
         """`max_jobs` have been claimed."""
-        return self.claimer.left <= 0
+        return self.fetcher.left <= 0
 
     @property
     def running(self) -> Mapping[asyncio.Future[End], Held]:
@@ -175,7 +175,7 @@ class Worker:
         """Begins to stop, as SIGTERM does; the second time running jobs are given up at once."""
         self._at_once = self._stopping.is_set()
         self._stopping.set()
-        self.claimer.stop()
+        self.fetcher.stop()
         self._progress.set()
 
     async def run(self, *, burst: bool = False) -> None:
@@ -183,7 +183,7 @@ class Worker:
         burst raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
         self._open(blocking=not burst)
-        claiming = asyncio.create_task(self.claimer.run(), name="pinlater-claims")
+        claiming = asyncio.create_task(self.fetcher.run(), name="pinlater-claims")
         stopping = asyncio.create_task(self._until_end(burst))
         try:
             if self.monitor is not None:
@@ -202,7 +202,7 @@ class Worker:
         try:
             before = self._stats.claimed
             for queue in self._queues:
-                await self.claimer.claim_once(queue, self.config.concurrency)
+                await self.fetcher.claim_once(queue, self.config.concurrency)
                 while self._running or self._waiting:
                     await self._wait_progress(None)
             await self._acker.drain()
@@ -213,7 +213,7 @@ class Worker:
     async def _until_end(self, burst: bool) -> None:
         """Of what may be claimed, too: then what is held has the time of a stop, of which what waits is started."""
         await (self._until_empty() if burst else self._until_stop())
-        if self.claimer.left <= 0:
+        if self.fetcher.left <= 0:
             self._end_by_s = time.monotonic() + self.config.stop_timeout_s
             while self._waiting and not self._stopping.is_set() and (left_s := self._end_by_s - time.monotonic()) > 0:
                 await self._wait_progress(left_s)
@@ -221,25 +221,25 @@ class Worker:
     async def _until_stop(self) -> None:
         if self.config.max_jobs is None:
             await self._stopping.wait()
-        while not self._stopping.is_set() and self.claimer.left > 0:
+        while not self._stopping.is_set() and self.fetcher.left > 0:
             await self._wait_progress(None)
 
     async def _until_empty(self) -> None:
         """The last look comes after the last end: that may have put its job back in line."""
         looked_after, timeout_s, heard, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
-        while not self._stopping.is_set() and self.claimer.left > 0:
+        while not self._stopping.is_set() and self.fetcher.left > 0:
             ended = self._stats.claimed - self.held
-            answers = ended, 0 if self._acker.count else self.claimer.claims
+            answers = ended, 0 if self._acker.count else self.fetcher.claims
             if self._running or answers != heard:  # while nothing runs, all that is waited for is an answer
                 heard, by_s = (-1, -1) if self._running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
                 self._at_once = not self.held  # nobody is there to be told
-                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.claimer.told}")
-            if ended < self._stats.claimed or not self.claimer.empty:
+                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.told}")
+            if ended < self._stats.claimed or not self.fetcher.empty:
                 await self._wait_progress(None if self._running else left_s)
             elif looked_after < ended:
                 looked_after = ended
-                self.claimer.look_again()
+                self.fetcher.look_again()
             else:
                 return
 
@@ -249,9 +249,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self.config.concurrency, self._loop)
         self.rate.begin()
-        self.claimer.open(blocking=blocking)
+        self.fetcher.open(blocking=blocking)
         if self._stopping.is_set():
-            self.claimer.stop()
+            self.fetcher.stop()
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)
 
     def _room(self) -> int:
@@ -274,12 +274,12 @@ class Worker:
             self._stats.claimed += len(jobs)
             self._bytes += sum([len(job.body) for job in jobs])
             self._waiting.extend([Held(job, lease) for job in jobs])
-            if seen_s < self.claimer.heard_since_s:
-                self.claimer.check(jobs)
+            if seen_s < self.fetcher.heard_since_s:
+                self.fetcher.check(jobs)
         if gone := self._cancellations.among(self._waiting, first_s):
             self._drop(gone, self._acker.removed)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
-            self._waiting = deque(sorted(self._waiting, key=lambda held: self.claimer.rank(held.job)))
+            self._waiting = deque(sorted(self._waiting, key=lambda held: self.fetcher.rank(held.job)))
         self._start_waiting()
         self._progress.set()
 
@@ -292,7 +292,7 @@ class Worker:
         stale = [held.job for held in self._running.values() if held.lease in lost]
         for job in stale:
             log.warning("job %s: its claim went stale while it runs", job.descriptor, extra={"job": job})
-        self.claimer.check(stale, lambda there: self._cancellations.stop_stale(self._running, there))
+        self.fetcher.check(stale, lambda there: self._cancellations.stop_stale(self._running, there))
         if lost and not self._stopping.is_set():
             self._start_waiting()
 
@@ -393,7 +393,7 @@ class Worker:
         """A job ended or was acked: there may be room, and somebody may wait for it."""
         self._progress.set()
         if self._room() > 0:
-            self.claimer.wake()
+            self.fetcher.wake()
 
     async def _wait_progress(self, timeout_s: float | None) -> None:
         self._progress.clear()
@@ -406,7 +406,7 @@ class Worker:
     async def _close(self, claiming: asyncio.Task[None] | None) -> None:
         deadline_s = min(time.monotonic() + self.config.stop_timeout_s, self._end_by_s)
         self._stopping.set()
-        self.claimer.stop()
+        self.fetcher.stop()
         if self.on_stop is not None:
             self.on_stop()
         handing_back = self._loop.create_task(self._hand_back(claiming))
@@ -428,7 +428,7 @@ class Worker:
                 self._confirming.cancel()
             self._threads.close()
             self._lease_renewal.close()
-            await self.claimer.close()
+            await self.fetcher.close()
             if self.monitor is not None:
                 await self.monitor.stop()
             self._stopping.clear()
