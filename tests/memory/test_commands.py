@@ -142,15 +142,15 @@ def test_a_scan_meets_all_that_stays_while_the_rest_changes(client: redis.Redis)
 
 def test_messages_reach_those_who_listen(client: redis.Redis, server: Server) -> None:
     with server.client(protocol=2) as other, other.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe("blocking_list")
+        heard.subscribe("bell")
         heard.get_message(timeout=5)
-        assert (client.publish("blocking_list", b"x"), client.publish("nobody", b"x")) == (1, 0)
+        assert (client.publish("bell", b"x"), client.publish("nobody", b"x")) == (1, 0)
         message = heard.get_message(timeout=5)
         assert message is not None
         assert (message["channel"], message["data"]) == (b"bell", b"x")
-        heard.unsubscribe("blocking_list")
+        heard.unsubscribe("bell")
         heard.get_message(timeout=5)
-        assert client.publish("blocking_list", b"x") == 0
+        assert client.publish("bell", b"x") == 0
 
 
 def block(connection: Any, key: str, *then: tuple[str, ...]) -> None:

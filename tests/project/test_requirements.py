@@ -15,7 +15,7 @@ from tests.support.requirements import ACTIONLINT, SETPRIV, require
 def test_what_is_missing_is_named_with_the_command_that_gets_it(tmp_path: Path) -> None:
     require(SETPRIV)
     (tmp_path / "setpriv").symlink_to(shutil.which("setpriv") or "")
-    chosen = ["tests/store/test_servers.py", "-k", "unix_socket or tls", "-n", "1", "-p", "no:cacheprovider"]
+    chosen = ["tests/store/test_servers.py", "-k", "unix_socket or tls", "-m", "", "-n", "1", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen],
         cwd=ROOT,

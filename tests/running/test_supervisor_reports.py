@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 SUPERVISE = """
 import logging, os, sys
 from pathlib import Path
-from pinlater import supervisor
+from pinlater.running import supervisor
 from pinlater.running.worker_process import ProcessSet
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 _, python, program, processes, start_s, burst = sys.argv
@@ -43,7 +43,7 @@ class Observer:
 def died(process, code):
     print("died", process.pid, code, file=sys.stderr, flush=True)
 
-made = supervisor.Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, observer=Observer(), deaths=died)
+made = supervisor.Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, listener=Observer(), recoverer=died)
 sys.exit(made.run())
 """
 #: first: this process is the first one of all.

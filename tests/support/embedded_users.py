@@ -70,7 +70,7 @@ def client(server: EmbeddedServer) -> redis.Redis:
 
 
 def keeper_of(directory: Path) -> int | None:
-    wanted = b"/embedded_keeper.py\0" + os.fsencode(directory) + b"\0"
+    wanted = b"/embedded/keeper.py\0" + os.fsencode(directory) + b"\0"
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if wanted in (entry / "cmdline").read_bytes() and is_alive(int(entry.name)):
