@@ -1,20 +1,20 @@
 -- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
 -- KIND   write
 -- NEEDS  base lane head ready plain_ack send late_clock mint ring admit lease leave holder status
--- KEYS   m j x e E r* | w T p* d* f* s*
+-- KEYS   meta jobs extras leases lease_jobs running* | waiters tombstones ready* scheduled* failed* succeeded*
 -- ARGV   lane sequence version more groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 -- more: '' as most often, or u8 options (1 = leave a tombstone for each job that ends), u16 length, source, statuses.
 
 if replay then return stored end
 
--- Read: which jobs of a group the caller holds. ids: them; flagged: those with x; positions: of ids, in the call.
+-- Read: which jobs of a group the caller holds. ids: them; flagged: those with extras; positions: of ids, in the call.
 -- taken: an id named twice is held once, or its lease would lose two jobs for one.
 local taken = {}
 
 local function read_group(group)
   local base, n = group.base, group.n
-  local values = group.level <= levels and call('HMGET', KEYS[r0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n)) or {}
+  local values = group.level <= levels and call('HMGET', KEYS[running0 + group.level], unpack(argv, ids0 + base + 1, ids0 + base + n)) or {}
   local ids, flagged, running, positions = {}, {}, {}, {}
   local i, m, at = 0, 0, group.runs
   while i < n do
@@ -44,7 +44,7 @@ end
 local texts = read_statuses(statuses)
 if timed then read_clock() end
 
--- The new x of a job, from its old one and what the caller says.
+-- The new extras of a job, from its old one and what the caller says.
 local function next_extra(old, left, text)
   return extra(left, now, old and unp('>I2', old, 9) or 0, append_status(old and sub(old, 11) or '', text or ''))
 end
@@ -52,21 +52,21 @@ end
 local function extras_of(group)
   local found = {}
   if group.flagged[1] then
-    for i, more in ipairs(call('HMGET', key_x, unpack(group.flagged))) do found[group.flagged[i]] = more or nil end
+    for i, more in ipairs(call('HMGET', key_extras, unpack(group.flagged))) do found[group.flagged[i]] = more or nil end
   end
   return found
 end
 
 local function drop_records(ids, flagged)
-  send('HDEL', key_j, ids)
-  if flagged[1] then send('HDEL', key_x, flagged) end
+  send('HDEL', key_jobs, ids)
+  if flagged[1] then send('HDEL', key_extras, flagged) end
 end
 
 -- Trims what is over the cap, the oldest first; a little more than this ack added, so that a lowered cap is reached in time.
 local function trim(level, added)
-  local over = call('ZCARD', KEYS[s0 + level]) - keep
+  local over = call('ZCARD', KEYS[succeeded0 + level]) - keep
   if over <= 0 then return end
-  local popped, ids = call('ZPOPMIN', KEYS[s0 + level], math.min(over, added + 100)), {}
+  local popped, ids = call('ZPOPMIN', KEYS[succeeded0 + level], math.min(over, added + 100)), {}
   for i = 1, #popped, 2 do ids[#ids + 1] = popped[i] end
   drop_records(ids, ids)
 end
@@ -83,8 +83,8 @@ local function succeed(group)
       more[#more + 1] = next_extra(found[id], unp('>I2', group.running[i], 9), text)
     end
   end
-  send('ZADD', KEYS[s0 + group.level], kept)
-  if more[1] then send('HSET', key_x, more) end
+  send('ZADD', KEYS[succeeded0 + group.level], kept)
+  if more[1] then send('HSET', key_extras, more) end
   trim(group.level, #ids)
 end
 
@@ -99,15 +99,15 @@ local function fail(group)
     if left < 1 then over[#over + 1] = id end
     more[2 * i - 1], more[2 * i] = id, next_extra(found[id], math.max(left, 0), texts[group.positions[i]])
   end
-  send('HSET', key_x, more)
-  if failed[1] then send('ZADD', KEYS[f0 + group.level], failed) end
+  send('HSET', key_extras, more)
+  if failed[1] then send('ZADD', KEYS[failed0 + group.level], failed) end
   return admit(group.level, ready, scheduled), over
 end
 
 -- Write.
 local wake, ended = false, {}
 for _, group in ipairs(held) do
-  send('HDEL', KEYS[r0 + group.level], group.ids)
+  send('HDEL', KEYS[running0 + group.level], group.ids)
   local over = group.ids
   if group.kind == SUCCEEDED then
     succeed(group)
@@ -120,7 +120,7 @@ for _, group in ipairs(held) do
     ended[#ended + 1], ended[#ended + 2] = over[i], now
   end
 end
-if ended[1] then send('HSET', key_T, ended) end
+if ended[1] then send('HSET', key_tombstones, ended) end
 settle_leases()
 if wake then ring() end
 return finish(concat(refused))

@@ -1,7 +1,7 @@
 -- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
 -- KIND   write
 -- NEEDS  base lane head clock ready
--- KEYS   m w j x e E p* d* r*
+-- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version limit quotas claim waiter budget
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 levels,
 --        left (u32 a level), jobs block; then lists of records. Of one job it may be one string: u8 level, id (8), token (8), record
@@ -61,7 +61,7 @@ end
 
 local empty_below
 for level = 1, levels do
-  local ready, n, due = KEYS[p0 + level], want - total, 0
+  local ready, n, due = KEYS[ready0 + level], want - total, 0
   if quotas ~= '' then n = math.min(n, (unp('>I2', quotas, 2 * level - 1))) end
   if full then n = 0 end
   if any_due then due = move_due(level, n) end

@@ -1,7 +1,7 @@
 -- claim_one: gives one job to one worker, under a lease of its alone, if it is a plain one and nothing is due. Any other is for claim.
 -- KIND   write
 -- NEEDS  base lane head clock
--- KEYS   m w j e p* r*
+-- KEYS   meta waiters jobs leases ready* running*
 -- ARGV   lane sequence version claim
 -- REPLY  u8 level, id (8), token (8), record; nothing: ask claim
 -- claim: claim descriptor.

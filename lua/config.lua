@@ -1,9 +1,9 @@
 -- config: the configuration of a queue on this shard, a deleted one's included.
 -- KIND   read
 -- NEEDS  base
--- KEYS   m
+-- KEYS   meta
 -- ARGV   nonce
 -- REPLY  configuration ('' = never created), monitor's owner and until ('' = none), ids found without a record
 
-local meta = call('HMGET', key_m, 'h', 'c', 'o', 'lost')
+local meta = call('HMGET', key_meta, 'head', 'config', 'monitor', 'lost')
 return { nonce, sub(meta[1] or '\0\0\0\0\0\0\0\0', 1, 8), meta[2] or '', meta[3] or '', meta[4] or '0' }

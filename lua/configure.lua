@@ -1,7 +1,7 @@
 -- configure: replaces a queue's settings, if the caller knows the present ones.
 -- KIND   write
 -- NEEDS  base lane head clock mint ring order version
--- KEYS   m w
+-- KEYS   meta waiters
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
 -- carried: '' (draw a new version from h), or version and life (12 bytes) of another shard: taken over if it is newer, and of the same life.
@@ -16,7 +16,7 @@ end
 if carried ~= '' and (sub(carried, CARRIED_LIFE) ~= sub(config, CONFIG_LIFE, CONFIG_LIFE_END) or not newer(carried)) then return finish(config) end
 local drawn = carried ~= '' and sub(carried, 1, CARRIED_VERSION_END) or draw_version()
 config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END), settings, sub(config, CONFIG_LIFE, CONFIG_LIFE_END))
-call('HSET', key_m, 'c', config)
+call('HSET', key_meta, 'config', config)
 local was_paused = paused
 paused = new_flags % 2 == 1
 if was_paused and not paused then ring() end

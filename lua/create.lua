@@ -1,7 +1,7 @@
 -- create: makes a queue on this shard, or tells the configuration it has.
 -- KIND   admit
 -- NEEDS  base lane clock mint order version
--- KEYS   m
+-- KEYS   meta
 -- ARGV   lane sequence settings carried
 -- REPLY  created (1 byte: 0, 1), configuration
 -- settings: the packed configuration without version, generation and life. carried: '' (draw a version from h), or version and life (12 bytes) that the
@@ -18,5 +18,5 @@ end
 local version, life = sub(carried, 1, CARRIED_VERSION_END), sub(carried, CARRIED_LIFE)
 if carried == '' then version, life = draw_version(), pack('>I4', deleted and life_of(config) + 1 or 1) end
 config = config_of(version, deleted and sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END) or '\0\0\0\1', settings, life)
-call('HSET', key_m, 'c', config)
+call('HSET', key_meta, 'config', config)
 return finish('\1' .. config)

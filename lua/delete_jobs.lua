@@ -1,7 +1,7 @@
 -- delete_jobs: removes jobs of a state and level, the oldest first (running ones in no order), or those named.
 -- KIND   write
 -- NEEDS  base send lane head clock ready mint lease leave
--- KEYS   m j x e E p* d* r* f* s*
+-- KEYS   meta jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version state level limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
 -- channel: where workers hear the ids of running jobs that were removed, joined; '': nowhere.
@@ -13,7 +13,7 @@ if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: exp
 if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
 if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
 
-local SETS = { ['0'] = { p0, d0 }, ['2'] = { s0 }, ['3'] = { f0 }, [''] = { p0, d0, s0, f0 } }
+local SETS = { ['0'] = { ready0, scheduled0 }, ['2'] = { succeeded0 }, ['3'] = { failed0 }, [''] = { ready0, scheduled0, succeeded0, failed0 } }
 if state ~= '1' and not SETS[state] or state == '' and most > 0 then
   return redis.error_reply('BAD_REQUEST state: expected 0 to 3, or none and ids')
 end
@@ -28,7 +28,7 @@ local function pick(key, candidates)
 end
 
 local function pick_running(ids)
-  for i, value in ipairs(ids[1] and call('HMGET', KEYS[r0 + at], unpack(ids)) or {}) do
+  for i, value in ipairs(ids[1] and call('HMGET', KEYS[running0 + at], unpack(ids)) or {}) do
     if value then
       leaves(value, at, ids[i])
       gone[#gone + 1] = ids[i]
@@ -36,7 +36,7 @@ local function pick_running(ids)
   end
 end
 
--- both: the two forms in which an id may stand in p
+-- both: the two forms in which an id may stand in ready
 local ids, both, seen = {}, {}, {}
 for i = ids0 + 1, #ARGV do
   if not seen[ARGV[i]] then
@@ -47,7 +47,7 @@ for i = ids0 + 1, #ARGV do
 end
 local more, ran = 0, 0
 if state == '1' or state == '' then
-  local key = KEYS[r0 + at]
+  local key = KEYS[running0 + at]
   if named == 0 and most > 0 then
     -- HKEYS of a large hash is not bounded work; a page of HSCAN is
     local page = call('HSCAN', key, '0', 'COUNT', most)
@@ -61,14 +61,14 @@ if state == '1' or state == '' then
 end
 for _, family in ipairs(SETS[state] or {}) do
   local key = KEYS[family + at]
-  local found = named > 0 and pick(key, family == p0 and both or ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
+  local found = named > 0 and pick(key, family == ready0 and both or ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
   if found[1] then send('ZREM', key, found) end
   for _, member in ipairs(found) do gone[#gone + 1] = sub(member, 1, 8) end
   if call('ZCARD', key) > 0 then more = 1 end
 end
 if gone[1] then
-  send('HDEL', key_j, gone)
-  send('HDEL', key_x, gone)
+  send('HDEL', key_jobs, gone)
+  send('HDEL', key_extras, gone)
 end
 settle_leases()
 local reply = finish(pack('>I4B', #gone, more))

@@ -1,7 +1,7 @@
 -- dry_run: what a claim would give, without taking it. Ids without a record, which a claim would pass over, are left out of the first n.
 -- KIND   read
 -- NEEDS  base read clock order fetch
--- KEYS   m j x p* d*
+-- KEYS   meta jobs extras ready* scheduled*
 -- ARGV   nonce version limit budget
 -- REPLY  as claim, without a token; all lists of records
 
@@ -13,8 +13,8 @@ local paused = byte(config, CONFIG_FLAGS) % 2 == 1
 -- The first n of a level in the order a claim takes them: ready and due, by run-after, then id.
 local function line_of(level, n)
   local jobs = {}
-  local ready = call('ZRANGE', KEYS[p0 + level], 0, n - 1, 'WITHSCORES')
-  local due = call('ZRANGE', KEYS[d0 + level], '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
+  local ready = call('ZRANGE', KEYS[ready0 + level], 0, n - 1, 'WITHSCORES')
+  local due = call('ZRANGE', KEYS[scheduled0 + level], '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
   for _, line in ipairs({ ready, due }) do
     for i = 1, #line, 2 do jobs[#jobs + 1] = { tonumber(line[i + 1]), sub(line[i], 1, 8) } end
   end
@@ -26,7 +26,7 @@ end
 
 local blocks, lists, left, total, full = {}, {}, {}, 0, false
 for level = 1, levels do
-  local due = call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now)
+  local due = call('ZCARD', KEYS[ready0 + level]) + call('ZCOUNT', KEYS[scheduled0 + level], '-inf', now)
   local n = (paused or full) and 0 or want - total
   local ids = n > 0 and due > 0 and line_of(level, n) or {}
   local records, count = fetch(ids, most)
@@ -37,7 +37,7 @@ for level = 1, levels do
   full = full or count < #ids
   if count > 0 then
     local lefts = {}
-    for i, more in ipairs(call('HMGET', key_x, unpack(ids, 1, count))) do
+    for i, more in ipairs(call('HMGET', key_extras, unpack(ids, 1, count))) do
       if more then lefts[#lefts + 1] = pack('>I2', i - 1) .. sub(more, 1, 2) end
     end
     for _, list in ipairs(records) do lists[#lists + 1] = list end

@@ -1,7 +1,7 @@
 -- end_leases: gives back what a worker process held that is known to be dead, before its leases run out.
 -- KIND   write
 -- NEEDS  base send lane head clock ready mint created ring admit lease old_place status utc give_back
--- KEYS   m w x e E q p* d* r* f*
+-- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version source how begun cursor
 -- REPLY  u32 leases, u32 retried, u32 failed, u32 not begun, u8 more, next cursor
 -- source: of the claim descriptors of that process, and of no other. how: its end, for the custom status: 'was killed by SIGKILL'.
@@ -9,7 +9,7 @@
 -- cursor: '0:0' at first, then, while there is more, what the last reply told: where to look on, a level (0: the entries of leases), ':', cursor.
 
 if replay then return stored end
-if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+if #KEYS - failed0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 
 if begun ~= '' then
   begun_ids = {}
@@ -46,7 +46,7 @@ local function end_leases_of(page)
 end
 
 for _ = 1, PAGES do
-  local page = call('HSCAN', level > 0 and KEYS[r0 + level] or key_E, from, 'COUNT', 100)
+  local page = call('HSCAN', level > 0 and KEYS[running0 + level] or key_lease_jobs, from, 'COUNT', 100)
   if not end_leases_of(page[2]) then break end
   from = page[1]
   if from == '0' then level = level + 1 end

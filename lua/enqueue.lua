@@ -1,7 +1,7 @@
 -- enqueue: puts new jobs in line.
 -- KIND   admit
 -- NEEDS  base lane head clock ready
--- KEYS   m w j p* | x d*
+-- KEYS   meta waiters jobs ready* | extras scheduled*
 -- ARGV   lane sequence version spec statuses records…
 -- REPLY  id of the first job; the others follow in a row
 

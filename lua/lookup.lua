@@ -1,7 +1,7 @@
 -- lookup: what is known of jobs by id.
 -- KIND   read
 -- NEEDS  base read ready lease created info
--- KEYS   m j x E p* d* r* f* s*
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version with_bodies budget levels_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up
 -- levels_of: u8 an id. budget: bytes of records; one job is always given.
@@ -28,22 +28,22 @@ for level, group in pairs(by_level) do
       if place then states[group.at[i]], places[group.at[i]], level_at[group.at[i]] = state, place, level end
     end
   end
-  look(FAILED, call('ZMSCORE', KEYS[f0 + level], unpack(group.ids)))
-  look(SUCCEEDED, call('ZMSCORE', KEYS[s0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[d0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.odd)))
-  look(RUNNING, call('HMGET', KEYS[r0 + level], unpack(group.ids)))
+  look(FAILED, call('ZMSCORE', KEYS[failed0 + level], unpack(group.ids)))
+  look(SUCCEEDED, call('ZMSCORE', KEYS[succeeded0 + level], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[scheduled0 + level], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[ready0 + level], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[ready0 + level], unpack(group.odd)))
+  look(RUNNING, call('HMGET', KEYS[running0 + level], unpack(group.ids)))
 end
 
 local reply, bytes = { nonce, h }, 0
 for i = 1, count do
   local id = ARGV[ids0 + i]
-  local record = states[i] and call('HGET', key_j, id)
+  local record = states[i] and call('HGET', key_jobs, id)
   if record then
     bytes = bytes + (bodies and #record or 0)
     if i > 1 and bytes > tonumber(budget) then break end
-    reply[i + 2] = info(states[i], level_at[i], id, record, call('HGET', key_x, id), places[i], bodies)
+    reply[i + 2] = info(states[i], level_at[i], id, record, call('HGET', key_extras, id), places[i], bodies)
   else
     reply[i + 2] = ''
   end

@@ -1,7 +1,7 @@
 -- outcome: what became of jobs: the result, that it stays failed, or that it is on its way.
 -- KIND   read
 -- NEEDS  base clock read
--- KEYS   m j x v V f* s*
+-- KEYS   meta jobs extras result_expiries results failed* succeeded*
 -- ARGV   nonce version budget levels_of ids…
 -- REPLY  one element an id, in order: u8 what (0 there is neither job nor result, 1 a result, 2 the job stays failed, 3 it is pending or running),
 --        then the result, or the status; fewer than asked when the budget is used up
@@ -12,15 +12,15 @@ if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1
 if count ~= #levels_of then return redis.error_reply('BAD_REQUEST levels do not fit the ids') end
 
 local function outcome(level, id)
-  local over = call('ZSCORE', key_v, id)
-  local result = over and tonumber(over) > now and call('HGET', key_V, id)
+  local over = call('ZSCORE', key_result_expiries, id)
+  local result = over and tonumber(over) > now and call('HGET', key_results, id)
   if result then return '\1' .. result end
   if level < 1 or level > levels then return '\0' end
-  if call('ZSCORE', KEYS[f0 + level], id) then
-    local more = call('HGET', key_x, id)
+  if call('ZSCORE', KEYS[failed0 + level], id) then
+    local more = call('HGET', key_extras, id)
     return '\2' .. (more and sub(more, 11) or '')
   end
-  return call('HEXISTS', key_j, id) == 1 and not call('ZSCORE', KEYS[s0 + level], id) and '\3' or '\0'
+  return call('HEXISTS', key_jobs, id) == 1 and not call('ZSCORE', KEYS[succeeded0 + level], id) and '\3' or '\0'
 end
 
 local reply, bytes = { nonce, h }, 0

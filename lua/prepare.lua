@@ -1,7 +1,7 @@
 -- prepare: issues ids for jobs that will be loaded later, and a ticket for them.
 -- KIND   admit
 -- NEEDS  base lane head clock mint
--- KEYS   m R
+-- KEYS   meta reservations
 -- ARGV   lane sequence version count
 -- REPLY  ticket = id of the first job
 
@@ -12,5 +12,5 @@ if jobs > 1000 then return redis.error_reply('TOO_MANY ids: expected at most 100
 if jobs < 1 then return redis.error_reply('BAD_REQUEST count: expected 1 to 1000, got ' .. jobs) end
 local high, low = mint(jobs)
 local ticket = pack('>I4I4', high, low + 1)
-call('HSET', key_R, ticket, pack('>I2I6', jobs, now))
+call('HSET', key_reservations, ticket, pack('>I2I6', jobs, now))
 return finish(ticket)

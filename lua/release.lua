@@ -1,7 +1,7 @@
 -- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
 -- KIND   write
 -- NEEDS  base send lane head clock ready mint created ring lease old_place leave holder
--- KEYS   m w e E p* r*
+-- KEYS   meta waiters leases lease_jobs ready* running*
 -- ARGV   lane sequence version source groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
 
@@ -15,7 +15,7 @@ while at <= #groups do
   local level, n = unp('>BI2', groups, at)
   if level < 1 or n < 1 or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
   at = at + 3
-  local values = level <= levels and call('HMGET', KEYS[r0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n)) or {}
+  local values = level <= levels and call('HMGET', KEYS[running0 + level], unpack(ARGV, ids0 + base + 1, ids0 + base + n)) or {}
   local part = { level = level, ids = {}, ready = {} }
   local i = 0
   while i < n do
@@ -41,8 +41,8 @@ end
 if base ~= count then return redis.error_reply('BAD_REQUEST the groups name ' .. base .. ' jobs, got ' .. count) end
 
 for _, part in ipairs(plan) do
-  send('HDEL', KEYS[r0 + part.level], part.ids)
-  send('ZADD', KEYS[p0 + part.level], part.ready)
+  send('HDEL', KEYS[running0 + part.level], part.ids)
+  send('ZADD', KEYS[ready0 + part.level], part.ready)
 end
 settle_leases()
 if plan[1] then ring() end

@@ -1,7 +1,7 @@
 -- renew: gives leases their full length again; a slow job can be given a lease of its own.
 -- KIND   write
 -- NEEDS  base send lane head clock mint lease leave
--- KEYS   m e E r*
+-- KEYS   meta leases lease_jobs running*
 -- ARGV   lane sequence version jobs own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the jobs) whose lease is not held any more
 -- jobs, own: u8 level, id (8), token (8) each: whose claim's lease is renewed whole (any one of its jobs names it, one that has ended too),
@@ -17,21 +17,21 @@ if count % 1 ~= 0 or job_count % 1 ~= 0 then return redis.error_reply('BAD_REQUE
 for i = 1, count do
   local level = byte(all, ITEM * i - 16)
   if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
-  if level > #KEYS - r0 and level <= levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+  if level > #KEYS - running0 and level <= levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
 end
 
 local expires = now + math.max(unp('>I4', config, CONFIG_LEASE_MS), tonumber(lease or '0'))
 local refused, renewed = {}, {}
 
--- A job's value in r, if it is of that claim.
+-- A job's value in running, if it is of that claim.
 local function running_of(level, id, token)
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  local running = level <= levels and call('HGET', KEYS[running0 + level], id)
   return running and sub(running, 1, 8) == token and running or nil
 end
 
 -- The lease of a claim, if it stands.
 local function lease_of_claim(level, id, token)
-  if call('HEXISTS', key_E, token) == 1 then return token end
+  if call('HEXISTS', key_lease_jobs, token) == 1 then return token end
   local running = running_of(level, id, token)
   return running and byte(running, 11) >= 8 and lease_of(running, level, id)
 end
@@ -41,8 +41,8 @@ local function own_lease(level, id, running)
   local high, low = mint(1)
   local fresh, claim, marks = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)
   leaves(running, level, id)
-  call('HSET', key_E, fresh, pack('>I2BI2', 11, level, 1) .. id .. claim)
-  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(marks % 2 + 6) .. fresh .. (marks >= 8 and '' or sub(running, 12)))
+  call('HSET', key_lease_jobs, fresh, pack('>I2BI2', 11, level, 1) .. id .. claim)
+  call('HSET', KEYS[running0 + level], id, sub(running, 1, 10) .. string.char(marks % 2 + 6) .. fresh .. (marks >= 8 and '' or sub(running, 12)))
   return fresh
 end
 
@@ -52,7 +52,7 @@ local function lease_of_own(level, id, token)
   if not running then return nil end
   if floor(byte(running, 11) / 2) % 2 == 0 then return own_lease(level, id, running) end
   local lease = lease_of(running)
-  return call('HEXISTS', key_E, lease) == 1 and lease
+  return call('HEXISTS', key_lease_jobs, lease) == 1 and lease
 end
 
 for i = 1, count do
@@ -64,6 +64,6 @@ for i = 1, count do
     refused[#refused + 1] = pack('>I2', i - 1)
   end
 end
-if renewed[1] then send('ZADD', key_e, renewed) end
+if renewed[1] then send('ZADD', key_leases, renewed) end
 settle_leases()
 return finish(concat(refused))

@@ -1,7 +1,7 @@
 -- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
 -- KIND   write
 -- NEEDS  base send lane head clock ready mint ring admit status
--- KEYS   m w j x p* d* f*
+-- KEYS   meta waiters jobs extras ready* scheduled* failed*
 -- ARGV   lane sequence version level limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
 -- limit: at most so many (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
@@ -17,7 +17,7 @@ if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: exp
 if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
 if at < 1 or at > levels or left < 1 or left > 65535 then return redis.error_reply('BAD_REQUEST no such level or attempts') end
 
-local failed, ids = KEYS[f0 + at], {}
+local failed, ids = KEYS[failed0 + at], {}
 if named > 0 then
   local seen = {}
   for i, score in ipairs(call('ZMSCORE', failed, unpack(ARGV, ids0 + 1, ids0 + named))) do
@@ -32,7 +32,7 @@ if not ids[1] then return finish(pack('>I4B', 0, 0)) end
 
 local records, bytes, more_left = {}, 0, 0
 for i = 1, left > 1 and #ids or 0 do
-  local record = call('HGET', key_j, ids[i])
+  local record = call('HGET', key_jobs, ids[i])
   bytes = bytes + (record and #record or 0)
   if i > 1 and bytes > RECORD_BYTES then
     for k = #ids, i, -1 do ids[k] = nil end
@@ -44,15 +44,15 @@ end
 
 local score = kind == '0' and now or kind == '2' and now + tonumber(ms) or tonumber(ms)
 local line, more = {}, {}
-local extras = call('HMGET', key_x, unpack(ids))
+local extras = call('HMGET', key_extras, unpack(ids))
 for i, id in ipairs(ids) do
   line[2 * i - 1], line[2 * i] = score, score <= now and id .. ODD or id
   local old = extras[i]
   more[2 * i - 1], more[2 * i] = id, extra(left, now, 0, old and sub(old, 11) or '')
 end
-for id, record in pairs(records) do call('HSET', key_j, id, record) end
+for id, record in pairs(records) do call('HSET', key_jobs, id, record) end
 send('ZREM', failed, ids)
-send('HSET', key_x, more)
+send('HSET', key_extras, more)
 if admit(at, score <= now and line or {}, score > now and line or {}) then ring() end
 if named == 0 and call('ZCARD', failed) > 0 then more_left = 1 end
 return finish(pack('>I4B', #ids, more_left))

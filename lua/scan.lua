@@ -1,7 +1,7 @@
 -- scan: one page of the jobs of a state and level, latest time first.
 -- KIND   read
 -- NEEDS  base read clock lease order created info
--- KEYS   m j x E p* d* r* f* s*
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version state level future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
@@ -15,17 +15,17 @@ local reply, bytes = { nonce, h, '' }, 0
 
 -- false: the page is full
 local function give(kind, id, place)
-  local record = call('HGET', key_j, id)
+  local record = call('HGET', key_jobs, id)
   if not record then return true end
   local size = bodies and #record or 0
   if size > 0 and #reply > 3 and bytes + size > tonumber(budget) then return false end
   bytes = bytes + size
-  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_x, id), place, bodies)
+  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_extras, id), place, bodies)
   return true
 end
 
 if state == '1' then
-  local page = call('HSCAN', KEYS[r0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
+  local page = call('HSCAN', KEYS[running0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
   -- every element of a page of HSCAN has to be given, or it is never seen: bodies over the budget are left out
   for i = 1, #page[2], 2 do
     if not give(RUNNING, page[2][i], page[2][i + 1]) then
@@ -55,7 +55,7 @@ end
 local from_score, from_id
 if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
 
--- An odd member of p counts by its id: ties go by id alone.
+-- An odd member of ready counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
 local function page_of(key, above, upto)
   local last = call('ZCOUNT', key, '-inf', upto)
@@ -71,11 +71,11 @@ end
 
 local kind, jobs, others = tonumber(state), nil, {}
 if kind == PENDING and future == '1' then
-  jobs = page_of(KEYS[d0 + at], now, '+inf')
+  jobs = page_of(KEYS[scheduled0 + at], now, '+inf')
 elseif kind == PENDING then
-  jobs, others = page_of(KEYS[p0 + at], -1, '+inf'), page_of(KEYS[d0 + at], -1, now)
+  jobs, others = page_of(KEYS[ready0 + at], -1, '+inf'), page_of(KEYS[scheduled0 + at], -1, now)
 else
-  jobs = page_of(KEYS[(kind == SUCCEEDED and s0 or f0) + at], -1, '+inf')
+  jobs = page_of(KEYS[(kind == SUCCEEDED and succeeded0 or failed0) + at], -1, '+inf')
 end
 
 local a, b = 1, 1

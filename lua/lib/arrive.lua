@@ -1,4 +1,4 @@
--- Puts the jobs of lines in line. Those that come with a status have an x, and are odd.
+-- Puts the jobs of lines in line. Those that come with a status have extras, and are odd.
 -- reads: earliest fields first_due now ODD paused ready scheduled statuses waiting
 -- sets:  earliest extras payload waiting wake
 local extras
@@ -20,16 +20,16 @@ if statuses ~= '' then
   end
 end
 
-call('HSET', key_j, unpack(fields))
-if extras then call('HSET', key_x, unpack(extras)) end
+call('HSET', key_jobs, unpack(fields))
+if extras then call('HSET', key_extras, unpack(extras)) end
 -- a waiter has a reason to wake: work now, or a new earliest timer
 local wake = false
 for level, line in pairs(ready) do
-  call('ZADD', KEYS[p0 + level], unpack(line))
+  call('ZADD', KEYS[ready0 + level], unpack(line))
   wake = true
 end
 if scheduled then
-  for level, line in pairs(scheduled) do call('ZADD', KEYS[d0 + level], unpack(line)) end
+  for level, line in pairs(scheduled) do call('ZADD', KEYS[scheduled0 + level], unpack(line)) end
 end
 if first_due < earliest then earliest, wake = first_due, true end
 if wake and waiting then

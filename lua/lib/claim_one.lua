@@ -5,16 +5,16 @@
 local at, id, popped = 0, nil, nil
 repeat
   at = at + 1
-  popped = call('ZPOPMIN', KEYS[p0 + at])
+  popped = call('ZPOPMIN', KEYS[ready0 + at])
   id = popped[1]
 until id or at == levels
-local record = id and #id == 8 and call('HGET', key_j, id)
-if id and not record then call('ZADD', KEYS[p0 + at], popped[2], id) end
+local record = id and #id == 8 and call('HGET', key_jobs, id)
+if id and not record then call('ZADD', KEYS[ready0 + at], popped[2], id) end
 if record then
-  call('HSET', KEYS[r0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
+  call('HSET', KEYS[running0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
   local payload = string.char(at) .. id .. token
-  call('ZADD', key_e, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), payload)
-  if waiting and call('EXISTS', unpack(KEYS, p0 + at, p0 + levels)) > 0 then
+  call('ZADD', key_leases, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), payload)
+  if waiting and call('EXISTS', unpack(KEYS, ready0 + at, ready0 + levels)) > 0 then
     -- HERE ring
     ring()
   end

@@ -4,7 +4,7 @@
 -- sets:  claimed_before given_one nothing_left
 local nothing_left = NO_DUE .. string.char(0, levels) .. string.rep('\0\0\0\0', levels)
 local function claimed_before(token)
-  local lease = call('HGET', key_E, token)
+  local lease = call('HGET', key_lease_jobs, token)
   local none = { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left }
   if not lease then return none end
   local blocks, lists, at, last = {}, {}, 3, 2 + unp('>I2', lease)
@@ -12,7 +12,7 @@ local function claimed_before(token)
     local level, n = unp('>BI2', lease, at)
     local ids, kept, lefts, records = {}, {}, {}, {}
     for i = 1, n do ids[i] = sub(lease, at + 8 * i - 5, at + 8 * i + 2) end
-    local running, found = call('HMGET', KEYS[r0 + level], unpack(ids)), call('HMGET', key_j, unpack(ids))
+    local running, found = call('HMGET', KEYS[running0 + level], unpack(ids)), call('HMGET', key_jobs, unpack(ids))
     for i = 1, n do
       if running[i] and sub(running[i], 1, 8) == token and found[i] then
         lefts[#kept + 1] = pack('>I2', #kept) .. sub(running[i], 9, 10)

@@ -1,14 +1,14 @@
 -- Ends one group of plain successes: their values, records and leases go.
 -- reads: argv at base first groups i level n refused runs values
 -- sets:  at entries i leases refused seen twice
-local twice, seen, leases, entries = call('HDEL', KEYS[r0 + level], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
-call('HDEL', key_j, unpack(argv, first, first + n - 1))
+local twice, seen, leases, entries = call('HDEL', KEYS[running0 + level], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
+call('HDEL', key_jobs, unpack(argv, first, first + n - 1))
 i, at = 0, runs
 while i < n do
   local token, run = unp('>c8I2', groups, at)
   local marks, gone, lease = byte(values[i + 1], 11), run, token
   if marks >= 8 then lease = string.char(level) .. argv[first + i] .. token end
-  local left = marks < 4 and tonumber(call('HGET', key_E, token .. 'n') or '0') or 0
+  local left = marks < 4 and tonumber(call('HGET', key_lease_jobs, token .. 'n') or '0') or 0
   -- an id named twice leaves its lease once, and the second mention is refused
   if twice then
     seen, refused = seen or {}, refused or {}
@@ -20,10 +20,10 @@ while i < n do
   end
   i, at = i + run, at + 10
   if left > gone then
-    call('HINCRBY', key_E, token .. 'n', -gone)
+    call('HINCRBY', key_lease_jobs, token .. 'n', -gone)
   elseif run == n then
-    if marks < 8 then call('HDEL', key_E, token, marks >= 4 and token or token .. 'n') end
-    call('ZREM', key_e, lease)
+    if marks < 8 then call('HDEL', key_lease_jobs, token, marks >= 4 and token or token .. 'n') end
+    call('ZREM', key_leases, lease)
   else
     leases, entries = leases or {}, entries or {}
     leases[#leases + 1] = lease
@@ -31,6 +31,6 @@ while i < n do
   end
 end
 if leases then
-  if entries[1] then call('HDEL', key_E, unpack(entries)) end
-  call('ZREM', key_e, unpack(leases))
+  if entries[1] then call('HDEL', key_lease_jobs, unpack(entries)) end
+  call('ZREM', key_leases, unpack(leases))
 end

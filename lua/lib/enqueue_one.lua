@@ -4,8 +4,8 @@
 local level, kind, _, _, _, _, _, _, _, n = byte(spec, 1, RUN_BYTES)
 local record = ARGV[records0 + 1]
 if kind == 0 and n == 1 and #spec == RUN_BYTES and level > 0 and level <= levels and #record > 3 then
-  call('HSET', key_j, h, record)
-  call('ZADD', KEYS[p0 + level], string.format('%d', id_ms), h)
+  call('HSET', key_jobs, h, record)
+  call('ZADD', KEYS[ready0 + level], string.format('%d', id_ms), h)
   if waiting then
     -- HERE ring
     ring()

@@ -11,7 +11,7 @@ local function fetch(ids, budget)
   local chunk = math.max(1, math.min(64, floor(FIRST_CHUNK_BYTES / unp('>I4', config, CONFIG_BODY_LIMIT))))
   while count < wanted do
     local last = math.min(count + chunk, wanted)
-    local records = call('HMGET', key_j, unpack(ids, count + 1, last))
+    local records = call('HMGET', key_jobs, unpack(ids, count + 1, last))
     lists[#lists + 1] = records
     for i = 1, last - count do
       local record = records[i]
@@ -29,11 +29,11 @@ local function fetch(ids, budget)
   return lists, count
 end
 
--- Parts ids (or members of p) into those that can run and those without a record: evicted, or removed by hand.
+-- Parts ids (or members of ready) into those that can run and those without a record: evicted, or removed by hand.
 local function part(members)
   local whole, bare = {}, {}
   for _, member in ipairs(members) do
-    local list = call('HEXISTS', key_j, sub(member, 1, 8)) == 1 and whole or bare
+    local list = call('HEXISTS', key_jobs, sub(member, 1, 8)) == 1 and whole or bare
     list[#list + 1] = member
   end
   return whole, bare

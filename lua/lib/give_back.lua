@@ -1,6 +1,6 @@
 -- What becomes of jobs whose worker died: back in line, or failed.
 -- Without a crash limit a crash costs an attempt, as PinLater has it. With one it costs none: the crash that reaches the limit fails the job,
--- each is told in the status, and if there is a quarantine queue, q names the job for the monitor that moves it there.
+-- each is told in the status, and if there is a quarantine queue, quarantined names the job for the monitor that moves it there.
 -- reads: admit append_status claim_of config created_ms extra lease_of levels now ODD old_place send SOLE_BYTES utc
 -- sets:  APART APART_MS begun_ids counts crash_limit end_lease end_sole_lease evidence give_back last_chances moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
@@ -22,7 +22,7 @@ end
 
 -- Jobs of one level that still belong to this lease. Returns whether a waiter has a reason to wake.
 local function give_back(level, ids, lease, claim, how)
-  local values = call('HMGET', KEYS[r0 + level], unpack(ids))
+  local values = call('HMGET', KEYS[running0 + level], unpack(ids))
   local gone, held, unbegun, ready = {}, {}, {}, {}
   for i, value in ipairs(values) do
     if value and lease_of(value, level, ids[i]) == lease then
@@ -34,10 +34,10 @@ local function give_back(level, ids, lease, claim, how)
       end
     end
   end
-  if unbegun[1] then send('HDEL', KEYS[r0 + level], unbegun) end
+  if unbegun[1] then send('HDEL', KEYS[running0 + level], unbegun) end
   counts.unbegun = counts.unbegun + #unbegun
   if not gone[1] then return admit(level, ready, {}) end
-  local extras = call('HMGET', key_x, unpack(gone))
+  local extras = call('HMGET', key_extras, unpack(gone))
   local scheduled, failed, more, moving = {}, {}, {}, {}
   for i, id in ipairs(gone) do
     local old = byte(held[i], 11) % 2 == 1 and extras[i]
@@ -59,19 +59,19 @@ local function give_back(level, ids, lease, claim, how)
     line[#line + 1], line[#line + 2] = now + apart, line == ready and id .. ODD or id
     more[2 * i - 1], more[2 * i] = id, extra(left, now, crashes, status)
   end
-  send('HDEL', KEYS[r0 + level], gone)
-  send('HSET', key_x, more)
-  if failed[1] then send('ZADD', KEYS[f0 + level], failed) end
-  if moving[1] then send('HSET', key_q, moving) end
+  send('HDEL', KEYS[running0 + level], gone)
+  send('HSET', key_extras, more)
+  if failed[1] then send('ZADD', KEYS[failed0 + level], failed) end
+  if moving[1] then send('HSET', key_quarantined, moving) end
   counts.retried, counts.failed = counts.retried + (#ready + #scheduled) / 2 - #unbegun, counts.failed + #failed / 2
   return admit(level, ready, scheduled)
 end
 
 local function end_sole_lease(lease, how)
   local level, id, wake = byte(lease), sub(lease, 2, 9), false
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  local running = level <= levels and call('HGET', KEYS[running0 + level], id)
   if running then wake = give_back(level, { id }, lease, claim_of(running), how) end
-  call('ZREM', key_e, lease)
+  call('ZREM', key_leases, lease)
   counts.jobs, counts.leases = counts.jobs + 1, counts.leases + 1
   return wake
 end
@@ -79,7 +79,7 @@ end
 -- All jobs of a lease, and the lease itself.
 local function end_lease(lease, how)
   if #lease == SOLE_BYTES then return end_sole_lease(lease, how) end
-  local entry, wake = call('HGET', key_E, lease), false
+  local entry, wake = call('HGET', key_lease_jobs, lease), false
   local at, last = 3, entry and 2 + unp('>I2', entry) or 0
   local claim = entry and sub(entry, last + 1) or ''
   while at <= last do
@@ -90,8 +90,8 @@ local function end_lease(lease, how)
     counts.jobs = counts.jobs + n
     at = at + 3 + 8 * n
   end
-  call('HDEL', key_E, lease, lease .. 'n')
-  call('ZREM', key_e, lease)
+  call('HDEL', key_lease_jobs, lease, lease .. 'n')
+  call('ZREM', key_leases, lease)
   counts.leases = counts.leases + 1
   return wake
 end

@@ -3,6 +3,6 @@
 -- sets:  entry ids_block
 local ids_block = concat(held)
 -- a number in a call is written by printf of a double, a slow one
-call('ZADD', key_e, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), token)
+call('ZADD', key_leases, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), token)
 local entry = pack('>I2', #ids_block) .. ids_block .. claim
-if sole > 0 then call('HSET', key_E, token, entry) else call('HSET', key_E, token, entry, token .. 'n', total) end
+if sole > 0 then call('HSET', key_lease_jobs, token, entry) else call('HSET', key_lease_jobs, token, entry, token .. 'n', total) end

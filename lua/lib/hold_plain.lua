@@ -1,9 +1,9 @@
--- Whether a group is of successes that the caller holds, that have no x, and of which nothing is kept.
+-- Whether a group is of successes that the caller holds, that have no extras, and of which nothing is kept.
 -- of a level that the queue has not (it had, before it was deleted) nobody holds anything
 -- reads: argv at first groups keep kind level levels n runs SUCCEEDED tombstones
 -- sets:  at i plain values
 local plain = kind == SUCCEEDED and keep == 0 and not tombstones and level <= levels
-local values, i = plain and call('HMGET', KEYS[r0 + level], unpack(argv, first, first + n - 1)), 0
+local values, i = plain and call('HMGET', KEYS[running0 + level], unpack(argv, first, first + n - 1)), 0
 at = runs
 while i < n do
   local token, run = unp('>c8I2', groups, at)

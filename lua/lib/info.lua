@@ -1,4 +1,4 @@
--- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value of r for a running job.
+-- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value in running for a running job.
 -- reads: claim_of created_ms
 -- sets:  FAILED info PENDING RUNNING SUCCEEDED
 local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3

@@ -1,9 +1,9 @@
 -- The head of a queue, read once, and whether this request was carried out before: then it is answered, not done twice.
--- A lane is a field of m: its last answer as it was sent: sequence (4), h (8), payload. replay: the payload of a repeated request.
+-- A lane is a field of meta: its last answer as it was sent: sequence (4), h (8), payload. replay: the payload of a repeated request.
 -- reads: lane sequence
 -- sets:  config earliest h_high h_low meta NEVER replay stored waiting
 local NEVER = 281474976710655
-local meta = call('HMGET', key_m, 'c', 'h', lane)
+local meta = call('HMGET', key_meta, 'config', 'head', lane)
 local config, stored = meta[1], meta[3]
 -- h (two halves). earliest: no job is scheduled before it. waiting: somebody may wait for a ring.
 local h_high, h_low, earliest, waiting = unp('>I4I4I6B', meta[2] or '\0\0\0\0\0\0\0\0\255\255\255\255\255\255\0')

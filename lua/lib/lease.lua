@@ -1,5 +1,5 @@
--- r[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
--- marks: 1 = has x, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in E: its name is level, id, token, and what
+-- running[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
+-- marks: 1 = has extras, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in lease_jobs: its name is level, id, token, and what
 -- follows is the claim descriptor alone
 -- sets:  claim_of lease_of SOLE_BYTES source_in
 local SOLE_BYTES = 17
@@ -14,7 +14,7 @@ end
 -- The claim descriptor of a running job, or ''.
 local function claim_of(running)
   if byte(running, 11) >= 8 then return sub(running, 12) end
-  local entry = call('HGET', key_E, lease_of(running))
+  local entry = call('HGET', key_lease_jobs, lease_of(running))
   return entry and sub(entry, 3 + unp('>I2', entry)) or ''
 end
 

@@ -1,4 +1,4 @@
--- What happens when jobs leave a lease. left_lease: lease -> jobs that left it. E[lease .. 'n'] = jobs left, only for a lease of several.
+-- What happens when jobs leave a lease. left_lease: lease -> jobs that left it. lease_jobs[lease .. 'n'] = jobs left, only for a lease of several.
 -- reads: lease_of SOLE_BYTES
 -- sets:  leaves left_lease settle_leases SOLE
 local SOLE = 1000000
@@ -11,12 +11,12 @@ end
 
 local function settle_leases()
   for lease, count in pairs(left_lease) do
-    local left = count < SOLE and tonumber(call('HGET', key_E, lease .. 'n') or '0') or 0
+    local left = count < SOLE and tonumber(call('HGET', key_lease_jobs, lease .. 'n') or '0') or 0
     if left > count then
-      call('HINCRBY', key_E, lease .. 'n', -count)
+      call('HINCRBY', key_lease_jobs, lease .. 'n', -count)
     else
-      if #lease < SOLE_BYTES then call('HDEL', key_E, lease, lease .. 'n') end
-      call('ZREM', key_e, lease)
+      if #lease < SOLE_BYTES then call('HDEL', key_lease_jobs, lease, lease .. 'n') end
+      call('ZREM', key_leases, lease)
     end
   end
 end

@@ -1,5 +1,5 @@
--- New jobs with ids low + 1 ... low + count (as fresh gives them, of one ms), as they are written: fields of j, a line (score, member, …) a
--- level of p (ready) and of d (scheduled; nil: no job is), and when the first scheduled one is due.
+-- New jobs with ids low + 1 ... low + count (as fresh gives them, of one ms), as they are written: fields of jobs, a line (score, member, …) a
+-- level (ready, and scheduled; nil: no job is), and when the first scheduled one is due.
 -- A record begins with its format, the attempts allowed (2) and the priority.
 -- reads: count high levels low NEVER now ODD records0 RUN_BYTES spec
 -- sets:  argv arrival char done fields first first_due format HEADER_BYTES prefix ready scheduled

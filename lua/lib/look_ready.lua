@@ -18,8 +18,8 @@ while look > 0 and not records do
     -- ids without a record can not run: they go, and are counted
     local whole, lost = part(ids)
     holes, look, taken = true, #whole, 0
-    call('HDEL', key_x, unpack(lost))
-    call('HINCRBY', key_m, 'lost', #lost)
+    call('HDEL', key_extras, unpack(lost))
+    call('HINCRBY', key_meta, 'lost', #lost)
     for i = 1, #lost do lost[#lost + 1] = lost[i] .. ODD end
     -- HERE send
     send('ZREM', ready, lost)

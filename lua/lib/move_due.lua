@@ -3,11 +3,11 @@
 -- reads: earliest now ODD send
 -- sets:  earliest move_due
 move_due = function(level, n)
-  local key = KEYS[d0 + level]
+  local key = KEYS[scheduled0 + level]
   local due = n > 0 and call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES') or {}
   if due[1] then
     for i = 1, #due, 2 do due[i], due[i + 1] = due[i + 1], due[i] .. ODD end
-    send('ZADD', KEYS[p0 + level], due)
+    send('ZADD', KEYS[ready0 + level], due)
     call('ZREMRANGEBYRANK', key, 0, #due / 2 - 1)
   end
   local head = call('ZRANGE', key, 0, 0, 'WITHSCORES')

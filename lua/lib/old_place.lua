@@ -1,4 +1,4 @@
--- Where a running job that was not begun stood in line: its score and member of p.
+-- Where a running job that was not begun stood in line: its score and member of ready.
 -- reads: created_ms ODD
 -- sets:  old_place
 local function old_place(id, running)

@@ -6,7 +6,7 @@
 local CHANNEL_BYTES, LEFT_MS, QUIET_MS = 24, '60000', 16000
 local channel, heard = sub(waiter, -CHANNEL_BYTES), 0
 if channel == waiter then
-  heard = call('PUBLISH', waiter, key_m)
+  heard = call('PUBLISH', waiter, key_meta)
 elseif now - since <= QUIET_MS then
   heard = call('PUBSUB', 'NUMSUB', channel)[2]
   if heard > 0 then

@@ -4,7 +4,7 @@
 local function ring()
   if paused or not waiting then return end
   for _ = 1, 1000 do
-    local last = call('ZPOPMAX', key_w)
+    local last = call('ZPOPMAX', key_waiters)
     local waiter, since = last[1], tonumber(last[2])
     waiting = waiter ~= nil
     if not waiter then return end
@@ -14,6 +14,6 @@ local function ring()
 end
 
 local function wait_for_ring(waiter)
-  call('ZADD', key_w, now, waiter)
+  call('ZADD', key_waiters, now, waiter)
   waiting = true
 end

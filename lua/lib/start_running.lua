@@ -17,13 +17,13 @@ for r = 1, #records do
 end
 local lefts = {}
 if odd then
-  -- attempts come from x, the original run-after from the score
+  -- attempts come from extras, the original run-after from the score
   local members, odd_ids = {}, {}
   for i = 1, taken do
     if odd[i] then members[#members + 1], odd_ids[#odd_ids + 1] = odd[i], ids[i] end
   end
   local scores = members[1] and call('ZMSCORE', ready, unpack(members))
-  local extras, k = members[1] and call('HMGET', key_x, unpack(odd_ids)), 0
+  local extras, k = members[1] and call('HMGET', key_extras, unpack(odd_ids)), 0
   for i = 1, taken do
     if odd[i] then
       k = k + 1
@@ -34,7 +34,7 @@ if odd then
   end
 end
 call('ZREMRANGEBYRANK', ready, '0', taken == 1 and '0' or taken - 1)
-call('HSET', KEYS[r0 + level], unpack(line))
+call('HSET', KEYS[running0 + level], unpack(line))
 local block = pack('>BI2', level, taken) .. sub(packed, 1, 8 * taken)
 held[#held + 1] = block
 blocks[#blocks + 1] = block .. pack('>I2', #lefts) .. concat(lefts)

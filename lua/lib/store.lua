@@ -2,4 +2,4 @@
 -- reads: earliest h lane payload sequence waiting
 -- sets:  answer
 local answer = sequence .. h .. payload
-call('HSET', key_m, 'h', h .. pack('>I6B', earliest, waiting and 1 or 0), lane, answer)
+call('HSET', key_meta, 'head', h .. pack('>I6B', earliest, waiting and 1 or 0), lane, answer)

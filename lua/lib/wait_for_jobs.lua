@@ -10,12 +10,12 @@ if waiter ~= '' then
     ring()
   elseif due_in > 0 then
     -- one of those who wait holds the timer of the next scheduled job: the caller, unless another does
-    local timer = call('HGET', key_m, 't')
+    local timer = call('HGET', key_meta, 'timer')
     local due_ms, since = unp('>I6I6', timer or '\0\0\0\0\0\0\0\0\0\0\0\0')
     if timer and due_ms == earliest and now >= since and now - since <= TIMER_MS and sub(timer, 13) ~= waiter then
       due_in = 0
     else
-      call('HSET', key_m, 't', pack('>I6I6', earliest, now) .. waiter)
+      call('HSET', key_meta, 'timer', pack('>I6I6', earliest, now) .. waiter)
     end
   end
 end

@@ -46,15 +46,15 @@ LINES = 160
 BOUNDED = {
     "argv, first, first + n - 1": "a group fits the ids of one call: 1,000",
     "fields": "ids and records of one call: 2,000",
-    "extras": "ids of one call and their x: 2,000",
+    "extras": "ids of one call and their extras: 2,000",
     "line": "scores and ids of one call: 2,000",
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",
     "odd_ids": "of one claim: 1,000",
     "entries": "two a lease that the ids of one call may end: 2,000",
     "leases": "of the ids of one call: 1,000",
-    "KEYS, p0 + level, p0 + levels": "100 levels",
-    "KEYS, p0 + at, p0 + levels": "100 levels",
+    "KEYS, ready0 + level, ready0 + levels": "100 levels",
+    "KEYS, ready0 + at, ready0 + levels": "100 levels",
     "values, first, math.min(first + 1999, #values)": "send: chunks of 2,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
@@ -111,17 +111,17 @@ def test_a_lua_file_keeps_the_rules(path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("redis.pcall('ZADD', key_e, now, x)", "pcall is not allowed"),
-        ("call('ZREM', key_e, unpack(everything))", "unbounded unpack(everything)"),
+        ("redis.pcall('ZADD', key_leases, now, x)", "pcall is not allowed"),
+        ("call('ZREM', key_leases, unpack(everything))", "unbounded unpack(everything)"),
         ("string.match(status, pattern)", "pattern of string"),
         ("string.gsub(sub(status, 3), ARGV0, '')", "pattern of string"),
         ("status:find(word)", "a string method"),
-        ("call('GET', 'pl:{a/b}:m')", "key outside of KEYS"),
+        ("call('GET', 'pl:{a/b}:meta')", "key outside of KEYS"),
         ("call('HGET', KEYS[2], ARGV[1])", "index of 2"),
         ("x = tostring(score)", "tostring"),
-        ("call('ZRANGE', key_e, '(' .. now, '+inf')", "number in a string"),
+        ("call('ZRANGE', key_leases, '(' .. now, '+inf')", "number in a string"),
         ("call('KEYS', '*')", "command KEYS"),
-        ("send('HMGET', key_j, ids)", "command HMGET"),
+        ("send('HMGET', key_jobs, ids)", "command HMGET"),
         ("function leak() end", "global leak"),
         ("unp('>I4', config, 13)", "byte 13 of a configuration"),
     ],
@@ -149,7 +149,7 @@ def test_the_source_as_sent_has_the_right_flags_and_one_clock(script: Script) ->
     assert bool(written) == script.writes
     first = ("lane", "sequence") if script.writes else ("nonce",)
     assert script.arguments[: len(first)] == first
-    assert "m" in script.keys
+    assert "meta" in script.keys
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
@@ -181,7 +181,7 @@ def test_the_header_of_a_part_lists_the_locals_it_reads_and_sets(path: Path) -> 
         ("local function f(x) return x + y end", {"y"}, {"f"}),
         ("repeat local a = f('b') until a or c", {"a", "c", "f"}, set()),
         ("if a then local b = 1 else b = 2 end", {"a"}, {"b"}),
-        ("call('HGET', key_m, x0 + level)", {"level"}, set()),
+        ("call('HGET', key_meta, ready0 + level)", {"level"}, set()),
     ],
 )
 def test_what_code_reads_and_sets_is_told(code: str, reads: set[str], sets: set[str]) -> None:

@@ -93,8 +93,8 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
     deleted = wire.answer
     assert wire.again() == deleted
     found = snapshot(wire)
-    assert set(found) == {"m"}
-    assert set(found["m"]) == {b"c", b"h", wire.lane}
+    assert set(found) == {"meta"}
+    assert set(found["meta"]) == {b"config", b"head", wire.lane}
     config = wire.read("config")[0]
     assert config[16] == 128
     with refused("QUEUE_NOT_FOUND"):
@@ -132,7 +132,7 @@ def test_only_what_is_of_an_earlier_life_is_deleted(wire: Wire, below: int, goes
     wire.enqueue_bodies(b"a")
     before = snapshot(wire, lane=False)
     wire.write("delete_queue", below)
-    assert (set(snapshot(wire)) == {"m"}) is goes
+    assert (set(snapshot(wire)) == {"meta"}) is goes
     assert goes or snapshot(wire, lane=False) == before
 
 
@@ -192,9 +192,9 @@ def test_failed_jobs_are_retried_oldest_first_or_by_name(wire: Wire) -> None:
 
 def test_a_retry_with_more_attempts_allows_them(wire: Wire) -> None:
     ids = fail_all(wire, 3)
-    wire.client.hdel(wire.key("j"), ids[2])
+    wire.client.hdel(wire.key("jobs"), ids[2])
     assert wire.retry_failed(attempts=5, kind=DELAY, ms=60_000) == 3
-    records = [wire.client.hget(wire.key("j"), id_) for id_ in ids]
+    records = [wire.client.hget(wire.key("jobs"), id_) for id_ in ids]
     assert records == [record(Job(b"0", allowed=5)), record(Job(b"1", allowed=5)), None]
     assert [(known(wire, id_).allowed, known(wire, id_).remaining) for id_ in ids[:2]] == [(5, 5)] * 2
 
@@ -233,7 +233,7 @@ def test_jobs_of_one_state_are_deleted_by_count_and_by_name(wire: Wire, state: b
     assert wire.delete_jobs(state, limit=1000) == (5, 0)
     assert [sum(level) for level in wire.counts()] == [30, 0, 0]
     if state == RUNNING:
-        assert not set(snapshot(wire)) & {"e", "E", "r1"}
+        assert not set(snapshot(wire)) & {"leases", "lease_jobs", "running:1"}
     for other in (PENDING, RUNNING, SUCCEEDED, FAILED):
         wire.delete_jobs(other, limit=1000)
     assert is_clean(snapshot(wire))
@@ -314,8 +314,8 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
             assert counts[0] + counts[1] <= 1000
             totals, more, calls = [a + b for a, b in zip(totals, counts, strict=False)], counts[5], calls + 1
         assert (totals, more, cursor) == ([2000, 0, 1200, 1200, 0], 0, b"0")
-        assert set(client.hkeys(wire.key("R"))) == fresh
-        client.delete(wire.key("R"))
+        assert set(client.hkeys(wire.key("reservations"))) == fresh
+        client.delete(wire.key("reservations"))
         assert is_clean(snapshot(wire))
 
 

@@ -206,7 +206,7 @@ def put_in_for_waiter(client: Client) -> None:
     connection = client.driver.connect(client.session.servers[0])
 
     def registered() -> bool:
-        connection.send_command("EXISTS", "pl:{wakes/1}:w")
+        connection.send_command("EXISTS", "pl:{wakes/1}:waiters")
         return bool(connection.read_response())
 
     wait_until(registered, "a registered waiter")

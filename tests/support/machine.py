@@ -142,7 +142,7 @@ class Rig:
 
     def reservations(self, shard: str) -> dict[bytes, bytes]:
         """What a shard keeps of ids that were issued and not loaded."""
-        found: Any = self._raw.hgetall(queue_key(self.queue, shard, "R"))
+        found: Any = self._raw.hgetall(queue_key(self.queue, shard, "reservations"))
         return dict(found)
 
     def forget_hints(self) -> None:

@@ -120,10 +120,10 @@ class Wire:
 
     def set_head(self, *, due_ms: int | None = None, waiting: bool | None = None) -> None:
         """Changes what the head says: no job is scheduled before due_ms, somebody may wait."""
-        head: Any = self.client.hget(self.key("m"), "h")
+        head: Any = self.client.hget(self.key("meta"), "head")
         due = head[8:14] if due_ms is None else due_ms.to_bytes(6, "big")
         waits = head[14:] if waiting is None else bytes([waiting])
-        self.client.hset(self.key("m"), "h", head[:8] + due + waits)
+        self.client.hset(self.key("meta"), "head", head[:8] + due + waits)
 
     @property
     def packed_sequence(self) -> bytes:
@@ -134,7 +134,7 @@ class Wire:
         head = () if verb == "config" else (self.version if version is None else version,)
         nonce, h, *payload = self.raw(verb, b"nonc", *head, *arguments)
         assert nonce == b"nonc"
-        assert h == (self.client.hget(self.key("m"), "h") or bytes(8))[:8]
+        assert h == (self.client.hget(self.key("meta"), "head") or bytes(8))[:8]
         return payload
 
     def other(self) -> Wire:
@@ -363,10 +363,10 @@ def snapshot(wire: Wire, *, lane: bool = True) -> Snapshot:
     """Every key of the queue and shard with its decoded content; `lane=False` leaves out h and all lanes."""
     found: Snapshot = {}
     for key in wire.client.scan_iter(match=wire.key("*"), count=1000):
-        found[key.decode().rpartition(":")[2]] = _content(wire.client, key)
-    meta = found.get("m")
+        found[key.decode().partition("}:")[2]] = _content(wire.client, key)
+    meta = found.get("meta")
     if not lane and isinstance(meta, dict):
-        found["m"] = {name: value for name, value in meta.items() if name != b"h" and len(name) != 10}
+        found["meta"] = {name: value for name, value in meta.items() if name != b"head" and len(name) != 10}
     return found
 
 
@@ -391,7 +391,7 @@ def drain(wire: Wire) -> list[bytes]:
 
 def is_clean(found: Mapping[str, Value]) -> bool:
     """Whether nothing but the head is left."""
-    return set(found) <= {"m"}
+    return set(found) <= {"meta"}
 
 
 def fail_all(wire: Wire, count: int, level: int = 1) -> list[bytes]:
@@ -413,12 +413,12 @@ class Timed(NamedTuple):
 
 def expiries(wire: Wire) -> dict[bytes, float]:
     """Lease token -> expiry (ms)."""
-    return dict(wire.client.zrange(wire.key("e"), 0, -1, withscores=True))  # type: ignore[arg-type]
+    return dict(wire.client.zrange(wire.key("leases"), 0, -1, withscores=True))  # type: ignore[arg-type]
 
 
 def lease_fields(wire: Wire) -> tuple[int, int]:
-    """How many leases have an expiry, and how many fields E has."""
-    return int(wire.client.zcard(wire.key("e"))), int(wire.client.hlen(wire.key("E")))
+    """How many leases have an expiry, and how many fields `lease_jobs` has."""
+    return int(wire.client.zcard(wire.key("leases"))), int(wire.client.hlen(wire.key("lease_jobs")))
 
 
 def known(wire: Wire, id_: bytes, level: int = 1) -> Info:

@@ -120,7 +120,7 @@ def settings(
 
 
 def record(job: Job) -> bytes:
-    """What `j` holds for a job."""
+    """What the key `jobs` holds for a job."""
     return struct.pack(">BHB", 1, job.allowed, job.priority) + job.body
 
 

@@ -229,7 +229,7 @@ def _permissions(patient: _Patient) -> Iterator[CheckResult]:
     commands = sorted(b"|".join(filter(None, words)).decode() for words in calls)
     probe = patient.redis.script_load(_ACL_PROBE)
     wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
-    key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"
+    key, channel = script_keys("doctor", "1", ("meta",), 0)[0], "pl:wake:doctor"
     denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
     if denied:
         rules = " ".join(f"+{name.lower()}" for name in denied)

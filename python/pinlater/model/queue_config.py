@@ -107,7 +107,7 @@ class StoredConfig:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """Reads what field `c` of key `m` holds."""
+        """Reads what field `config` of key `meta` holds."""
         version, generation = _HEAD.unpack_from(packed)
         lease_ms, flags, priorities, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
             packed, _HEAD.size

@@ -30,7 +30,7 @@ _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
-    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
+    `keys` are key names of `keys.py`; one that ends in `*`: a key a priority. The first `common` of them are all
     that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
     them is the configuration's version.
     """
