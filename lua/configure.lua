@@ -4,7 +4,8 @@
 -- KEYS   meta waiters
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
--- carried: '' (draw a new version from h), or version and life (12 bytes) of another shard: taken over if it is newer, and of the same life.
+-- carried: '' (draw a new version from h), or version and epoch (12 bytes) of another shard: taken over if it is newer, and of the same epoch.
+-- Settings that this caller does not know, as they were added later, stay as they are.
 
 if replay then return stored end
 local refusal = refuse_settings(settings)
@@ -13,9 +14,11 @@ local new_flags, new_levels = byte(settings, SETTINGS_FLAGS, SETTINGS_LEVELS)
 if new_levels < levels then
   return redis.error_reply('BAD_REQUEST levels can only grow: expected at least ' .. levels .. ', got ' .. new_levels)
 end
-if carried ~= '' and (sub(carried, CARRIED_LIFE) ~= sub(config, CONFIG_LIFE, CONFIG_LIFE_END) or not newer(carried)) then return finish(config) end
+if carried ~= '' and (sub(carried, CARRIED_EPOCH) ~= sub(config, CONFIG_EPOCH, CONFIG_EPOCH_END) or not newer(carried)) then return finish(config) end
 local drawn = carried ~= '' and sub(carried, 1, CARRIED_VERSION_END) or draw_version()
-config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END), settings, sub(config, CONFIG_LIFE, CONFIG_LIFE_END))
+local sent = select(2, skip_entries(settings, SETTINGS_TAIL, MAX_ENTRIES))
+local unknown = sub(config, (skip_entries(config, CONFIG_TAIL, sent)))
+config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END), settings .. unknown, sub(config, CONFIG_EPOCH, CONFIG_EPOCH_END))
 call('HSET', key_meta, 'config', config)
 local was_paused = paused
 paused = new_flags % 2 == 1

@@ -4,16 +4,16 @@
 -- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  nothing
--- below: '', or a life: then only what is of an earlier one is removed.
+-- below: '', or an epoch: then only what is of an earlier one is removed.
 -- Whoever waits is rung (the last thousand of them): no job will come to it any more.
 -- Of the lanes only this one stays: another request that is resent is answered with QUEUE_NOT_FOUND, which its client reads as unknown.
 
 if replay then return stored end
-if below ~= '' and life_of(config) >= tonumber(below) then return finish('') end
+if below ~= '' and epoch_of(config) >= tonumber(below) then return finish('') end
 local drawn, new_h = draw_version()
 local waiters = call('ZRANGE', key_waiters, -1000, -1)
-local tombstone = drawn .. sub(config, CONFIG_GENERATION, CONFIG_LEASE_MS_END) .. string.char(128)
-  .. sub(config, CONFIG_LEVELS, CONFIG_BODY_LIMIT_END) .. pack('>I4', life_of(config) + 1)
+local tombstone = string.char(DATA_FORMAT, 128, levels) .. drawn .. sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END)
+  .. pack('>I4', epoch_of(config) + 1) .. sub(config, CONFIG_LEASE_MS, CONFIG_BODY_LIMIT_END)
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
 call('HSET', key_meta, 'config', tombstone, 'head', new_h .. pack('>I6B', NEVER, 0), lane, answer)

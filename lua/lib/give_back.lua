@@ -4,7 +4,7 @@
 -- reads: admit append_status claim_of config created_ms extra lease_of levels now ODD old_place send SOLE_BYTES utc
 -- sets:  APART APART_MS begun_ids counts crash_limit end_lease end_sole_lease evidence give_back last_chances moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
-local moves = #config > CONFIG_CRASH_LIMIT_END
+local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
 -- Jobs that may not crash once more come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
 -- lease apart, and after a hundred from the first again.
 local APART_MS, APART = unp('>I4', config, CONFIG_LEASE_MS) / 30, 100

@@ -1,9 +1,12 @@
 -- Head of a write: the queue exists and the caller knows its configuration (no version: any). A repeated request is answered all the same.
 -- reads: config replay version
--- sets:  flags levels paused
-local flags, levels = 128, 0
-if config then flags, levels = byte(config, CONFIG_FLAGS, CONFIG_LEVELS) end
+-- sets:  flags format levels paused
+local format, flags, levels = DATA_FORMAT, 128, 0
+if config then format, flags, levels = byte(config, CONFIG_FORMAT, CONFIG_LEVELS) end
 if not replay then
+  if format ~= DATA_FORMAT then
+    -- HERE other_format
+  end
   if flags >= 128 then return redis.error_reply('QUEUE_NOT_FOUND no such queue') end
   if version ~= '' and sub(config, CONFIG_VERSION, CONFIG_VERSION_END) ~= version then return redis.error_reply('CONFIG_CHANGED reload and resend') end
 end

@@ -1,8 +1,13 @@
 -- Head of a read: the queue exists and the caller knows its configuration.
 -- reads: version
--- sets:  config h levels meta
+-- sets:  config flags format h levels meta
 local meta = call('HMGET', key_meta, 'config', 'head')
 local config = meta[1]
-if not config or byte(config, CONFIG_FLAGS) >= 128 then return redis.error_reply('QUEUE_NOT_FOUND no such queue') end
+local format, flags, levels = DATA_FORMAT, 128, 0
+if config then format, flags, levels = byte(config, CONFIG_FORMAT, CONFIG_LEVELS) end
+if format ~= DATA_FORMAT then
+  -- HERE other_format
+end
+if flags >= 128 then return redis.error_reply('QUEUE_NOT_FOUND no such queue') end
 if version ~= '' and sub(config, CONFIG_VERSION, CONFIG_VERSION_END) ~= version then return redis.error_reply('CONFIG_CHANGED reload and resend') end
-local levels, h = byte(config, CONFIG_LEVELS), sub(meta[2], 1, 8)
+local h = sub(meta[2], 1, 8)

@@ -218,6 +218,18 @@ def test_a_queue_that_is_not_alike_on_all_shards(server: Server) -> None:
     assert look(url)["queue mail", "configuration"].level == OK
 
 
+def test_a_queue_of_another_format_is_an_error(server: Server) -> None:
+    url = f"1={server.url},2={server.url}"
+    with Client(url) as client:
+        client.create_queue("mail")
+    server.call("HSET", "pl:{mail/2}:m", "c", bytes(38))
+    found = look(url)["queue mail", "format"]
+    assert (found.level, found.found) == (ERROR, "shard 2: found format 1, expected 2")
+    assert found.advice.startswith("drain the queue with the version of PinLater that wrote it")
+    server.call("DEL", "pl:{mail/1}:meta")
+    assert set(look(url)) & {("queue mail", "format"), ("queue mail", "configuration")} == {("queue mail", "format")}
+
+
 def test_queue_states_name_a_shard_that_does_not_answer(server: Server) -> None:
     with Client(server.url) as client:
         client.create_queue("mail")

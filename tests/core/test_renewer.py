@@ -81,7 +81,8 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, clien
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
     script = load_scripts()["renew"]
     config = [
-        struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, priorities, 0, 0, 0, 1 << 20) for priorities in (2, MAX_PRIORITY)
+        struct.pack(">BBBQIIIIIII", 2, 0, priorities, 1, 1, 1, 60_000, 0, 0, 0, 1 << 20)
+        for priorities in (2, MAX_PRIORITY)
     ]
     tag = "pl:{q/s}:"
     client.hset(tag + "meta", mapping={"config": config[0], "head": bytes(15)})

@@ -27,6 +27,7 @@ from tests.support.wire_format import (
     number,
     record,
     settings,
+    unpack_config,
 )
 
 EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
@@ -60,8 +61,8 @@ def test_a_queue_is_created_once_and_a_repeat_says_so_again(wire: Wire) -> None:
 def test_settings_change_by_compare_and_set(wire: Wire) -> None:
     other = wire.other()
     config = wire.configure(settings(lease_ms=1234, priorities=5))
-    assert config[12:34] == settings(lease_ms=1234, priorities=5)
-    assert config == wire.read("config")[0]
+    assert config.settings == settings(lease_ms=1234, priorities=5)
+    assert config == unpack_config(wire.read("config")[0])
     assert number(wire.version) > number(other.version)
     with refused("CONFIG_CHANGED"):
         other.configure(settings())
@@ -72,14 +73,14 @@ def test_settings_change_by_compare_and_set(wire: Wire) -> None:
 def test_a_carried_configuration_is_taken_over_only_if_it_is_newer(wire: Wire, step: int) -> None:
     known = wire.version
     newer = wire.configure(settings(lease_ms=77), carried=after(known, step))
-    assert (newer[:8], newer[12:34]) == (after(known, step), settings(lease_ms=77))
+    assert (newer.version, newer.settings) == (after(known, step), settings(lease_ms=77))
     for old in (known, after(known, step), after(known, step - 1)):
         assert wire.configure(settings(lease_ms=5), carried=old) == newer
-    assert number(wire.configure(settings())[:8]) > number(newer[:8])
+    assert number(wire.configure(settings()).version) > number(newer.version)
 
 
 def test_versions_drawn_in_one_millisecond_grow_by_their_last_bits(wire: Wire) -> None:
-    versions = [number(wire.configure(settings(lease_ms=i + 1))[:8]) for i in range(50)]
+    versions = [number(wire.configure(settings(lease_ms=i + 1)).version) for i in range(50)]
     assert versions == sorted(set(versions))
 
 
@@ -95,13 +96,13 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
     found = snapshot(wire)
     assert set(found) == {"meta"}
     assert set(found["meta"]) == {b"config", b"head", wire.lane}
-    config = wire.read("config")[0]
-    assert config[16] == 128
+    config = unpack_config(wire.read("config")[0])
+    assert (config.format, config.flags, config.epoch) == (2, 128, 2)
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=version)
     again = wire.other()
     assert again.create() is True
-    assert number(again.version) > number(config[:8]) > number(version)
+    assert number(again.version) > number(config.version) > number(version)
     assert number(again.enqueue(Job())[0]) > number(ids[-1])
     assert number(again.claim().token) > number(token)
     assert again.succeed(again.replayed_claim()) == []
@@ -140,7 +141,8 @@ def test_a_carried_creation_takes_the_version_over(wire: Wire) -> None:
     other = Wire(wire.client, "other")
     assert other.create(settings(lease_ms=9), carried=after(wire.version)) is True
     assert other.version == after(wire.version)
-    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9) + b"\0\0\0\1"
+    config = unpack_config(other.read("config")[0])
+    assert (config.generation, config.epoch, config.settings) == (1, 1, settings(lease_ms=9))
 
 
 # -- enqueue refused, prepare, load

@@ -157,7 +157,7 @@ def test_what_is_no_job_at_all(scene: Scene) -> None:
     scene.call("HSET", "jobs", b"12345678", b"\1\0\1\x09body")
     scene.call("HSET", "jobs", b"87654321", b"\1")
     assert scene.problems() == {
-        f"{b'short'.hex()} in key p1": "not an id",
+        f"{b'short'.hex()} in key ready:1": "not an id",
         f"record {b'12345678'.hex()}": "priority: expected 1 to 3, got 9",
         f"record {b'87654321'.hex()}": "priority: expected 1 to 3, got 0",
     }
@@ -244,5 +244,5 @@ def test_what_can_not_be_read_is_not_called_sound(server: Server, fresh_server: 
 def test_a_key_of_the_wrong_type_is_named(scene: Scene) -> None:
     scene.call("UNLINK", "failed:1")
     scene.call("SET", "failed:1", "x")
-    with pytest.raises(ServerReplyError, match=r"audit of queue 'q' .*key f1.*WRONGTYPE"):
+    with pytest.raises(ServerReplyError, match=r"audit of queue 'q' .*key failed:1.*WRONGTYPE"):
         audit_queue(scene.client, "q")

@@ -30,6 +30,7 @@ from tests.support.wire_format import (
     NO_CONFIG_VERSION,
     NOW,
     Claimed,
+    Config,
     End,
     Expiry,
     Info,
@@ -44,6 +45,7 @@ from tests.support.wire_format import (
     record,
     settings,
     unpack_claim,
+    unpack_config,
     unpack_info,
     unpack_positions,
 )
@@ -144,18 +146,20 @@ class Wire:
     # -- the verbs
 
     def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
-        """carried: a version, of that life."""
+        """carried: a version, of that epoch."""
         told = carried and carried + struct.pack(">I", epoch)
         (payload,) = self.write("create", packed or settings(priorities=self.priorities), told)
-        self.version, self.priorities = payload[1:9], payload[18]
+        config = unpack_config(payload[1:])
+        self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
 
-    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> bytes:
-        """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> Config:
+        """carried: a version, of that epoch. Returns what the shard has then; this Wire goes on with it."""
         told = carried and carried + struct.pack(">I", epoch)
-        (config,) = self.write("configure", packed, told, version=version)
-        self.version, self.priorities = config[:8], config[17]
-        return bytes(config)
+        (reply,) = self.write("configure", packed, told, version=version)
+        config = unpack_config(reply)
+        self.version, self.priorities = config.version, config.priorities
+        return config
 
     def enqueue(self, *jobs: Job) -> list[bytes]:
         return self._ids(self.write("enqueue", *self._arrivals(jobs))[0], len(jobs))
