@@ -1,10 +1,11 @@
 -- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
 -- KIND   write
 -- NEEDS  base lane head clock ready
--- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
--- ARGV   lane sequence version limit quotas claim waiter budget
+-- KEYS   meta waiters jobs leases ready* running* | extras lease_jobs scheduled*
+-- ARGV   lane sequence version claim | limit quotas waiter budget
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 levels,
 --        left (u32 a level), jobs block; then lists of records. Of one job it may be one string: u8 level, id (8), token (8), record
+-- Without what stands behind the bars: one simple job, or nothing where there is none: then the caller asks with all keys and arguments.
 -- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. waiter: '' (do not wait) or where to ring (lib/reach).
 -- budget: bytes of records; one job is always given.
 
@@ -24,8 +25,13 @@ end
 local fresh = 1
 -- HERE fresh
 local token = h
-if limit == '1' and quotas == '' and earliest > now and not paused then
+if (not limit or limit == '1' and quotas == '') and earliest > now and not paused then
   -- HERE claim_one
+end
+if not limit then
+  local payload = ''
+  -- HERE store
+  return answer
 end
 
 local want, most = tonumber(limit), tonumber(budget)

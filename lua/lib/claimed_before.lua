@@ -1,6 +1,6 @@
 -- Answers a repeated claim: what the first one gave, less what was taken away since (its lease ran out, jobs were deleted).
 -- The lane of a claim that gave something keeps its token, or the name of its lease of one job; of one that gave nothing, the answer.
--- reads: levels NO_DUE NO_TOKEN replay stored
+-- reads: levels limit NO_DUE NO_TOKEN replay stored
 -- sets:  claimed_before given_one nothing_left
 local nothing_left = NO_DUE .. string.char(0, levels) .. string.rep('\0\0\0\0', levels)
 local function claimed_before(token)
@@ -30,6 +30,6 @@ local function claimed_before(token)
 end
 
 if #replay == 8 then return claimed_before(replay) end
-if #replay ~= 17 then return { stored } end
+if #replay ~= 17 then return limit and { stored } or stored end
 -- HERE given_one
-return given_one(unp('>Bc8c8', replay)) or { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left }
+return given_one(unp('>Bc8c8', replay)) or limit and { sub(stored, 1, 12) .. NO_TOKEN .. nothing_left } or sub(stored, 1, 12)

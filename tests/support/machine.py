@@ -173,7 +173,7 @@ class Rig:
         if last is None or last.sequence != sent.sequence:
             assert isinstance(answer, ReplyError)
             assert answer.text.startswith("STALE_REQUEST")
-        elif sent.verb in ("claim", "claim_one") and any(apart(sent.answer)[2][:8]):
+        elif sent.verb == "claim" and any(apart(sent.answer)[2][:8]):
             before, after = apart(sent.answer), apart(answer)
             assert after[:2] == before[:2]
             shard = bytes(sent.lane[0]).rpartition(b"}")[0].rpartition(b"/")[2].decode()

@@ -82,15 +82,15 @@ class Wire:
     sequence: int = 0
     lane: bytes = field(default_factory=lambda: struct.pack(">QH", next(SESSIONS), 0))
     answer: list[Any] = field(default_factory=list)
-    last: tuple[str, tuple[Any, ...], bytes] | None = None
+    last: tuple[str, tuple[Any, ...], bytes, bool] | None = None
 
     def key(self, name: str) -> bytes:
         return queue_key(self.queue, self.shard, name)
 
-    def raw(self, verb: str, *arguments: bytes | int | str) -> list[Any]:
-        """One EVALSHA with the script's keys; the reply as it comes."""
+    def raw(self, verb: str, *arguments: bytes | int | str, common: bool = False) -> list[Any]:
+        """One EVALSHA with the script's keys; the reply as it comes. common: with those before the bar alone."""
         script = load_scripts()[verb]
-        keys = script.names(self.queue, self.shard, self.priorities)
+        keys = script.names(self.queue, self.shard, self.priorities, common=common)
         command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         try:
             return self._send(*command)
@@ -102,21 +102,21 @@ class Wire:
         reply: list[Any] = self.client.execute_command(*command)  # type: ignore[no-untyped-call]
         return reply
 
-    def write(self, verb: str, *arguments: Any, version: bytes | None = None) -> list[Any]:
+    def write(self, verb: str, *arguments: Any, version: bytes | None = None, common: bool = False) -> list[Any]:
         """A new request of this lane; returns the payload after `[sequence, h]`."""
         self.sequence += 1
         head = () if verb == "create" else (self.version if version is None else version,)
-        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments))
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments, common=common))
         assert sequence == self.packed_sequence
         assert number(h) > number(self.h or b"\0"), f"h does not grow: {verb}"
-        self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h)
+        self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h, common)
         return payload
 
     def again(self) -> list[Any]:
         """The last request once more, byte for byte; its payload."""
         assert self.last
-        verb, arguments, first_h = self.last
-        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments))
+        verb, arguments, first_h, common = self.last
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments, common=common))
         assert (sequence, h) == (self.packed_sequence, first_h)
         return payload
 
@@ -183,10 +183,10 @@ class Wire:
         budget: int = BUDGET_BYTES,
     ) -> Claimed:
         packed = struct.pack(f">{len(quotas)}H", *quotas)
-        return unpack_claim(self.write("claim", limit, packed, claim, channel, budget))
+        return unpack_claim(self.write("claim", claim, limit, packed, channel, budget))
 
     def claim_one(self, claim: bytes = CLAIM) -> Claimed:
-        return unpack_claim(self.write("claim_one", claim))
+        return unpack_claim(self.write("claim", claim, common=True))
 
     def replayed_claim(self) -> Claimed:
         """The answer to the last claim, asked for again."""
