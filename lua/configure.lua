@@ -1,6 +1,6 @@
 -- configure: replaces a queue's settings, if the caller knows the present ones.
 -- KIND   write
--- NEEDS  base lane head clock mint ring order version
+-- NEEDS  base lane check_queue clock new_ids notify before version
 -- KEYS   meta waiters
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
@@ -10,9 +10,9 @@
 if replay then return stored end
 local refusal = refuse_settings(settings)
 if refusal then return refusal end
-local new_flags, new_levels = byte(settings, SETTINGS_FLAGS, SETTINGS_LEVELS)
-if new_levels < levels then
-  return redis.error_reply('BAD_REQUEST levels can only grow: expected at least ' .. levels .. ', got ' .. new_levels)
+local new_flags, new_priorities = byte(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES)
+if new_priorities < priorities then
+  return redis.error_reply('BAD_REQUEST priorities can only grow: expected at least ' .. priorities .. ', got ' .. new_priorities)
 end
 if carried ~= '' and (sub(carried, CARRIED_EPOCH) ~= sub(config, CONFIG_EPOCH, CONFIG_EPOCH_END) or not newer(carried)) then return finish(config) end
 local drawn = carried ~= '' and sub(carried, 1, CARRIED_VERSION_END) or draw_version()
@@ -22,5 +22,5 @@ config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END),
 call('HSET', key_meta, 'config', config)
 local was_paused = paused
 paused = new_flags % 2 == 1
-if was_paused and not paused then ring() end
+if was_paused and not paused then notify() end
 return finish(config)

@@ -1,6 +1,6 @@
 -- create: makes a queue on this shard, or tells the configuration it has.
 -- KIND   admit
--- NEEDS  base lane clock mint order version
+-- NEEDS  base lane clock new_ids before version
 -- KEYS   meta m
 -- ARGV   lane sequence settings carried
 -- REPLY  created (1 byte: 0, 1), configuration

@@ -1,6 +1,6 @@
 -- delete_queue: removes everything of a queue but its high-water mark: ids, tokens and configuration versions never come back.
 -- KIND   write
--- NEEDS  base lane head clock mint order version
+-- NEEDS  base lane check_queue clock new_ids before version
 -- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  nothing
@@ -12,13 +12,13 @@ if replay then return stored end
 if below ~= '' and epoch_of(config) >= tonumber(below) then return finish('') end
 local drawn, new_h = draw_version()
 local waiters = call('ZRANGE', key_waiters, -1000, -1)
-local tombstone = string.char(DATA_FORMAT, 128, levels) .. drawn .. sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END)
+local tombstone = string.char(DATA_FORMAT, 128, priorities) .. drawn .. sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END)
   .. pack('>I4', epoch_of(config) + 1) .. sub(config, CONFIG_LEASE_MS, CONFIG_BODY_LIMIT_END)
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
 call('HSET', key_meta, 'config', tombstone, 'head', new_h .. pack('>I6B', NEVER, 0), lane, answer)
 local since = now
 for _, waiter in ipairs(waiters) do
-  -- HERE reach
+  -- HERE notify_waiter
 end
 return answer

@@ -1,6 +1,6 @@
 -- reset_lost: counts anew, from 0, the ids that claims find without a record.
 -- KIND   write
--- NEEDS  base lane head clock mint
+-- NEEDS  base lane check_queue clock new_ids
 -- KEYS   meta
 -- ARGV   lane sequence version
 -- REPLY  u32 how many there were

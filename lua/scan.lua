@@ -1,26 +1,26 @@
--- scan: one page of the jobs of a state and level, latest time first.
+-- scan: one page of the jobs of a state and priority, latest time first.
 -- KIND   read
--- NEEDS  base read clock lease order created info
+-- NEEDS  base check_read clock lease before created_ms job_info
 -- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
--- ARGV   nonce version state level future cursor limit with_bodies budget
+-- ARGV   nonce version state priority future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
 -- order, page sizes vary, and one may come twice (HSCAN): the caller drops what it has seen.
 
-local most, at, bodies = tonumber(limit), tonumber(level), with_bodies == '1'
+local most, at, bodies = tonumber(limit), tonumber(priority), with_bodies == '1'
 if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
-if most < 1 or at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no such limit or level') end
+if most < 1 or at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no such limit or priority') end
 
 local reply, bytes = { nonce, h, '' }, 0
 
 -- false: the page is full
-local function give(kind, id, place)
+local function give(kind, id, value)
   local record = call('HGET', key_jobs, id)
   if not record then return true end
   local size = bodies and #record or 0
   if size > 0 and #reply > 3 and bytes + size > tonumber(budget) then return false end
   bytes = bytes + size
-  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_extras, id), place, bodies)
+  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_extras, id), value, bodies)
   return true
 end
 
@@ -55,7 +55,7 @@ end
 local from_score, from_id
 if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
 
--- An odd member of ready counts by its id: ties go by id alone.
+-- An decorated member of ready counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
 local function page_of(key, above, upto)
   local last = call('ZCOUNT', key, '-inf', upto)

@@ -1,6 +1,6 @@
 -- wake: rings one waiter (a woken worker that is full passes the bell on), or has one take over from a client that waits no longer.
 -- KIND   write
--- NEEDS  base lane head clock mint ring
+-- NEEDS  base lane check_queue clock new_ids notify
 -- KEYS   meta waiters
 -- ARGV   lane sequence version leaving
 -- REPLY  nothing
@@ -13,5 +13,5 @@ if leaving ~= '' then
   if held then call('HDEL', key_meta, 'timer') end
   if waited and (not held or earliest == NEVER) then return finish('') end
 end
-ring()
+notify()
 return finish('')

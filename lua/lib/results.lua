@@ -1,12 +1,12 @@
 -- result_expiries: id -> when its result is over (ms). results: id -> the result (u8 how it is packed, bytes).
 -- Removes results that are over, `most` at a time; returns how many.
--- reads: now send
+-- reads: now call_in_chunks
 -- sets:  drop_results
 local function drop_results(most)
   local over = call('ZRANGE', key_result_expiries, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
   if over[1] then
-    send('ZREM', key_result_expiries, over)
-    send('HDEL', key_results, over)
+    call_in_chunks('ZREM', key_result_expiries, over)
+    call_in_chunks('HDEL', key_results, over)
   end
   return #over
 end

@@ -1,13 +1,13 @@
 -- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
--- A queue has epochs: odd while it is there, even when deleted; making and deleting it begin the next one. What is of a later epoch is newer,
+-- A queue has epochs: decorated while it is there, even when deleted; making and deleting it begin the next one. What is of a later epoch is newer,
 -- whatever the clocks of shards say; within an epoch the version decides.
 -- The tail of a configuration is a list of entries: u8 length, bytes. Settings are added behind the last one, so that older and newer callers agree.
--- reads: before config mint
+-- reads: before config new_ids
 -- sets:  config_of draw_version epoch_of MAX_ENTRIES newer refuse_settings skip_entries
 local MAX_ENTRIES = 100
 
 local function config_of(drawn, generation, settings, epoch)
-  return string.char(DATA_FORMAT) .. sub(settings, SETTINGS_FLAGS, SETTINGS_LEVELS) .. drawn .. generation .. epoch .. sub(settings, SETTINGS_LEASE_MS)
+  return string.char(DATA_FORMAT) .. sub(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES) .. drawn .. generation .. epoch .. sub(settings, SETTINGS_LEASE_MS)
 end
 
 local function epoch_of(packed) return (unp('>I4', packed, CONFIG_EPOCH)) end
@@ -20,7 +20,7 @@ end
 
 -- Returns the new version, and the h it was drawn from.
 local function draw_version()
-  local high, low = mint(1)
+  local high, low = new_ids(1)
   local drawn = pack('>I4I4', high, low + 1)
   if not config or before(sub(config, CONFIG_VERSION, CONFIG_VERSION_END), drawn) then return drawn, drawn end
   high, low = unp('>I4I4', config, CONFIG_VERSION)
@@ -39,8 +39,8 @@ end
 local function refuse_settings(settings)
   local last = #settings >= SETTINGS_TAIL - 1 and skip_entries(settings, SETTINGS_TAIL, MAX_ENTRIES)
   if last ~= #settings + 1 then return redis.error_reply('BAD_REQUEST settings: expected 22 bytes, then entries with a length each') end
-  local settings_flags, settings_levels = byte(settings, SETTINGS_FLAGS, SETTINGS_LEVELS)
-  if settings_flags >= 128 or settings_levels < 1 or settings_levels > 100 then
-    return redis.error_reply('BAD_REQUEST settings: expected a queue that is not deleted, with 1 to 100 levels')
+  local settings_flags, settings_priorities = byte(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES)
+  if settings_flags >= 128 or settings_priorities < 1 or settings_priorities > 100 then
+    return redis.error_reply('BAD_REQUEST settings: expected a queue that is not deleted, with 1 to 100 priorities')
   end
 end

@@ -1,13 +1,13 @@
 -- Nothing was given: the caller is registered as waiting, and told when the next scheduled job is due if nobody else holds that timer.
--- reads: earliest NEVER now paused ring_on TIMER_MS waiter waiting
+-- reads: earliest NEVER now paused more_work TIMER_MS waiter waiting
 -- sets:  due_in waiting
 local due_in = earliest < NEVER and math.max(earliest - now, 1) or 0
 if waiter ~= '' then
-  -- HERE ring
-  wait_for_ring(waiter)
-  if ring_on then
+  -- HERE notify
+  wait_for_work(waiter)
+  if more_work then
     -- jobs it may not take now (quotas), or behind ids without a record: a waiter is rung for them, itself perhaps
-    ring()
+    notify()
   elseif due_in > 0 then
     -- one of those who wait holds the timer of the next scheduled job: the caller, unless another does
     local timer = call('HGET', key_meta, 'timer')

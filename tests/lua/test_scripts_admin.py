@@ -169,7 +169,7 @@ def test_a_ticket_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
     answer = wire.answer
     assert wire.again() == answer
     before = snapshot(wire)
-    with refused("TICKET_GONE"):
+    with refused("RESERVATION_GONE"):
         wire.load(reservation, *[Job()] * 3)
     assert snapshot(wire) == before
     assert drain(wire) == [b"0", b"1", b"2", b"behind"]
@@ -285,7 +285,7 @@ def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: Fres
         assert wire.collect()[0] == [3, 0, 0, 0, 1, 0]
         jump(server, 3000)
         assert wire.collect()[0] == [0, 0, 1, 1, 0, 0]  # the other lane and the ticket are an hour old
-        with refused("TICKET_GONE"):
+        with refused("RESERVATION_GONE"):
             wire.load(reservation, Job(), Job())
         jump(server, 2000)
         assert wire.collect()[0] == [0, 4, 0, 0, 0, 0]

@@ -48,7 +48,7 @@ FULL_SHARE: Final = 0.9
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
 CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
-_CALLS: Final = re.compile(rb"\b(?:call|send)\('([A-Z]+)'(?:, '([A-Z]+)')?")
+_CALLS: Final = re.compile(rb"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}
 for i = 2, #ARGV do

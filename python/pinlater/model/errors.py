@@ -225,7 +225,7 @@ class ResultTimeout(PinLaterError, TimeoutError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
-    "TICKET_GONE": QueueError,  # of prepare and load, which no client sends
+    "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,
     "STALE_REQUEST": ServerReplyError,

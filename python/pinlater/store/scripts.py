@@ -21,7 +21,7 @@ _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": 
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
-#: A line of lib/config_bytes.lua, and a name that may stand there.
+#: A line of lib/config_layout.lua, and a name that may stand there.
 _BYTES: Final = re.compile(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 
@@ -99,13 +99,13 @@ def _strip(code: str) -> str:
     """Drops comment lines and indentation, and puts numbers for names of bytes: what is left is what Redis keeps."""
     lines = (line.strip() for line in code.splitlines())
     left = "\n".join(line for line in lines if line and not line.startswith("--"))
-    return _CONSTANT.sub(lambda match: _config_bytes().get(match[0], match[0]), left)
+    return _CONSTANT.sub(lambda match: _config_layout().get(match[0], match[0]), left)
 
 
 @cache
-def _config_bytes() -> dict[str, str]:
+def _config_layout() -> dict[str, str]:
     """Names of bytes of the packed configuration, and their positions."""
-    code = (LUA_DIRECTORY / "lib" / "config_bytes.lua").read_text("utf-8")
+    code = (LUA_DIRECTORY / "lib" / "config_layout.lua").read_text("utf-8")
     lines = [(names.split(", "), numbers.split(", ")) for names, numbers in _BYTES.findall(code)]
     return {name: number for names, numbers in lines for name, number in zip(names, numbers, strict=True)}
 
@@ -126,19 +126,21 @@ def _common_names(common: tuple[str, ...], more: tuple[str, ...], simple: tuple[
     """As _key_names, where a call may have the common keys alone. Then the other names mean nothing.
 
     simple: the arguments before a bar; a call with these alone has the common keys alone. Without a bar among the
-    arguments, `key_levels` is the number of levels only in a call with all keys.
+    arguments, `key_priorities` is the number of levels only in a call with all keys.
     """
     own, other = _families(common), _families(more)
     fixed, rest = len(common) - len(own), [key for key in more if key not in other]
     levels = f"(#KEYS - {fixed + len(rest)}) / {len(own) + len(other)}"
     if len(own) > 1:
         levels = f"#ARGV == {len(simple)} and (#KEYS - {fixed}) / {len(own)} or {levels}"
-    lines = [*_key_names(common[:fixed]), f"local key_levels = {levels}"]
-    lines += [f"local {key[:-1]}0 = {fixed}{f' + {i} * key_levels' if i else ''}" for i, key in enumerate(own)]
+    lines = [*_key_names(common[:fixed]), f"local key_priorities = {levels}"]
+    lines += [f"local {key[:-1]}0 = {fixed}{f' + {i} * key_priorities' if i else ''}" for i, key in enumerate(own)]
     if rest:
-        positions = ", ".join(f"KEYS[{fixed + 1 + i} + {len(own)} * key_levels]" for i in range(len(rest)))
+        positions = ", ".join(f"KEYS[{fixed + 1 + i} + {len(own)} * key_priorities]" for i in range(len(rest)))
         lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {positions}")
-    lines += [f"local {key[:-1]}0 = {fixed + len(rest)} + {len(own) + i} * key_levels" for i, key in enumerate(other)]
+    lines += [
+        f"local {key[:-1]}0 = {fixed + len(rest)} + {len(own) + i} * key_priorities" for i, key in enumerate(other)
+    ]
     return lines
 
 
@@ -171,7 +173,7 @@ def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments:
         if not takes_all and not re.search(used, code):
             raise ValueError(f"{name}: KEYS: {key} is never used")
     for key in set(re.findall(r"\bkey_(\w+)", code)):
-        if key not in keys and not (more and key == "levels"):
+        if key not in keys and not (more and key == "priorities"):
             raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
     for argument in arguments:
         plain = argument.rstrip("…")

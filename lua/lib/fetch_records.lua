@@ -31,10 +31,10 @@ end
 
 -- Parts ids (or members of ready) into those that can run and those without a record: evicted, or removed by hand.
 local function part(members)
-  local whole, bare = {}, {}
+  local whole, lost = {}, {}
   for _, member in ipairs(members) do
-    local list = call('HEXISTS', key_jobs, sub(member, 1, 8)) == 1 and whole or bare
+    local list = call('HEXISTS', key_jobs, sub(member, 1, 8)) == 1 and whole or lost
     list[#list + 1] = member
   end
-  return whole, bare
+  return whole, lost
 end

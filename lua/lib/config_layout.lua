@@ -4,7 +4,7 @@
 local DATA_FORMAT = 2
 local CONFIG_FORMAT = 1
 local CONFIG_FLAGS = 2
-local CONFIG_LEVELS = 3
+local CONFIG_PRIORITIES = 3
 local CONFIG_VERSION, CONFIG_VERSION_END = 4, 11
 local CONFIG_GENERATION, CONFIG_GENERATION_END = 12, 15
 local CONFIG_EPOCH, CONFIG_EPOCH_END = 16, 19
@@ -15,8 +15,8 @@ local CONFIG_BODY_LIMIT, CONFIG_BODY_LIMIT_END = 36, 39
 local CONFIG_TAIL = 40
 local CONFIG_CRASH_LIMIT, CONFIG_CRASH_LIMIT_END = 41, 42
 local CONFIG_QUARANTINE_LENGTH = 43
--- In the settings of a call: flags and levels, then all from the lease on.
-local SETTINGS_FLAGS, SETTINGS_LEVELS, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
+-- In the settings of a call: flags and priorities, then all from the lease on.
+local SETTINGS_FLAGS, SETTINGS_PRIORITIES, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
 -- What another shard has of a queue: version, then epoch.
 local CARRIED_VERSION_END, CARRIED_EPOCH = 8, 9
 -- Format 1 had its configuration in field `c` of key `m`, with the flags here.

@@ -1,10 +1,10 @@
 -- Head of a read: the queue exists and the caller knows its configuration.
 -- reads: version
--- sets:  config flags format h levels meta
+-- sets:  config flags format h priorities meta
 local meta = call('HMGET', key_meta, 'config', 'head')
 local config = meta[1]
-local format, flags, levels = DATA_FORMAT, 128, 0
-if config then format, flags, levels = byte(config, CONFIG_FORMAT, CONFIG_LEVELS) end
+local format, flags, priorities = DATA_FORMAT, 128, 0
+if config then format, flags, priorities = byte(config, CONFIG_FORMAT, CONFIG_PRIORITIES) end
 if format ~= DATA_FORMAT then
   -- HERE other_format
 end

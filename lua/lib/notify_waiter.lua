@@ -2,14 +2,14 @@
 -- with a claim behind, and listens on the channel too. since: when it was registered; workers claim every 10 to 15 s, so one that did not for
 -- longer stands still, and would be given a job that it does not start. What a worker that died leaves of its bell goes by itself.
 -- reads: now since waiter
--- sets:  channel CHANNEL_BYTES heard LEFT_MS QUIET_MS
+-- sets:  channel CHANNEL_BYTES listeners LEFT_MS QUIET_MS
 local CHANNEL_BYTES, LEFT_MS, QUIET_MS = 24, '60000', 16000
-local channel, heard = sub(waiter, -CHANNEL_BYTES), 0
+local channel, listeners = sub(waiter, -CHANNEL_BYTES), 0
 if channel == waiter then
-  heard = call('PUBLISH', waiter, key_meta)
+  listeners = call('PUBLISH', waiter, key_meta)
 elseif now - since <= QUIET_MS then
-  heard = call('PUBSUB', 'NUMSUB', channel)[2]
-  if heard > 0 then
+  listeners = call('PUBSUB', 'NUMSUB', channel)[2]
+  if listeners > 0 then
     call('RPUSH', waiter, '')
     call('PEXPIRE', waiter, LEFT_MS)
   end

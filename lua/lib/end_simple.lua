@@ -1,26 +1,26 @@
--- Ends one group of plain successes: their values, records and leases go.
--- reads: argv at base first groups i level n refused runs values
+-- Ends one group of simple successes: their values, records and leases go.
+-- reads: argv at base first groups i priority n refused runs values
 -- sets:  at entries i leases refused seen twice
-local twice, seen, leases, entries = call('HDEL', KEYS[running0 + level], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
+local twice, seen, leases, entries = call('HDEL', KEYS[running0 + priority], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
 call('HDEL', key_jobs, unpack(argv, first, first + n - 1))
 i, at = 0, runs
 while i < n do
   local token, run = unp('>c8I2', groups, at)
-  local marks, gone, lease = byte(values[i + 1], 11), run, token
-  if marks >= 8 then lease = string.char(level) .. argv[first + i] .. token end
+  local marks, ended, lease = byte(values[i + 1], 11), run, token
+  if marks >= 8 then lease = string.char(priority) .. argv[first + i] .. token end
   local left = marks < 4 and tonumber(call('HGET', key_lease_jobs, token .. 'n') or '0') or 0
   -- an id named twice leaves its lease once, and the second mention is refused
   if twice then
     seen, refused = seen or {}, refused or {}
     for k = i + 1, i + run do
       local id = argv[first + k - 1]
-      if seen[id] then gone, refused[#refused + 1] = gone - 1, pack('>I2', base + k - 1) end
+      if seen[id] then ended, refused[#refused + 1] = ended - 1, pack('>I2', base + k - 1) end
       seen[id] = true
     end
   end
   i, at = i + run, at + 10
-  if left > gone then
-    call('HINCRBY', key_lease_jobs, token .. 'n', -gone)
+  if left > ended then
+    call('HINCRBY', key_lease_jobs, token .. 'n', -ended)
   elseif run == n then
     if marks < 8 then call('HDEL', key_lease_jobs, token, marks >= 4 and token or token .. 'n') end
     call('ZREM', key_leases, lease)

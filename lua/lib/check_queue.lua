@@ -1,8 +1,8 @@
 -- Head of a write: the queue exists and the caller knows its configuration (no version: any). A repeated request is answered all the same.
 -- reads: config replay version
--- sets:  flags format levels paused
-local format, flags, levels = DATA_FORMAT, 128, 0
-if config then format, flags, levels = byte(config, CONFIG_FORMAT, CONFIG_LEVELS) end
+-- sets:  flags format priorities paused
+local format, flags, priorities = DATA_FORMAT, 128, 0
+if config then format, flags, priorities = byte(config, CONFIG_FORMAT, CONFIG_PRIORITIES) end
 if not replay then
   if format ~= DATA_FORMAT then
     -- HERE other_format
