@@ -1,15 +1,15 @@
--- ack: ends running jobs: succeeded ones go (or are kept), failed ones are retried later or stay failed.
+-- ack: ends running jobs: succeeded ones are removed (or kept), failed ones run again later or are failed for good.
 -- KIND   write
 -- NEEDS  base lane check_queue decorated simple_ack call_in_chunks late_clock new_ids notify admit lease leave_lease holds status
 -- KEYS   meta jobs extras leases lease_jobs running* | waiters tombstones ready* scheduled* failed* succeeded*
 -- ARGV   lane sequence version more groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
--- more: '' as most often, or u8 options (1 = leave a tombstone for each job that ends), u16 length, source, statuses.
+-- more: '' as most often; or u8 options (1 = leave a tombstone for each job that ends), u16 length, source, statuses.
 
 if replay then return stored end
 
--- Read: which jobs of a group the caller holds. ids: them; flagged: those with extras; positions: of ids, in the call.
--- taken: an id named twice is held once, or its lease would lose two jobs for one.
+-- Read: which jobs of a group the caller holds. ids: those jobs. flagged: those with extras. positions: of ids, in the call.
+-- taken: an id that is named twice is held once, or its lease would lose two jobs for one.
 local taken = {}
 
 local function read_group(group)
@@ -44,7 +44,7 @@ end
 local texts = read_statuses(statuses)
 if timed then read_clock() end
 
--- The new extras of a job, from its old one and what the caller says.
+-- The new extras of a job: from its old ones and the caller's status.
 local function next_extra(old, left, text)
   return extra(left, now, old and unp('>I2', old, 9) or 0, append_status(old and sub(old, 11) or '', text or ''))
 end
@@ -88,7 +88,7 @@ local function succeed(group)
   trim(group.priority, #ids)
 end
 
--- Returns whether to ring, and the ids that stay failed.
+-- Returns whether to notify, and the ids that failed for good.
 local function fail(group)
   local found, ready, scheduled, failed, more, over = extras_of(group), {}, {}, {}, {}, {}
   for i, id in ipairs(group.ids) do

@@ -1,13 +1,13 @@
--- audit: in which found of a priority each id stands, and how many jobs each lease has, for the conservation audit.
+-- audit: which states of a priority each id is in, and how many jobs each lease has, for the conservation audit.
 -- KIND   read
 -- NEEDS  base check_read decorated created_ms lease
 -- KEYS   meta jobs extras leases lease_jobs result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version priority ids leases
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
---        256 the record's priority is another, 512 scheduled before the time meta has for the first one, 1024 its lease names it nowhere, 2048 it stands
---        in ready as a bare id and is an decorated one, 4096 a result, 8192 its expiry), a u8 a
---        lease (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
--- leases: u8 priority, id (8), token (8) each; priority 0 and no id: a lease with an entry in lease_jobs
+--        256 another priority in its record, 512 scheduled before the first time that meta has, 1024 not named by its lease, 2048 simple in ready
+--        although decorated, 4096 a result, 8192 its expiry), a u8 a
+--        lease (bits: 1 expiry, 2 entry, 4 counts as many jobs as run on it, 8 a count and nothing else)
+-- leases: u8 priority, id (8), token (8) each. Priority 0 and no id: a lease with an entry in lease_jobs.
 
 local at = tonumber(priority)
 if #ids > 8000 or #leases > SINGLE_LEASE_BYTES * 100 then return redis.error_reply('TOO_MANY ids or leases: expected at most 1000 and 100') end
@@ -58,7 +58,7 @@ for i = 1, #ids / 8 do
   found[i] = pack('>I2', bits)
 end
 
--- Of a lease of one job without an entry, the running job is what tells of it.
+-- A lease of one job without an entry is known by its running job.
 local function single_bits(lease)
   local priority, id, token = unp('>Bc8c8', lease)
   local running = priority <= priorities and call('HGET', KEYS[running0 + priority], id)

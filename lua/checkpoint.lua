@@ -1,11 +1,11 @@
--- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
+-- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
 -- items, 34 bytes a job: u8 priority, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
--- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses as for enqueue; bodies of the items that have one, in order.
+-- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses: as for enqueue. bodies: of the items that have one, in order.
 
 if replay then return stored end
 local ITEM = 34
@@ -13,7 +13,7 @@ local count = #items / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 if count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the items are cut off') end
 
--- seen: of a job named twice the first stands, so that it is put in line once.
+-- seen: of a job that is named twice the first counts, so that it is made ready once.
 local jobs, seen, refused, body_count = {}, {}, {}, 0
 for i = 1, count do
   local priority, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)

@@ -1,15 +1,15 @@
--- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
+-- claim: gives due jobs to one worker, under one lease and one token. A worker that gets none is registered as a waiter.
 -- KIND   write
 -- NEEDS  base lane check_queue clock decorated
 -- KEYS   meta waiters jobs leases ready* running* | extras lease_jobs scheduled*
 -- ARGV   lane sequence version claim | limit quotas waiter budget
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 priorities,
 --        left (u32 a priority), jobs block; then lists of records. Of one job it may be one string: u8 priority, id (8), token (8), record
--- Without what stands behind the bars: one simple job, or nothing where there is none: then the caller asks with all keys and arguments.
--- limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. claim: claim descriptor. waiter: '' (do not wait) or where to ring (lib/reach).
+-- A call without what stands behind the bars asks for one simple job. The reply is empty if there is none: the caller then asks with everything.
+-- claim: claim descriptor. limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. waiter: '' (do not wait) or what to notify (lib/notify_waiter).
 -- budget: bytes of records; one job is always given.
 
--- A worker that holds the timer of the next scheduled job and was not heard of for so long is dead: safety claims come every 10 to 15 s.
+-- A worker that holds the timer of the next scheduled job and was silent for so long is dead: safety claims come every 10 to 15 s.
 local TIMER_MS = 15000
 
 local NO_DUE = '\0\0\0\0\0\0'
@@ -17,7 +17,7 @@ local NO_DUE = '\0\0\0\0\0\0'
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
 -- The steps are parts, put where they are needed (HERE): a function costs 0.2 to 0.5 µs a call to make, and more with each variable of others
--- that it uses. So those of rare cases are made where the case is.
+-- that it uses. So a function of a rare case is made in that case.
 if replay then
   -- HERE claimed_before
 end
@@ -54,7 +54,7 @@ if any_due then earliest = NEVER end
 -- full: the byte budget is used up. holes: there were ids without a record
 local total, full, holes = 0, false, false
 local blocks, held, lists, left = {}, {}, {}, {}
--- marks of a job whose lease is of one job: then nobody has to count
+-- marks of a job whose lease is of one job: its jobs need no count
 local single_mark = want == 1 and 4 or 0
 local simple_marks = string.char(single_mark)
 

@@ -1,15 +1,15 @@
--- collect: removes finished jobs past their time or over their cap, results past theirs, and lanes, reservations and waiters nobody uses any more.
+-- collect: removes finished jobs past their time or over their cap, results past theirs, and lanes, reservations and waiters that nobody uses.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock new_ids results
 -- KEYS   meta waiters jobs extras reservations result_expiries results failed* succeeded*
 -- ARGV   lane sequence version cursor
 -- REPLY  u32 succeeded, u32 failed, u32 lanes, u32 reservations, u32 waiters, u8 more, next cursor
--- cursor: where to go on among the lanes and reservations, '0' at first and when all were seen; the reply's last bytes.
+-- cursor: where to go on among lanes and reservations; '0' at first and when all were seen; the last bytes of the reply.
 
 if replay then return stored end
 if succeeded0 - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
 local HOUR_MS = 3600000
--- A waiter comes back every 10 to 15 s, so one that was not seen for a minute is dead.
+-- A waiter registers again every 10 to 15 s, so one that did not for a minute is dead.
 local WAITER_MS = 60000
 
 -- After a jump of the clock ages mean nothing; in an hour every lane in use has a new time.

@@ -1,4 +1,4 @@
--- config: the configuration of a queue on this shard, a deleted one's included.
+-- config: the configuration of a queue on this shard, also of a deleted one.
 -- KIND   read
 -- NEEDS  base
 -- KEYS   meta m

@@ -4,8 +4,8 @@
 -- KEYS   meta waiters
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
--- carried: '' (draw a new version from h), or version and epoch (12 bytes) of another shard: taken over if it is newer, and of the same epoch.
--- Settings that this caller does not know, as they were added later, stay as they are.
+-- carried: '' (draw a new version from h), or version and epoch (12 bytes) of another shard: taken over if newer and of the same epoch.
+-- Settings that were added later, and that this caller does not know, stay as they are.
 
 if replay then return stored end
 local refusal = refuse_settings(settings)

@@ -1,4 +1,4 @@
--- count: how many jobs there are, a priority and state.
+-- count: how many jobs there are, by priority and state.
 -- KIND   read
 -- NEEDS  base check_read clock
 -- KEYS   meta ready* scheduled* running* failed* succeeded*

@@ -1,11 +1,11 @@
--- create: makes a queue on this shard, or tells the configuration it has.
+-- create: makes a queue on this shard, or answers with the configuration it has.
 -- KIND   admit
 -- NEEDS  base lane clock new_ids before version
 -- KEYS   meta m
 -- ARGV   lane sequence settings carried
 -- REPLY  created (1 byte: 0, 1), configuration
 -- settings: the packed configuration without format, version, generation and epoch. carried: '' (draw a version from h), or version and epoch (12 bytes)
--- that the queue has on another shard: then the queue is made only where nothing newer is known, its deletion included.
+-- that the queue has on another shard: then it is made only where nothing newer is known, its deletion included.
 
 if replay then return stored end
 -- HERE check_format

@@ -1,12 +1,12 @@
--- delete_queue: removes everything of a queue but its high-water mark: ids, tokens and configuration versions never come back.
+-- delete_queue: removes everything of a queue except its high-water mark, so that ids, tokens and versions never come back.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids before version
 -- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  nothing
--- below: '', or an epoch: then only what is of an earlier one is removed.
--- Whoever waits is rung (the last thousand of them): no job will come to it any more.
--- Of the lanes only this one stays: another request that is resent is answered with QUEUE_NOT_FOUND, which its client reads as unknown.
+-- below: '', or an epoch: removes only what is of an earlier one.
+-- It notifies the last thousand waiters, as no job will come to them.
+-- Only this lane stays: another request that is resent gets QUEUE_NOT_FOUND, which its client reads as unknown.
 
 if replay then return stored end
 if below ~= '' and epoch_of(config) >= tonumber(below) then return finish('') end

@@ -1,4 +1,4 @@
--- dry_run: what a claim would give, without taking it. Ids without a record, which a claim would pass over, are left out of the first n.
+-- dry_run: what a claim would give, without taking it. Ids without a record, which a claim passes over, are left out of the first n.
 -- KIND   read
 -- NEEDS  base check_read clock before fetch_records
 -- KEYS   meta jobs extras ready* scheduled*

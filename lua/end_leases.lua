@@ -1,12 +1,12 @@
--- end_leases: gives back what a worker process held that is known to be dead, before its leases run out.
+-- end_leases: recovers the jobs of a worker process that is known to be dead, before its leases run out.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version source how started cursor
 -- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, next cursor
--- source: of the claim descriptors of that process, and of no other. how: its end, for the custom status: 'was killed by SIGKILL'.
--- started: '', or ids, 8 bytes each: jobs that it held and that are not among them go back to their old place, as by release.
--- cursor: '0:0' at first, then, while there is more, what the last reply told: where to look on, a priority (0: the entries of leases), ':', cursor.
+-- source: of the claim descriptors of that process, and of no other. how: how it ended, for the custom status: 'was killed by SIGKILL'.
+-- started: '', or ids, 8 bytes each: its other jobs get back their score, as by release.
+-- cursor: '0:0' at first, then that of the last reply while there is more: a priority (0: the entries of leases), ':', cursor.
 
 if replay then return stored end
 if #KEYS - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
@@ -24,7 +24,7 @@ priority = tonumber(priority)
 if not priority or priority > priorities then return redis.error_reply('BAD_REQUEST cursor: expected a priority and a cursor, got ' .. cursor) end
 local wake = false
 
--- The lease that an element stands for, and its claim descriptor; nothing if for none.
+-- The lease that an element stands for, and its claim descriptor; nothing if it stands for none.
 local function lease_at(field, value)
   if priority == 0 then
     if #field == 8 then return field, sub(value, 3 + unp('>I2', value)) end

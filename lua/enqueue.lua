@@ -1,4 +1,4 @@
--- enqueue: puts new jobs in line.
+-- enqueue: adds new jobs.
 -- KIND   admit
 -- NEEDS  base lane check_queue clock decorated
 -- KEYS   meta waiters jobs ready* | extras scheduled*

@@ -1,13 +1,13 @@
--- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
--- ends jobs whose lease is gone, and watches the clock. One monitor at a time is active.
+-- expire: recovers the jobs of expired leases, notifies a waiter of scheduled jobs that nobody saw become due, recovers jobs whose lease is lost, and watches
+-- the clock. One monitor at a time is active.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
--- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is gone: priority, ':',
--- cursor; '1:0' at first, then what the last reply told.
+-- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is lost: priority, ':',
+-- cursor; '1:0' at first, then that of the last reply.
 
 if replay then return stored end
 if #KEYS - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
@@ -18,8 +18,8 @@ local function report(active, jumped, more, leases, retried, failed, until_ms)
   return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms) .. sweep)
 end
 
--- A clock that jumped would run every lease out at once, or keep a dead worker's for as long as it went back. So for one lease from
--- then on nothing expires (who lives renews), and no lease may be longer than one from now.
+-- A clock that jumped would end every lease at once, or keep a dead worker's for as long as it went back. So for one lease from
+-- then on nothing expires (live workers renew), and no lease may be longer than one from now.
 local watch = call('HMGET', key_meta, 'jumped', 'monitor')
 local jumped_at, monitor = watch[1] and tonumber(watch[1]) or 0, watch[2]
 local jumped = jumped_at > now
@@ -35,7 +35,7 @@ local flag = jumped and 1 or 0
 
 if monitor and sub(monitor, 1, 8) ~= owner then
   local until_ms = unp('>I6', monitor, 9)
-  -- an end that is further off than anyone may ask for was written by a clock that has gone back since
+  -- an end that is further off than a monitor may ask for was written before the clock went back
   if until_ms > now and until_ms <= now + 2 * hold_ms and not jumped then return report(0, 0, 0, 0, 0, 0, until_ms) end
 end
 call('HSET', key_meta, 'monitor', owner .. pack('>I6', now + hold_ms))
@@ -48,7 +48,7 @@ if jumped_at > 0 and now < jumped_at + lease_ms then
 end
 if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
 
--- A job is due and somebody waits: who held its timer died, or is stuck.
+-- A job is due and somebody waits: the holder of its timer died or is stuck.
 local wake = earliest <= now
 local expired = call('ZRANGE', key_leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
@@ -58,7 +58,7 @@ end
 
 local more = #expired > counts.leases and 1 or 0
 
--- Jobs whose lease is gone (evicted, or removed by hand) would run for ever. One page of one priority is looked at a call.
+-- Jobs whose lease is lost (evicted, or removed by hand) would run for ever. Each call looks at one page of one priority.
 local PAGE = 100
 
 local function leases_of_page(priority, page)

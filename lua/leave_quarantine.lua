@@ -1,10 +1,11 @@
--- leave_quarantine: one step of a job's way to another queue; what is done there comes before it.
+-- leave_quarantine: one step of a job's way to another queue. The step there comes before this one.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids
 -- KEYS   meta jobs extras quarantined failed*
 -- ARGV   lane sequence version queue item
 -- REPLY  the reservation that the job has then (8, zero: none), and of which queue it is
--- item: u8 priority, id (8), u8 what (0 it stays here, 1 this reservation of that queue if it has none yet, 2 it was moved: it goes), reservation (8).
+-- item: u8 priority, id (8), u8 what (0: it stays here, 1: it gets this reservation of that queue if it has none, 2: it was moved and is removed here),
+-- reservation (8).
 
 if replay then return stored end
 if #item ~= 18 then return redis.error_reply('BAD_REQUEST item: expected 18 bytes, got ' .. #item) end

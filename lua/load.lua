@@ -1,4 +1,4 @@
--- load: puts jobs in line under ids that prepare issued; the reservation is used up.
+-- load: adds jobs under ids that prepare issued. The reservation is used up.
 -- KIND   admit
 -- NEEDS  base lane check_queue clock decorated
 -- KEYS   meta waiters jobs extras reservations ready* scheduled*

@@ -20,7 +20,7 @@ for i = 1, count do
   end
 end
 
--- state and place of each id that is there
+-- state and value of each id that is there
 local states, values, priority_at = {}, {}, {}
 for priority, group in pairs(by_priority) do
   local function look(state, found)

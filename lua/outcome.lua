@@ -1,4 +1,4 @@
--- outcome: what became of jobs: the result, that it stays failed, or that it is on its way.
+-- outcome: what became of jobs: a result, failed for good, or neither yet.
 -- KIND   read
 -- NEEDS  base clock check_read
 -- KEYS   meta jobs extras result_expiries results failed* succeeded*

@@ -1,4 +1,4 @@
--- peek: how many jobs are due now, a priority.
+-- peek: how many jobs are due now, by priority.
 -- KIND   read
 -- NEEDS  base check_read clock
 -- KEYS   meta ready* scheduled*

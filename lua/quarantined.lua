@@ -1,4 +1,4 @@
--- quarantined: jobs that failed by their crashes and are to be moved to another queue.
+-- quarantined: jobs that crashed too many workers and are to be moved to another queue.
 -- KIND   read
 -- NEEDS  base check_read
 -- KEYS   meta jobs extras quarantined failed*

@@ -1,4 +1,4 @@
--- release: hands back jobs that were not started; attempts, crashes and place in line stay as they were.
+-- release: releases jobs that were not started. Attempts, crashes and score stay as they were.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score leave_lease holds
 -- KEYS   meta waiters leases lease_jobs ready* running*
@@ -9,7 +9,7 @@ if replay then return stored end
 local count = #ARGV - ids0
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 
--- taken: an id named twice is held once, or its lease would lose two jobs for one.
+-- taken: an id that is named twice is held once, or its lease would lose two jobs for one.
 local plan, refused, taken, at, base = {}, {}, {}, 1, 0
 while at <= #groups do
   local priority, n = unp('>BI2', groups, at)

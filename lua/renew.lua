@@ -1,12 +1,12 @@
--- renew: gives leases their full length again; a slow job can be given a lease of its own.
+-- renew: gives leases their full length again. A slow job can get a lease of its own.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock new_ids lease leave_lease
 -- KEYS   meta leases lease_jobs running*
 -- ARGV   lane sequence version jobs own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the jobs) whose lease is not held any more
--- jobs, own: u8 priority, id (8), token (8) each: whose claim's lease is renewed whole (any one of its jobs names it, one that has ended too),
--- and who are taken out of it.
--- lease: ms the caller counts on: renewed by thirds of a longer lease, a shortened one would run out in between. '0': the queue's.
+-- jobs, own: u8 priority, id (8), token (8) each. jobs: the whole lease of the claim is renewed; any one of its jobs names it, one that has ended too.
+-- own: these jobs are taken out of it.
+-- lease: ms that the caller counts on. It renews by thirds of that, so a shorter lease would run out in between. '0': the queue's.
 
 if replay then return stored end
 local ITEM = 17
@@ -29,14 +29,14 @@ local function running_of(priority, id, token)
   return running and sub(running, 1, 8) == token and running or nil
 end
 
--- The lease of a claim, if it stands.
+-- The lease of a claim, if it is held.
 local function lease_of_claim(priority, id, token)
   if call('HEXISTS', key_lease_jobs, token) == 1 then return token end
   local running = running_of(priority, id, token)
   return running and byte(running, 11) >= 8 and lease_of(running, priority, id)
 end
 
--- A lease of one job, with the claim descriptor of the lease it leaves.
+-- A new lease of one job, with the claim descriptor of the lease it leaves.
 local function own_lease(priority, id, running)
   local high, low = new_ids(1)
   local own_token, claim, marks = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)

@@ -1,4 +1,4 @@
--- reset_lost: counts anew, from 0, the ids that claims find without a record.
+-- reset_lost: sets the count of ids that claims found without a record to 0.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids
 -- KEYS   meta

@@ -1,13 +1,13 @@
--- retry_failed: puts failed jobs of a priority back in line, the oldest first, or those named.
+-- retry_failed: makes failed jobs of a priority pending again, the oldest first, or those named.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit status
 -- KEYS   meta waiters jobs extras ready* scheduled* failed*
 -- ARGV   lane sequence version priority limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
--- limit: at most so many (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
--- Crashes count from 0 again. A job that is given more attempts than its record allows is allowed as many from now on, so that its attempts add up.
+-- limit: how many at most (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
+-- Crashes count from 0 again. A job that gets more attempts than its record allows is allowed as many from now on, so that its attempts add up.
 
--- Records are read for that, so many bytes a call; one job is always done.
+-- A call reads so many bytes of records for that; one job is always done.
 local RECORD_BYTES = 4194304
 
 if replay then return stored end

@@ -5,7 +5,7 @@
 -- ARGV   nonce version state priority future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
--- order, page sizes vary, and one may come twice (HSCAN): the caller drops what it has seen.
+-- order, page sizes vary, and a job may come twice (HSCAN): the caller drops what it has seen.
 
 local most, at, bodies = tonumber(limit), tonumber(priority), with_bodies == '1'
 if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
@@ -26,7 +26,7 @@ end
 
 if state == '1' then
   local page = call('HSCAN', KEYS[running0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
-  -- every element of a page of HSCAN has to be given, or it is never seen: bodies over the budget are left out
+  -- an element of a page of HSCAN that is not given is never seen again: bodies over the budget are left out
   for i = 1, #page[2], 2 do
     if not give(RUNNING, page[2][i], page[2][i + 1]) then
       bodies = false
@@ -41,7 +41,7 @@ local function earlier(score, id, other_score, other_id)
   return score < other_score or (score == other_score and before(id, other_id))
 end
 
--- How many members stand before (score, id): binary search by rank, as the member itself may have gone.
+-- How many members stand before (score, id): binary search by rank, as the member itself may have been removed.
 local function rank_of(key, score, id)
   local low, high = 0, call('ZCARD', key)
   while low < high do
@@ -55,7 +55,7 @@ end
 local from_score, from_id
 if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
 
--- An decorated member of ready counts by its id: ties go by id alone.
+-- A decorated member of ready counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
 local function page_of(key, above, upto)
   local last = call('ZCOUNT', key, '-inf', upto)

@@ -1,11 +1,11 @@
--- store_results: keeps for a while what running jobs returned, and tells those who wait for it.
+-- store_results: keeps for a while what running jobs returned, and notifies those that wait for it.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock new_ids results
 -- KEYS   meta result_expiries results running*
 -- ARGV   lane sequence version channel items values…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
--- channel: what the channel of a job's result begins with; its id in hex follows. items, 23 bytes a job: u8 priority, id (8), token (8), u48 ms to
--- keep it; values: one an item. A result that is there already is replaced. What is over goes meanwhile, so that it does so without a monitor.
+-- channel: the beginning of the channel of a job's result; its id in hex follows. items, 23 bytes a job: u8 priority, id (8), token (8), u48 ms to
+-- keep it. values: one an item. A result that is there is replaced. Results that are over are removed meanwhile, so that this needs no monitor.
 
 if replay then return stored end
 local ITEM = 23

@@ -1,4 +1,4 @@
--- Puts the jobs of lines in line. Those that come with a status have extras, and are decorated.
+-- Stores new jobs and makes them ready or scheduled. Those with a status have extras, so they are decorated.
 -- reads: earliest fields first_due now DECORATED paused ready scheduled statuses waiting
 -- sets:  earliest extras payload waiting wake
 local extras

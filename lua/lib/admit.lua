@@ -1,4 +1,4 @@
--- Puts jobs of one priority in line; tells whether a waiter has a reason to wake (work now, or a new earliest timer).
+-- Makes jobs of one priority ready or scheduled. Returns whether a waiter has a reason to wake: work now, or a new earliest timer.
 -- ready: score, member, score, member ... scheduled: score, id ...
 -- reads: earliest call_in_chunks
 -- sets:  admit earliest

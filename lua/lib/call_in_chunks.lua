@@ -1,4 +1,4 @@
--- unpack() fails at 8,000 values (LUAI_MAXCSTACK); 2,000 are 1,000 pairs, the most one call may carry.
+-- Calls a command with many values, 2,000 a call: unpack() fails at 8,000 (LUAI_MAXCSTACK).
 -- sets:  call_in_chunks
 local function call_in_chunks(command, key, values)
   for first = 1, #values, 2000 do

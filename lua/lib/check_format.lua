@@ -1,5 +1,5 @@
--- Refuses a queue whose jobs are in another format: of the configuration that is there, or of format 1, which had another key. A queue that format 1
--- deleted has no jobs.
+-- Refuses a queue whose data are in another format: the format that its configuration names, or format 1, which had another key. A queue that
+-- format 1 deleted has no jobs.
 -- reads: config
 -- sets:  first_format format
 local first_format = call('HGET', key_m, 'c')

@@ -1,4 +1,5 @@
--- Head of a write: the queue exists and the caller knows its configuration (no version: any). A repeated request is answered all the same.
+-- Refuses a write where there is no such queue, or where the caller knows another configuration. An empty version means any. A repeated request is
+-- answered all the same.
 -- reads: config replay version
 -- sets:  flags format priorities paused
 local format, flags, priorities = DATA_FORMAT, 128, 0

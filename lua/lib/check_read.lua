@@ -1,4 +1,4 @@
--- Head of a read: the queue exists and the caller knows its configuration.
+-- Refuses a read where there is no such queue, or where the caller knows another configuration.
 -- reads: version
 -- sets:  config flags format h priorities meta
 local meta = call('HMGET', key_meta, 'config', 'head')

@@ -1,5 +1,5 @@
--- A claim of one job while nothing is due: most often the first of some priority is a bare one with a record. What is not so is put back, and
--- left to the general way. What is left is not told: whoever may take jobs of all priorities asks for the next one anyhow.
+-- Claims one job while nothing is due. Most often the first job of some priority is a simple one with a record. Any other is put back and left to the
+-- code behind. The reply does not count what is left: a caller that takes jobs of all priorities asks for the next one anyway.
 -- reads: claim config earliest h lane priorities now paused sequence token waiting
 -- sets:  at id popped record waiting
 local at, id, popped = 0, nil, nil

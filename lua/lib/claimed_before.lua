@@ -1,5 +1,5 @@
--- Answers a repeated claim: what the first one gave, less what was taken away since (its lease ran out, jobs were deleted).
--- The lane of a claim that gave something keeps its token, or the name of its lease of one job; of one that gave nothing, the answer.
+-- Answers a repeated claim: what the first one gave, without what was taken away since (its lease ran out, jobs were deleted). The lane of a
+-- claim that gave jobs keeps its token, or the name of its lease of one job. The lane of another keeps the answer.
 -- reads: priorities limit NO_DUE NO_TOKEN replay stored
 -- sets:  claimed_before given_one nothing_left
 local nothing_left = NO_DUE .. string.char(0, priorities) .. string.rep('\0\0\0\0', priorities)

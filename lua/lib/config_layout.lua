@@ -1,6 +1,6 @@
 -- Where each setting begins in the packed configuration of a queue shard (docs/design.md §3). Bytes count from 1. The loader puts these numbers
 -- where the names stand, so a name costs a call nothing.
--- The format of the keys and records of a queue shard. Every format has its number in this byte.
+-- The number of the format of keys and records. Every format has it in this byte.
 local DATA_FORMAT = 2
 local CONFIG_FORMAT = 1
 local CONFIG_FLAGS = 2

@@ -1,5 +1,5 @@
--- Counts what a priority still has that is due. Where less was taken than was wanted there is nothing to count.
--- below a priority where the limit was reached nothing is taken; most often there is nothing either, and one look is enough
+-- Counts the due jobs that a priority still has. Where fewer were taken than wanted, none is left. Below a priority where the limit was reached
+-- nothing is taken, and most often there is nothing: one look at all of them is enough.
 -- reads: any_due due empty_below full holes left priority priorities n taken
 -- sets:  empty_below
 if n == 0 and not any_due and not empty_below then empty_below = call('EXISTS', unpack(KEYS, ready0 + priority, ready0 + priorities)) == 0 and 1 or 2 end

@@ -1,4 +1,4 @@
--- A member of ready is the bare id of a job whose score is the id's own ms and that has no extras, as most have: a claim asks for nothing more.
--- Any other is decorated: id .. DECORATED, and a claim asks for its score and its extras. DECORATED sorts after nothing, so ties still go by id.
+-- A job is simple if its score is the id's own ms and it has no extras; most are. Its member of ready is its id, and a claim reads nothing else of it.
+-- Any other job is decorated: its member is id .. DECORATED, and a claim reads its score and its extras. Ties still go by id.
 -- sets:  DECORATED
 local DECORATED = '\1'

@@ -1,4 +1,4 @@
--- Ends one group of simple successes: their values, records and leases go.
+-- Ends one group of simple successes: removes their running values, records and leases.
 -- reads: argv at base first groups i priority n refused runs values
 -- sets:  at entries i leases refused seen twice
 local twice, seen, leases, entries = call('HDEL', KEYS[running0 + priority], unpack(argv, first, first + n - 1)) < n, nil, nil, nil
@@ -9,7 +9,7 @@ while i < n do
   local marks, ended, lease = byte(values[i + 1], 11), run, token
   if marks >= 8 then lease = string.char(priority) .. argv[first + i] .. token end
   local left = marks < 4 and tonumber(call('HGET', key_lease_jobs, token .. 'n') or '0') or 0
-  -- an id named twice leaves its lease once, and the second mention is refused
+  -- an id that is named twice leaves its lease once; the second mention is refused
   if twice then
     seen, refused = seen or {}, refused or {}
     for k = i + 1, i + run do

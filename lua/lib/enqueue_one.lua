@@ -1,4 +1,4 @@
--- One job that is to run now, most often what an enqueue brings. What is not so, or not valid, is left to the general way.
+-- Enqueues one job that is to run now, as most calls do. Anything else, or what is not valid, is left to the code behind.
 -- reads: earliest h id_ms lane priorities now paused records0 RUN_BYTES sequence spec waiting
 -- sets:  _ kind priority n record waiting
 local priority, kind, _, _, _, _, _, _, _, n = byte(spec, 1, RUN_BYTES)

@@ -1,4 +1,4 @@
--- What an earlier claim of one job gave, or nothing if it was taken away since.
+-- What an earlier claim of one job gave; nothing if it was taken away since.
 -- reads: priorities stored
 -- sets:  given_one
 local function given_one(priority, id, token)

@@ -1,5 +1,5 @@
--- Whether a group is of successes that the caller holds, that have no extras, and of which nothing is kept.
--- of a priority that the queue has not (it had, before it was deleted) nobody holds anything
+-- Whether a group has only successes that the caller holds, without extras, and of which nothing is kept. Nobody holds jobs of a priority that the
+-- queue does not have (it had it before it was deleted).
 -- reads: argv at first groups keep kind priority priorities n runs SUCCEEDED tombstones
 -- sets:  at i simple values
 local simple = kind == SUCCEEDED and keep == 0 and not tombstones and priority <= priorities
@@ -10,7 +10,7 @@ while i < n do
   local known = 0
   for k = i + 1, simple and i + run or 0 do
     local value = values[k]
-    -- of one claim most values are the same
+    -- most values of one claim are the same
     if value ~= known then
       simple = value and sub(value, 1, 8) == token and byte(value, 11) % 4 == 0
       if not simple then break end

@@ -1,4 +1,4 @@
--- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value in running for a running job.
+-- One job as a lookup gives it (docs/design.md, "Job info"). value: a score, or the value in running.
 -- reads: claim_of created_ms
 -- sets:  FAILED info PENDING RUNNING SUCCEEDED
 local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3

@@ -1,6 +1,6 @@
 -- running[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
--- marks: 1 = has extras, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in lease_jobs: its name is priority, id, token, and what
--- follows is the claim descriptor alone
+-- marks: 1 = has extras, 2 = own lease follows, 4 = its lease is of one job, 8 = that lease has no entry in lease_jobs: its name is priority, id, token,
+-- and the claim descriptor alone follows.
 -- sets:  claim_of lease_of SINGLE_LEASE_BYTES source_in
 local SINGLE_LEASE_BYTES = 17
 

@@ -1,4 +1,4 @@
--- What happens when jobs leave a lease. left_leases: lease -> jobs that left it. lease_jobs[lease .. 'n'] = jobs left, only for a lease of several.
+-- Takes jobs out of their leases. left_leases: lease -> how many jobs left it. lease_jobs[lease .. 'n']: jobs left, only of a lease of several.
 -- reads: lease_of SINGLE_LEASE_BYTES
 -- sets:  leave_lease left_leases settle_leases ALL_JOBS
 local ALL_JOBS = 1000000

@@ -1,5 +1,6 @@
--- The first n jobs of a priority that are ready and have a record, within the byte budget. An id without a record can not run: it goes, and is counted.
--- decorated: where an decorated job stands: position -> member
+-- Reads the first n jobs of a priority that are ready and have a record, within the byte budget. An id without a record cannot run: it is removed
+-- and counted.
+-- decorated: position -> member of a decorated job.
 -- reads: fetch most n DECORATED part ready
 -- sets:  full holes ids look decorated packed records taken
 local look, taken, ids, packed, decorated, records = n, 0, nil, nil, nil, nil
@@ -15,7 +16,7 @@ while look > 0 and not records do
   end
   records, taken = fetch(ids, most)
   if not records then
-    -- ids without a record can not run: they go, and are counted
+    -- ids without a record cannot run: they are removed and counted
     local whole, lost = part(ids)
     holes, look, taken = true, #whole, 0
     call('HDEL', key_extras, unpack(lost))

@@ -1,5 +1,4 @@
--- Jobs whose time has come, from scheduled to ready.
--- Moves what is due of a priority from scheduled to ready, n at most: enough, as no more are taken. Returns how many stay due.
+-- Moves due jobs of a priority from scheduled to ready, n at most, as no more are taken. Returns how many stay due.
 -- reads: earliest now DECORATED call_in_chunks
 -- sets:  earliest move_due
 move_due = function(priority, n)

@@ -1,10 +1,11 @@
--- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane, and what changed of the head; returns the answer.
+-- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane and what changed of the head, and returns the
+-- answer.
 -- reads: earliest h_high h_low lane now sequence waiting
 -- sets:  finish id_ms id_sequence new_ids took_ids
 local id_ms, id_sequence = h_high * 8192 + floor(h_low / 524288), h_low % 524288
 local took_ids = false
 
--- Takes n ids in a row (n <= 1,000); their halves are high, low + 1 ... low + n.
+-- Takes n ids in a row (n <= 1,000). Their halves are high, low + 1 ... low + n.
 local function new_ids(n)
   if now > id_ms then id_ms, id_sequence = now, -1 end
   if id_sequence + n >= 524288 then id_ms, id_sequence = id_ms + 1, -1 end

@@ -1,5 +1,5 @@
--- New jobs with ids low + 1 ... low + count (as fresh gives them, of one ms), as they are written: fields of jobs, a line (score, member, …) a
--- priority (ready, and scheduled; nil: no job is), and when the first scheduled one is due.
+-- Lays out new jobs with the ids low + 1 ... low + count (as next_ids gives them, of one ms), as they are stored: fields of jobs; for each priority
+-- the scores and members of ready and of scheduled (nil: no job is scheduled); first_due: when the first scheduled one is due.
 -- A record begins with its format, the attempts allowed (2) and the priority.
 -- reads: count high priorities low NEVER now DECORATED records0 RUN_BYTES spec
 -- sets:  argv arrival char done fields first first_due format HEADER_BYTES prefix ready scheduled

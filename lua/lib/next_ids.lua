@@ -1,4 +1,4 @@
--- The next ids (fresh: how many), without a function: their halves are high, low + 1 ... low + fresh; h is the last of them.
+-- The next id_count ids, without a function. Their halves are high, low + 1 ... low + id_count; h is the last of them.
 -- reads: id_count h_high h_low now
 -- sets:  h high id_ms id_sequence low
 local id_sequence = h_low % 524288

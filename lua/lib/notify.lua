@@ -1,4 +1,4 @@
--- The bell: wakes one waiter, the next one if nobody listens any more; so many may have died at once.
+-- Notifies one waiter, or the next one if nobody listens any more: up to a thousand may have died at once.
 -- reads: now paused waiting
 -- sets:  notify wait_for_work waiting
 local function notify()

@@ -1,6 +1,6 @@
--- Tells a waiter (heard: whether anybody listens). A waiter is a channel, or a bell: a list whose name ends in a channel. There a worker blocks,
--- with a claim behind, and listens on the channel too. since: when it was registered; workers claim every 10 to 15 s, so one that did not for
--- longer stands still, and would be given a job that it does not start. What a worker that died leaves of its bell goes by itself.
+-- Notifies one waiter. listeners: how many heard it. A waiter is a channel, or a list whose name ends in a channel: there a worker blocks, with a
+-- claim behind, and listens on the channel too. since: when it was registered. Workers claim every 10 to 15 s, so one that was silent for longer stands
+-- still, and would get a job that it does not start. A list that a dead worker leaves expires by itself.
 -- reads: now since waiter
 -- sets:  channel CHANNEL_BYTES listeners LEFT_MS QUIET_MS
 local CHANNEL_BYTES, LEFT_MS, QUIET_MS = 24, '60000', 16000

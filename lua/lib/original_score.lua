@@ -1,4 +1,4 @@
--- Where a running job that was not started stood in line: its score and member of ready.
+-- The score and the member of ready that a running job had before it was claimed.
 -- reads: created_ms DECORATED
 -- sets:  original_score
 local function original_score(id, running)

@@ -1,19 +1,19 @@
--- What becomes of jobs whose worker died: back in line, or failed.
--- Without a crash limit a crash costs an attempt, as PinLater has it. With one it costs none: the crash that reaches the limit fails the job,
--- each is told in the status, and if there is a quarantine queue, quarantined names the job for the monitor that moves it there.
+-- Recovers the jobs of a dead worker: they are ready again, or failed. Without a crash limit a crash costs an attempt, which is PinLater's rule. With
+-- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
+-- names it for the monitor, which moves it there.
 -- reads: admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score call_in_chunks SINGLE_LEASE_BYTES utc
 -- sets:  APART APART_MS started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs last_chances moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
--- Jobs that may not crash once more come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
--- lease apart, and after a hundred from the first again.
+-- Jobs with one crash left come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
+-- lease apart, and after a hundred from the beginning again.
 local APART_MS, APART = unp('>I4', config, CONFIG_LEASE_MS) / 30, 100
 local last_chances = 0
 local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unstarted = 0 }
--- As keys, if it is known: only these have crashed.
+-- ids as keys: only these jobs have crashed. nil: all have.
 local started_ids
 
--- claim: the claim descriptor, or ''. how: what is known of the worker's end, or ''.
+-- claim: the claim descriptor, or ''. how: how the worker ended, or ''.
 local function evidence(crash, token, claim, how)
   local what = how == '' and 'lease ran out' or 'worker process ' .. how
   return string.format('%s (crash %d of %d)\n', what, crash, crash_limit)

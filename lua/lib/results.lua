@@ -1,5 +1,5 @@
--- result_expiries: id -> when its result is over (ms). results: id -> the result (u8 how it is packed, bytes).
--- Removes results that are over, `most` at a time; returns how many.
+-- result_expiries: id -> when its result is over (ms). results: id -> the result (u8 codec, bytes).
+-- Removes results that are over, `most` at a time. Returns how many.
 -- reads: now call_in_chunks
 -- sets:  drop_results
 local function drop_results(most)

@@ -1,4 +1,4 @@
--- Moves the first `taken` jobs of a priority from ready to running, under the claim's token; adds them to its lease and to the reply.
+-- Moves the first `taken` jobs of a priority from ready to running, under the claim's token. Adds them to its lease and to the reply.
 -- reads: blocks held ids priority lists decorated packed simple_marks ready records single_mark taken token
 -- sets:  block first i lefts entries running second
 local entries, i, first, second, running = {}, 0, nil, nil, nil

@@ -1,4 +1,4 @@
--- Stores the head, and the answer (of payload) in the lane.
+-- Stores the head, and the answer with its payload in the lane.
 -- reads: earliest h lane payload sequence waiting
 -- sets:  answer
 local answer = sequence .. h .. payload

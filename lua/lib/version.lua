@@ -1,7 +1,7 @@
--- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
--- A queue has epochs: decorated while it is there, even when deleted; making and deleting it begin the next one. What is of a later epoch is newer,
--- whatever the clocks of shards say; within an epoch the version decides.
--- The tail of a configuration is a list of entries: u8 length, bytes. Settings are added behind the last one, so that older and newer callers agree.
+-- Versions of a configuration are drawn from h, and always greater than the present one, which may come from a shard whose clock is ahead.
+-- Each creation and each deletion of a queue begins its next epoch; epochs are odd while the queue is there. A later epoch is newer, whatever the clocks
+-- of shards say. Within an epoch the version decides.
+-- The tail of a configuration is a list of entries: u8 length, bytes. New settings go behind the last one, so that older and newer callers agree.
 -- reads: before config new_ids
 -- sets:  config_of draw_version epoch_of MAX_ENTRIES newer refuse_settings skip_entries
 local MAX_ENTRIES = 100
@@ -12,7 +12,7 @@ end
 
 local function epoch_of(packed) return (unp('>I4', packed, CONFIG_EPOCH)) end
 
--- Whether what another shard has is newer than what is here. carried: version (8), epoch (4).
+-- Whether another shard's configuration is newer than this one's. carried: version (8), epoch (4).
 local function newer(carried)
   local here, there = epoch_of(config), unp('>I4', carried, CARRIED_EPOCH)
   return there > here or there == here and before(sub(config, CONFIG_VERSION, CONFIG_VERSION_END), carried)
@@ -27,7 +27,7 @@ local function draw_version()
   return low == 4294967295 and pack('>I4I4', high + 1, 0) or pack('>I4I4', high, low + 1), drawn
 end
 
--- Returns where the tail goes on after `most` entries, and how many there were.
+-- Returns the position behind `most` entries of a tail, and how many there were.
 local function skip_entries(packed, at, most)
   local count = 0
   while count < most and at <= #packed do
