@@ -88,7 +88,7 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     client.hset(tag + "meta", mapping={"config": config[0], "head": bytes(15)})
     client.hset(tag + "lease_jobs", mapping={token(1).decode(): b""})
     names = [name.removesuffix("*") for name in script.keys if not name.endswith("*")]
-    names += [f"running:{level}" for level in range(1, MAX_PRIORITY + 1)]
+    names += [f"running:{priority}" for priority in range(1, MAX_PRIORITY + 1)]
     renewer = make(server, script=script.source)
     queue = renewer.add_queue([(tag + name).encode() for name in names])
     renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
@@ -96,7 +96,7 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     assert renewer.wait_renewed(3, DEADLINE_S), renewer.stats().last_error
     assert renewer.take_lost() == [(queue, token(2))]
     assert client.zrange(tag + "leases", 0, -1) == [token(1)]
-    client.hset(tag + "meta", "config", config[1])  # the queue has more levels now
+    client.hset(tag + "meta", "config", config[1])  # the queue has more priorities now
     assert renewer.wait_renewed(renewer.stats().renewals + 2, DEADLINE_S), renewer.stats().last_error
     client.delete(tag + "meta")
     wait_until(lambda: renewer.stats().held == 0, "the tokens of a deleted queue let go")
@@ -109,7 +109,7 @@ def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(ser
     renewal = LeaseRenewal(5.0)
     with Client(server.url) as client, connect(server) as raw:
         client.create_queue("q", replace(lease, priorities=5))
-        client.enqueue_many("q", [NewJob(b"", priority=level) for level in (1, 5)])
+        client.enqueue_many("q", [NewJob(b"", priority=priority) for priority in (1, 5)])
         jobs = client.dequeue("q", 2)
         try:
             renewal.hold(client.session.queue_shard("q", "1"), jobs, lease, time.monotonic())
