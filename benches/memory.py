@@ -43,7 +43,7 @@ def _measure(kind: Kind, count: int) -> Figure:
             for _ in range(count // 1000):
                 client.enqueue_many("memory", [BODY] * 1000)
             shard = next(iter(client.session.shards))
-        tables = [queue_key("memory", shard, "j"), queue_key("memory", shard, "p1")]
+        tables = [queue_key("memory", shard, "jobs"), queue_key("memory", shard, "ready:1")]
         used = (_settled_bytes(server, native, tables) - before) / count
         native.close()
     bar, aim = LIMITS[kind, count]
@@ -71,6 +71,6 @@ def _is_rehashing(native: Native, table: bytes) -> bool:
     stats: Any = native.call("DEBUG", "HTSTATS-KEY", table)
     if b"rehashing target" not in stats:
         return False
-    read = "ZSCORE" if table.endswith(b"p1") else "HEXISTS"
+    read = "ZSCORE" if table.endswith(b"ready:1") else "HEXISTS"
     native.pipeline(*[(read, table, "no such id")] * READS_A_STEP)
     return True

@@ -195,7 +195,7 @@ def _single_pieces() -> Iterator[Piece]:
     native_job, twin_job = _core.NewJob(BODY), twins.new_job(BODY)
     record = _core.pack_jobs([BODY], 1 << 20, 3)[2][0]
     yield Piece("unpack_record", 1, lambda: _core.unpack_record(record), lambda: twins.unpack_record(record))
-    command: tuple[bytes | str | int, ...] = ("EVALSHA", "x" * 40, 10, *[b"pl:{mail/1}:m"] * 10, *[record] * BATCH)
+    command: tuple[bytes | str | int, ...] = ("EVALSHA", "x" * 40, 10, *[b"pl:{mail/1}:meta"] * 10, *[record] * BATCH)
     yield Piece("NewJob.with_body", 1, lambda: native_job.with_body(BODY), lambda: twin_job.with_body(BODY))
     yield Piece("pack_commands", BATCH, lambda: _core.pack_commands([command]), lambda: twins.pack_commands([command]))
     native_head, twin_head = _core.CommandHead(command[:13]), twins.CommandHead(command[:13])

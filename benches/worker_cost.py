@@ -89,7 +89,7 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
         client.create_queue(QUEUE)
         shard = next(iter(client.session.shards))
         native = Native(server)
-        waiting = queue_key(QUEUE, shard, "w")
+        waiting = queue_key(QUEUE, shard, "waiters")
         with _processes("stamp", server, QUEUE, workers // processes, processes) as stamping:
             wait_until(lambda: native.call("ZCARD", waiting) == workers, f"{workers} waiting workers")
             with process("subscribe", server, CHANNEL, count) as bell:
@@ -123,7 +123,7 @@ def idle(kind: Kind, options: Options) -> list[Figure]:
     seconds = options.scaled(120, 30)
     with serving(kind) as server, Client(server.url) as client:
         client.create_queue(QUEUE)
-        waiting = queue_key(QUEUE, next(iter(client.session.shards)), "w")
+        waiting = queue_key(QUEUE, next(iter(client.session.shards)), "waiters")
         native = Native(server)
         with process("idle", server, QUEUE, 1) as idling:
             wait_until(lambda: native.call("ZCARD", waiting) == 1, "a waiting worker")

@@ -1,23 +1,23 @@
--- audit: in which places of a level each id stands, and how many jobs each lease has, for the conservation audit.
+-- audit: which states of a priority each id is in, and how many jobs each lease has, for the conservation audit.
 -- KIND   read
--- NEEDS  base read ready created lease
--- KEYS   m j x e E v V p* d* r* f* s*
--- ARGV   nonce version level ids leases
+-- NEEDS  base check_read decorated created_ms lease
+-- KEYS   meta jobs extras leases lease_jobs result_expiries results ready* scheduled* running* failed* succeeded*
+-- ARGV   nonce version priority ids leases
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
---        256 the record's priority is another, 512 scheduled before the time m has for the first one, 1024 its lease names it nowhere, 2048 it stands
---        in p as a bare id and is an odd one, 4096 a result, 8192 its expiry), a u8 a
---        lease (bits: 1 expiry, 2 entry, 4 the jobs of it that run are as many as it counts, 8 a count and nothing else)
--- leases: u8 level, id (8), token (8) each; level 0 and no id: a lease with an entry in E
+--        256 another priority in its record, 512 scheduled before the first time that meta has, 1024 not named by its lease, 2048 simple in ready
+--        although decorated, 4096 a result, 8192 its expiry), a u8 a
+--        lease (bits: 1 expiry, 2 entry, 4 counts as many jobs as run on it, 8 a count and nothing else)
+-- leases: u8 priority, id (8), token (8) each. Priority 0 and no id: a lease with an entry in lease_jobs.
 
-local at = tonumber(level)
-if #ids > 8000 or #leases > SOLE_BYTES * 100 then return redis.error_reply('TOO_MANY ids or leases: expected at most 1000 and 100') end
-if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
+local at = tonumber(priority)
+if #ids > 8000 or #leases > SINGLE_LEASE_BYTES * 100 then return redis.error_reply('TOO_MANY ids or leases: expected at most 1000 and 100') end
+if at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. at) end
 
--- An entry as a table: id -> its level; read once for all jobs of a lease.
+-- An entry as a table: id -> its priority; read once for all jobs of a lease.
 local entries = {}
 local function named_by(lease)
   if entries[lease] ~= nil then return entries[lease] end
-  local entry, named = call('HGET', key_E, lease), {}
+  local entry, named = call('HGET', key_lease_jobs, lease), {}
   local cursor, last = 3, entry and 2 + unp('>I2', entry) or 0
   while cursor <= last do
     local block, n = unp('>BI2', entry, cursor)
@@ -29,52 +29,52 @@ local function named_by(lease)
 end
 
 local function lease_bits(lease, id)
-  local bits, named = 0, #lease < SOLE_BYTES and named_by(lease)
-  if not call('ZSCORE', key_e, lease) then bits = bits + 128 end
+  local bits, named = 0, #lease < SINGLE_LEASE_BYTES and named_by(lease)
+  if not call('ZSCORE', key_leases, lease) then bits = bits + 128 end
   if named and named[id] ~= at then bits = bits + 1024 end
   return bits
 end
 
 local earliest = unp('>I6', meta[2], 9)
-local results = call('EXISTS', key_v, key_V) > 0
-local places, seen = {}, {}
+local results = call('EXISTS', key_result_expiries, key_results) > 0
+local found, seen = {}, {}
 for i = 1, #ids / 8 do
   local id, bits = sub(ids, 8 * i - 7, 8 * i), 0
-  local running, record = call('HGET', KEYS[r0 + at], id), call('HGET', key_j, id)
-  local scheduled = call('ZSCORE', KEYS[d0 + at], id)
-  local bare, odd = call('ZSCORE', KEYS[p0 + at], id), call('ZSCORE', KEYS[p0 + at], id .. ODD)
-  if bare or odd then bits = bits + 1 end
-  if bare and (odd or tonumber(bare) ~= created_ms(id) or call('HEXISTS', key_x, id) == 1) then bits = bits + 2048 end
+  local running, record = call('HGET', KEYS[running0 + at], id), call('HGET', key_jobs, id)
+  local scheduled = call('ZSCORE', KEYS[scheduled0 + at], id)
+  local simple, decorated = call('ZSCORE', KEYS[ready0 + at], id), call('ZSCORE', KEYS[ready0 + at], id .. DECORATED)
+  if simple or decorated then bits = bits + 1 end
+  if simple and (decorated or tonumber(simple) ~= created_ms(id) or call('HEXISTS', key_extras, id) == 1) then bits = bits + 2048 end
   if scheduled then bits = bits + 2 end
   if running then bits = bits + 4 + lease_bits(lease_of(running, at, id), id) end
-  if call('ZSCORE', KEYS[f0 + at], id) then bits = bits + 8 end
-  if call('ZSCORE', KEYS[s0 + at], id) then bits = bits + 16 end
+  if call('ZSCORE', KEYS[failed0 + at], id) then bits = bits + 8 end
+  if call('ZSCORE', KEYS[succeeded0 + at], id) then bits = bits + 16 end
   if record then bits = bits + 32 end
-  if call('HEXISTS', key_x, id) == 1 then bits = bits + 64 end
+  if call('HEXISTS', key_extras, id) == 1 then bits = bits + 64 end
   if record and byte(record, 4) ~= at then bits = bits + 256 end
   if scheduled and tonumber(scheduled) < earliest then bits = bits + 512 end
-  if results and call('HEXISTS', key_V, id) == 1 then bits = bits + 4096 end
-  if results and call('ZSCORE', key_v, id) then bits = bits + 8192 end
-  places[i] = pack('>I2', bits)
+  if results and call('HEXISTS', key_results, id) == 1 then bits = bits + 4096 end
+  if results and call('ZSCORE', key_result_expiries, id) then bits = bits + 8192 end
+  found[i] = pack('>I2', bits)
 end
 
--- Of a lease of one job without an entry, the running job is what tells of it.
-local function sole_bits(lease)
-  local level, id, token = unp('>Bc8c8', lease)
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+-- A lease of one job without an entry is known by its running job.
+local function single_bits(lease)
+  local priority, id, token = unp('>Bc8c8', lease)
+  local running = priority <= priorities and call('HGET', KEYS[running0 + priority], id)
   local stands = running and sub(running, 1, 8) == token and byte(running, 11) >= 8
-  return (call('ZSCORE', key_e, lease) and 1 or 0) + (stands and 6 or 0)
+  return (call('ZSCORE', key_leases, lease) and 1 or 0) + (stands and 6 or 0)
 end
 
 local function entry_bits(lease)
   local bits = 0
-  local named, left, expiry = named_by(lease), call('HGET', key_E, lease .. 'n'), call('ZSCORE', key_e, lease)
+  local named, left, expiry = named_by(lease), call('HGET', key_lease_jobs, lease .. 'n'), call('ZSCORE', key_leases, lease)
   if expiry then bits = bits + 1 end
   if named then
     bits = bits + 2
     local running = 0
     for id, block in pairs(named) do
-      local value = call('HGET', KEYS[r0 + block], id)
+      local value = call('HGET', KEYS[running0 + block], id)
       if value and lease_of(value, block, id) == lease then running = running + 1 end
     end
     if running > 0 and running == (left and tonumber(left) or 1) then bits = bits + 4 end
@@ -84,8 +84,8 @@ local function entry_bits(lease)
   return bits
 end
 
-for i = 1, #leases / SOLE_BYTES do
-  local lease = sub(leases, SOLE_BYTES * (i - 1) + 1, SOLE_BYTES * i)
-  seen[i] = string.char(byte(lease) > 0 and sole_bits(lease) or entry_bits(sub(lease, -8)))
+for i = 1, #leases / SINGLE_LEASE_BYTES do
+  local lease = sub(leases, SINGLE_LEASE_BYTES * (i - 1) + 1, SINGLE_LEASE_BYTES * i)
+  seen[i] = string.char(byte(lease) > 0 and single_bits(lease) or entry_bits(sub(lease, -8)))
 end
-return { nonce, h, concat(places), concat(seen) }
+return { nonce, h, concat(found), concat(seen) }

@@ -1,11 +1,11 @@
--- checkpoint: keeps a running job's progress (body, attempts, status), renews its lease, or puts it back in line.
+-- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint ring admit lease leave holder status
--- KEYS   m w j x e E p* d* r*
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status
+-- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
--- items, 34 bytes a job: u8 level, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
--- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses as for enqueue; bodies of the items that have one, in order.
+-- items, 34 bytes a job: u8 priority, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
+-- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses: as for enqueue. bodies: of the items that have one, in order.
 
 if replay then return stored end
 local ITEM = 34
@@ -13,11 +13,11 @@ local count = #items / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 if count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the items are cut off') end
 
--- seen: of a job named twice the first stands, so that it is put in line once.
+-- seen: of a job that is named twice the first counts, so that it is made ready once.
 local jobs, seen, refused, body_count = {}, {}, {}, 0
 for i = 1, count do
-  local level, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)
-  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  local priority, id, token, what, kind, ms, attempts = unp('>Bc8c8BBI6I2', items, ITEM * (i - 1) + 1)
+  if priority < 1 then return redis.error_reply('BAD_REQUEST no priority ' .. priority) end
   local body
   if what % 2 == 1 then
     body_count = body_count + 1
@@ -25,13 +25,13 @@ for i = 1, count do
     if not body then return redis.error_reply('BAD_REQUEST a body is missing') end
   end
   if floor(what / 4) % 2 == 1 and attempts < 1 then return redis.error_reply('BAD_REQUEST attempts: expected 1 to 65535, got 0') end
-  local running = not seen[id] and level <= levels and call('HGET', KEYS[r0 + level], id)
+  local running = not seen[id] and priority <= priorities and call('HGET', KEYS[running0 + priority], id)
   -- without its record there is nothing to rewrite
-  local whole = what % 2 == 0 and floor(what / 4) % 2 == 0 or call('HEXISTS', key_j, id) == 1
+  local whole = what % 2 == 0 and floor(what / 4) % 2 == 0 or call('HEXISTS', key_jobs, id) == 1
   if whole and holds(running, token) then
     seen[id] = true
     jobs[#jobs + 1] = {
-      level = level, id = id, running = running, body = body, position = i,
+      priority = priority, id = id, running = running, body = body, position = i,
       move = floor(what / 2) % 2 == 1, kind = kind, ms = ms,
       attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
     }
@@ -43,32 +43,32 @@ local texts = read_statuses(statuses)
 
 local function keep_record(job)
   if not job.body and not job.attempts then return end
-  local record = call('HGET', key_j, job.id)
+  local record = call('HGET', key_jobs, job.id)
   local allowed = job.attempts and pack('>I2', job.attempts) or sub(record, 2, 3)
-  call('HSET', key_j, job.id, sub(record, 1, 1) .. allowed .. sub(record, 4, 4) .. (job.body or sub(record, 5)))
+  call('HSET', key_jobs, job.id, sub(record, 1, 1) .. allowed .. sub(record, 4, 4) .. (job.body or sub(record, 5)))
 end
 
 local wake, expires = false, now + unp('>I4', config, CONFIG_LEASE_MS)
 for _, job in ipairs(jobs) do
-  local lease, running = lease_of(job.running, job.level, job.id), job.running
+  local lease, running = lease_of(job.running, job.priority, job.id), job.running
   local left = job.attempts or unp('>I2', running, 9)
-  local old = byte(running, 11) % 2 == 1 and call('HGET', key_x, job.id)
+  local old = byte(running, 11) % 2 == 1 and call('HGET', key_extras, job.id)
   local status = old and sub(old, 11) or ''
   if job.status then status = prepend_status(status, texts[job.position] or '') end
   keep_record(job)
-  call('HSET', key_x, job.id, extra(left, now, old and unp('>I2', old, 9) or 0, status))
+  call('HSET', key_extras, job.id, extra(left, now, old and unp('>I2', old, 9) or 0, status))
   if job.move then
-    call('HDEL', KEYS[r0 + job.level], job.id)
-    leaves(running, job.level, job.id)
+    call('HDEL', KEYS[running0 + job.priority], job.id)
+    leave_lease(running, job.priority, job.id)
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
-    wake = admit(job.level, at <= now and { at, job.id .. ODD } or {}, at > now and { at, job.id } or {}) or wake
+    wake = admit(job.priority, at <= now and { at, job.id .. DECORATED } or {}, at > now and { at, job.id } or {}) or wake
   else
     local marks = byte(running, 11)
-    call('HSET', KEYS[r0 + job.level], job.id,
+    call('HSET', KEYS[running0 + job.priority], job.id,
       sub(running, 1, 8) .. pack('>I2B', left, marks % 2 == 1 and marks or marks + 1) .. sub(running, 12))
-    call('ZADD', key_e, 'GT', expires, lease)
+    call('ZADD', key_leases, 'GT', expires, lease)
   end
 end
 settle_leases()
-if wake then ring() end
+if wake then notify() end
 return finish(concat(refused))

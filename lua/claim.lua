@@ -1,14 +1,15 @@
--- claim: gives due jobs to one worker, under one lease and one token; an empty-handed worker is registered as waiting.
+-- claim: gives due jobs to one worker, under one lease and one token. A worker that gets none is registered as a waiter.
 -- KIND   write
--- NEEDS  base lane head clock ready
--- KEYS   m w j x e E p* d* r*
--- ARGV   lane sequence version limit quotas claim waiter budget
--- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 levels,
---        left (u32 a level), jobs block; then lists of records. Of one job it may be one string: u8 level, id (8), token (8), record
--- limit: jobs in all, 1 to 1000. quotas: '' or u16 a level. claim: claim descriptor. waiter: '' (do not wait) or where to ring (lib/reach).
+-- NEEDS  base lane check_queue clock decorated
+-- KEYS   meta waiters jobs leases ready* running* | extras lease_jobs scheduled*
+-- ARGV   lane sequence version claim | limit quotas waiter budget
+-- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 priorities,
+--        left (u32 a priority), jobs block; then lists of records. Of one job it may be one string: u8 priority, id (8), token (8), record
+-- A call without what stands behind the bars asks for one simple job. The reply is empty if there is none: the caller then asks with everything.
+-- claim: claim descriptor. limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. waiter: '' (do not wait) or what to notify (lib/notify_waiter).
 -- budget: bytes of records; one job is always given.
 
--- A worker that holds the timer of the next scheduled job and was not heard of for so long is dead: safety claims come every 10 to 15 s.
+-- A worker that holds the timer of the next scheduled job and was silent for so long is dead: safety claims come every 10 to 15 s.
 local TIMER_MS = 15000
 
 local NO_DUE = '\0\0\0\0\0\0'
@@ -16,30 +17,35 @@ local NO_DUE = '\0\0\0\0\0\0'
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
 -- The steps are parts, put where they are needed (HERE): a function costs 0.2 to 0.5 µs a call to make, and more with each variable of others
--- that it uses. So those of rare cases are made where the case is.
+-- that it uses. So a function of a rare case is made in that case.
 if replay then
   -- HERE claimed_before
 end
 
-local fresh = 1
--- HERE fresh
+local id_count = 1
+-- HERE next_ids
 local token = h
-if limit == '1' and quotas == '' and earliest > now and not paused then
+if (not limit or limit == '1' and quotas == '') and earliest > now and not paused then
   -- HERE claim_one
+end
+if not limit then
+  local payload = ''
+  -- HERE store_answer
+  return answer
 end
 
 local want, most = tonumber(limit), tonumber(budget)
 if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. want) end
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
-if quotas ~= '' and #quotas ~= 2 * levels then return redis.error_reply('BAD_REQUEST quotas: expected one a level') end
+if quotas ~= '' and #quotas ~= 2 * priorities then return redis.error_reply('BAD_REQUEST quotas: expected one a priority') end
 
 if paused then
-  local payload = NO_TOKEN .. NO_DUE .. string.char(1, levels) .. string.rep('\0\0\0\0', levels)
+  local payload = NO_TOKEN .. NO_DUE .. string.char(1, priorities) .. string.rep('\0\0\0\0', priorities)
   if waiter ~= '' then
-    -- HERE ring
-    wait_for_ring(waiter)
+    -- HERE notify
+    wait_for_work(waiter)
   end
-  -- HERE store
+  -- HERE store_answer
   return { answer }
 end
 
@@ -48,23 +54,23 @@ if any_due then earliest = NEVER end
 -- full: the byte budget is used up. holes: there were ids without a record
 local total, full, holes = 0, false, false
 local blocks, held, lists, left = {}, {}, {}, {}
--- marks of a job whose lease is of one job: then nobody has to count
-local sole = want == 1 and 4 or 0
-local plain = string.char(sole)
+-- marks of a job whose lease is of one job: its jobs need no count
+local single_mark = want == 1 and 4 or 0
+local simple_marks = string.char(single_mark)
 
 local move_due
 if any_due then
-  -- HERE send move_due
+  -- HERE call_in_chunks move_due
 end
 
--- HERE fetch
+-- HERE fetch_records
 
 local empty_below
-for level = 1, levels do
-  local ready, n, due = KEYS[p0 + level], want - total, 0
-  if quotas ~= '' then n = math.min(n, (unp('>I2', quotas, 2 * level - 1))) end
+for priority = 1, priorities do
+  local ready, n, due = KEYS[ready0 + priority], want - total, 0
+  if quotas ~= '' then n = math.min(n, (unp('>I2', quotas, 2 * priority - 1))) end
   if full then n = 0 end
-  if any_due then due = move_due(level, n) end
+  if any_due then due = move_due(priority, n) end
   -- HERE look_ready
   if taken > 0 then
     -- HERE start_running
@@ -73,23 +79,23 @@ for level = 1, levels do
   -- HERE count_left
 end
 
-local ring_on = false
-for level = 1, levels do
-  ring_on = ring_on or left[level] > 0
-  left[level] = pack('>I4', left[level])
+local more_work = false
+for priority = 1, priorities do
+  more_work = more_work or left[priority] > 0
+  left[priority] = pack('>I4', left[priority])
 end
-local all_left = string.char(0, levels) .. concat(left)
+local all_left = string.char(0, priorities) .. concat(left)
 if total == 0 then
   -- HERE wait_for_jobs
   local payload = NO_TOKEN .. pack('>I6', due_in) .. all_left
-  -- HERE store
+  -- HERE store_answer
   return { answer }
 end
 -- HERE grant_lease
-if ring_on and waiting then
-  -- HERE ring
-  ring()
+if more_work and waiting then
+  -- HERE notify
+  notify()
 end
 local payload = token
--- HERE store
+-- HERE store_answer
 return { answer .. NO_DUE .. all_left .. concat(blocks), unpack(lists) }

@@ -1,23 +1,23 @@
--- delete_jobs: removes jobs of a state and level, the oldest first (running ones in no order), or those named.
+-- delete_jobs: removes jobs of a state and priority, the oldest first (running ones in no order), or those named.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint lease leave
--- KEYS   m j x e E p* d* r* f* s*
--- ARGV   lane sequence version state level limit channel ids…
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids lease leave_lease
+-- KEYS   meta jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
+-- ARGV   lane sequence version state priority limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
--- channel: where workers hear the ids of running jobs that were removed, joined; '': nowhere.
+-- channel: where workers hear the ids of removed running jobs, joined; '': nowhere.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
 
 if replay then return stored end
-local at, most, named = tonumber(level), tonumber(limit), #ARGV - ids0
+local at, most, named = tonumber(priority), tonumber(limit), #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
-if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
-if at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no level ' .. at) end
+if at > priorities and most == 0 then return finish(pack('>I4B', 0, 0)) end
+if at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. at) end
 
-local SETS = { ['0'] = { p0, d0 }, ['2'] = { s0 }, ['3'] = { f0 }, [''] = { p0, d0, s0, f0 } }
+local SETS = { ['0'] = { ready0, scheduled0 }, ['2'] = { succeeded0 }, ['3'] = { failed0 }, [''] = { ready0, scheduled0, succeeded0, failed0 } }
 if state ~= '1' and not SETS[state] or state == '' and most > 0 then
   return redis.error_reply('BAD_REQUEST state: expected 0 to 3, or none and ids')
 end
-local gone = {}
+local removed = {}
 
 local function pick(key, candidates)
   local found, scores = {}, call('ZMSCORE', key, unpack(candidates))
@@ -28,26 +28,26 @@ local function pick(key, candidates)
 end
 
 local function pick_running(ids)
-  for i, value in ipairs(ids[1] and call('HMGET', KEYS[r0 + at], unpack(ids)) or {}) do
+  for i, value in ipairs(ids[1] and call('HMGET', KEYS[running0 + at], unpack(ids)) or {}) do
     if value then
-      leaves(value, at, ids[i])
-      gone[#gone + 1] = ids[i]
+      leave_lease(value, at, ids[i])
+      removed[#removed + 1] = ids[i]
     end
   end
 end
 
--- both: the two forms in which an id may stand in p
+-- both: the two forms in which an id may stand in ready
 local ids, both, seen = {}, {}, {}
 for i = ids0 + 1, #ARGV do
   if not seen[ARGV[i]] then
     ids[#ids + 1] = ARGV[i]
-    both[#both + 1], both[#both + 2] = ARGV[i], ARGV[i] .. ODD
+    both[#both + 1], both[#both + 2] = ARGV[i], ARGV[i] .. DECORATED
   end
   seen[ARGV[i]] = true
 end
 local more, ran = 0, 0
 if state == '1' or state == '' then
-  local key = KEYS[r0 + at]
+  local key = KEYS[running0 + at]
   if named == 0 and most > 0 then
     -- HKEYS of a large hash is not bounded work; a page of HSCAN is
     local page = call('HSCAN', key, '0', 'COUNT', most)
@@ -55,22 +55,22 @@ if state == '1' or state == '' then
     for i = 1, math.min(#page[2], 2 * most), 2 do ids[#ids + 1] = page[2][i] end
   end
   pick_running(ids)
-  if gone[1] then send('HDEL', key, gone) end
-  ran = #gone
+  if removed[1] then call_in_chunks('HDEL', key, removed) end
+  ran = #removed
   if state == '1' and call('HLEN', key) > 0 then more = 1 end
 end
 for _, family in ipairs(SETS[state] or {}) do
   local key = KEYS[family + at]
-  local found = named > 0 and pick(key, family == p0 and both or ids) or most > #gone and call('ZRANGE', key, 0, most - #gone - 1) or {}
-  if found[1] then send('ZREM', key, found) end
-  for _, member in ipairs(found) do gone[#gone + 1] = sub(member, 1, 8) end
+  local found = named > 0 and pick(key, family == ready0 and both or ids) or most > #removed and call('ZRANGE', key, 0, most - #removed - 1) or {}
+  if found[1] then call_in_chunks('ZREM', key, found) end
+  for _, member in ipairs(found) do removed[#removed + 1] = sub(member, 1, 8) end
   if call('ZCARD', key) > 0 then more = 1 end
 end
-if gone[1] then
-  send('HDEL', key_j, gone)
-  send('HDEL', key_x, gone)
+if removed[1] then
+  call_in_chunks('HDEL', key_jobs, removed)
+  call_in_chunks('HDEL', key_extras, removed)
 end
 settle_leases()
-local reply = finish(pack('>I4B', #gone, more))
-if ran > 0 and channel ~= '' then call('PUBLISH', channel, concat(gone, '', 1, ran)) end
+local reply = finish(pack('>I4B', #removed, more))
+if ran > 0 and channel ~= '' then call('PUBLISH', channel, concat(removed, '', 1, ran)) end
 return reply

@@ -1,24 +1,24 @@
--- delete_queue: removes everything of a queue but its high-water mark: ids, tokens and configuration versions never come back.
+-- delete_queue: removes everything of a queue except its high-water mark, so that ids, tokens and versions never come back.
 -- KIND   write
--- NEEDS  base lane head clock mint order version
--- KEYS   m w j x e E R T q v V p* d* r* f* s*
+-- NEEDS  base lane check_queue clock new_ids before version
+-- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  nothing
--- below: '', or a life: then only what is of an earlier one is removed.
--- Whoever waits is rung (the last thousand of them): no job will come to it any more.
--- Of the lanes only this one stays: another request that is resent is answered with QUEUE_NOT_FOUND, which its client reads as unknown.
+-- below: '', or an epoch: removes only what is of an earlier one.
+-- It notifies the last thousand waiters, as no job will come to them.
+-- Only this lane stays: another request that is resent gets QUEUE_NOT_FOUND, which its client reads as unknown.
 
 if replay then return stored end
-if below ~= '' and life_of(config) >= tonumber(below) then return finish('') end
+if below ~= '' and epoch_of(config) >= tonumber(below) then return finish('') end
 local drawn, new_h = draw_version()
-local waiters = call('ZRANGE', key_w, -1000, -1)
-local tombstone = drawn .. sub(config, CONFIG_GENERATION, CONFIG_LEASE_MS_END) .. string.char(128)
-  .. sub(config, CONFIG_LEVELS, CONFIG_BODY_LIMIT_END) .. pack('>I4', life_of(config) + 1)
+local waiters = call('ZRANGE', key_waiters, -1000, -1)
+local tombstone = string.char(DATA_FORMAT, 128, priorities) .. drawn .. sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END)
+  .. pack('>I4', epoch_of(config) + 1) .. sub(config, CONFIG_LEASE_MS, CONFIG_BODY_LIMIT_END)
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
-call('HSET', key_m, 'c', tombstone, 'h', new_h .. pack('>I6B', NEVER, 0), lane, answer)
+call('HSET', key_meta, 'config', tombstone, 'head', new_h .. pack('>I6B', NEVER, 0), lane, answer)
 local since = now
 for _, waiter in ipairs(waiters) do
-  -- HERE reach
+  -- HERE notify_waiter
 end
 return answer

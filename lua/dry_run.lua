@@ -1,7 +1,7 @@
--- dry_run: what a claim would give, without taking it. Ids without a record, which a claim would pass over, are left out of the first n.
+-- dry_run: what a claim would give, without taking it. Ids without a record, which a claim passes over, are left out of the first n.
 -- KIND   read
--- NEEDS  base read clock order fetch
--- KEYS   m j x p* d*
+-- NEEDS  base check_read clock before fetch_records
+-- KEYS   meta jobs extras ready* scheduled*
 -- ARGV   nonce version limit budget
 -- REPLY  as claim, without a token; all lists of records
 
@@ -10,13 +10,13 @@ if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
 local paused = byte(config, CONFIG_FLAGS) % 2 == 1
 
--- The first n of a level in the order a claim takes them: ready and due, by run-after, then id.
-local function line_of(level, n)
+-- The first n of a priority in the order a claim takes them: ready and due, by run-after, then id.
+local function first_jobs(priority, n)
   local jobs = {}
-  local ready = call('ZRANGE', KEYS[p0 + level], 0, n - 1, 'WITHSCORES')
-  local due = call('ZRANGE', KEYS[d0 + level], '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
-  for _, line in ipairs({ ready, due }) do
-    for i = 1, #line, 2 do jobs[#jobs + 1] = { tonumber(line[i + 1]), sub(line[i], 1, 8) } end
+  local ready = call('ZRANGE', KEYS[ready0 + priority], 0, n - 1, 'WITHSCORES')
+  local due = call('ZRANGE', KEYS[scheduled0 + priority], '-inf', now, 'BYSCORE', 'LIMIT', 0, n, 'WITHSCORES')
+  for _, jobs_of in ipairs({ ready, due }) do
+    for i = 1, #jobs_of, 2 do jobs[#jobs + 1] = { tonumber(jobs_of[i + 1]), sub(jobs_of[i], 1, 8) } end
   end
   table.sort(jobs, function(a, b) return a[1] < b[1] or (a[1] == b[1] and before(a[2], b[2])) end)
   local first = {}
@@ -25,10 +25,10 @@ local function line_of(level, n)
 end
 
 local blocks, lists, left, total, full = {}, {}, {}, 0, false
-for level = 1, levels do
-  local due = call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now)
+for priority = 1, priorities do
+  local due = call('ZCARD', KEYS[ready0 + priority]) + call('ZCOUNT', KEYS[scheduled0 + priority], '-inf', now)
   local n = (paused or full) and 0 or want - total
-  local ids = n > 0 and due > 0 and line_of(level, n) or {}
+  local ids = n > 0 and due > 0 and first_jobs(priority, n) or {}
   local records, count = fetch(ids, most)
   if not records then
     ids = part(ids)
@@ -37,14 +37,14 @@ for level = 1, levels do
   full = full or count < #ids
   if count > 0 then
     local lefts = {}
-    for i, more in ipairs(call('HMGET', key_x, unpack(ids, 1, count))) do
+    for i, more in ipairs(call('HMGET', key_extras, unpack(ids, 1, count))) do
       if more then lefts[#lefts + 1] = pack('>I2', i - 1) .. sub(more, 1, 2) end
     end
     for _, list in ipairs(records) do lists[#lists + 1] = list end
-    blocks[#blocks + 1] = pack('>BI2', level, count) .. concat(ids, '', 1, count) .. pack('>I2', #lefts) .. concat(lefts)
+    blocks[#blocks + 1] = pack('>BI2', priority, count) .. concat(ids, '', 1, count) .. pack('>I2', #lefts) .. concat(lefts)
     total = total + count
   end
-  left[level] = pack('>I4', due - count)
+  left[priority] = pack('>I4', due - count)
 end
-local head = '\0\0\0\0\0\0\0\0' .. '\0\0\0\0\0\0' .. string.char(paused and 1 or 0, levels)
+local head = '\0\0\0\0\0\0\0\0' .. '\0\0\0\0\0\0' .. string.char(paused and 1 or 0, priorities)
 return { nonce, h, head .. concat(left) .. concat(blocks), unpack(lists) }

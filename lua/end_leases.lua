@@ -1,35 +1,35 @@
--- end_leases: gives back what a worker process held that is known to be dead, before its leases run out.
+-- end_leases: recovers the jobs of a worker process that is known to be dead, before its leases run out.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint created ring admit lease old_place status utc give_back
--- KEYS   m w x e E q p* d* r* f*
--- ARGV   lane sequence version source how begun cursor
--- REPLY  u32 leases, u32 retried, u32 failed, u32 not begun, u8 more, next cursor
--- source: of the claim descriptors of that process, and of no other. how: its end, for the custom status: 'was killed by SIGKILL'.
--- begun: '', or ids, 8 bytes each: jobs that it held and that are not among them go back to their old place, as by release.
--- cursor: '0:0' at first, then, while there is more, what the last reply told: where to look on, a level (0: the entries of leases), ':', cursor.
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
+-- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
+-- ARGV   lane sequence version source how started cursor
+-- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, next cursor
+-- source: of the claim descriptors of that process, and of no other. how: how it ended, for the custom status: 'was killed by SIGKILL'.
+-- started: '', or ids, 8 bytes each: its other jobs get back their score, as by release.
+-- cursor: '0:0' at first, then that of the last reply while there is more: a priority (0: the entries of leases), ':', cursor.
 
 if replay then return stored end
-if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+if #KEYS - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
 
-if begun ~= '' then
-  begun_ids = {}
-  for at = 1, #begun, 8 do begun_ids[sub(begun, at, at + 7)] = true end
+if started ~= '' then
+  started_ids = {}
+  for at = 1, #started, 8 do started_ids[sub(started, at, at + 7)] = true end
 end
 
 -- Pages of 100 elements a call.
 local PAGES = 10
 
-local level, from = string.match(cursor, '^(%d+):(%d+)$')
-level = tonumber(level)
-if not level or level > levels then return redis.error_reply('BAD_REQUEST cursor: expected a level and a cursor, got ' .. cursor) end
+local priority, from = string.match(cursor, '^(%d+):(%d+)$')
+priority = tonumber(priority)
+if not priority or priority > priorities then return redis.error_reply('BAD_REQUEST cursor: expected a priority and a cursor, got ' .. cursor) end
 local wake = false
 
--- The lease that an element stands for, and its claim descriptor; nothing if for none.
+-- The lease that an element stands for, and its claim descriptor; nothing if it stands for none.
 local function lease_at(field, value)
-  if level == 0 then
+  if priority == 0 then
     if #field == 8 then return field, sub(value, 3 + unp('>I2', value)) end
   elseif #value >= 11 and byte(value, 11) >= 8 then
-    return lease_of(value, level, field), sub(value, 12)
+    return lease_of(value, priority, field), sub(value, 12)
   end
 end
 
@@ -46,12 +46,12 @@ local function end_leases_of(page)
 end
 
 for _ = 1, PAGES do
-  local page = call('HSCAN', level > 0 and KEYS[r0 + level] or key_E, from, 'COUNT', 100)
+  local page = call('HSCAN', priority > 0 and KEYS[running0 + priority] or key_lease_jobs, from, 'COUNT', 100)
   if not end_leases_of(page[2]) then break end
   from = page[1]
-  if from == '0' then level = level + 1 end
-  if level > levels then break end
+  if from == '0' then priority = priority + 1 end
+  if priority > priorities then break end
 end
-if wake then ring() end
-local more = level <= levels and 1 or 0
-return finish(pack('>I4I4I4I4B', counts.leases, counts.retried, counts.failed, counts.unbegun, more) .. level .. ':' .. from)
+if wake then notify() end
+local more = priority <= priorities and 1 or 0
+return finish(pack('>I4I4I4I4B', counts.leases, counts.retried, counts.failed, counts.unstarted, more) .. priority .. ':' .. from)

@@ -1,16 +1,16 @@
--- expire: gives back the jobs of workers that let their lease run out, has somebody wake for scheduled jobs that nobody saw become due,
--- ends jobs whose lease is gone, and watches the clock. One monitor at a time is active.
+-- expire: recovers the jobs of expired leases, notifies a waiter of scheduled jobs that nobody saw become due, recovers jobs whose lease is lost, and watches
+-- the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint created ring admit lease old_place status utc give_back
--- KEYS   m w x e E q p* d* r* f*
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
+-- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
 -- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
--- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is gone: level, ':',
--- cursor; '1:0' at first, then what the last reply told.
+-- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is lost: priority, ':',
+-- cursor; '1:0' at first, then that of the last reply.
 
 if replay then return stored end
-if #KEYS - f0 < levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+if #KEYS - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
 local lease_ms = unp('>I4', config, CONFIG_LEASE_MS)
 local hold_ms = tonumber(hold)
 
@@ -18,9 +18,9 @@ local function report(active, jumped, more, leases, retried, failed, until_ms)
   return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms) .. sweep)
 end
 
--- A clock that jumped would run every lease out at once, or keep a dead worker's for as long as it went back. So for one lease from
--- then on nothing expires (who lives renews), and no lease may be longer than one from now.
-local watch = call('HMGET', key_m, 'g', 'o')
+-- A clock that jumped would end every lease at once, or keep a dead worker's for as long as it went back. So for one lease from
+-- then on nothing expires (live workers renew), and no lease may be longer than one from now.
+local watch = call('HMGET', key_meta, 'jumped', 'monitor')
 local jumped_at, monitor = watch[1] and tonumber(watch[1]) or 0, watch[2]
 local jumped = jumped_at > now
 if expected ~= '' then
@@ -29,28 +29,28 @@ if expected ~= '' then
 end
 if jumped then
   jumped_at = now
-  call('HSET', key_m, 'g', now)
+  call('HSET', key_meta, 'jumped', now)
 end
 local flag = jumped and 1 or 0
 
 if monitor and sub(monitor, 1, 8) ~= owner then
   local until_ms = unp('>I6', monitor, 9)
-  -- an end that is further off than anyone may ask for was written by a clock that has gone back since
+  -- an end that is further off than a monitor may ask for was written before the clock went back
   if until_ms > now and until_ms <= now + 2 * hold_ms and not jumped then return report(0, 0, 0, 0, 0, 0, until_ms) end
 end
-call('HSET', key_m, 'o', owner .. pack('>I6', now + hold_ms))
+call('HSET', key_meta, 'monitor', owner .. pack('>I6', now + hold_ms))
 
 if jumped_at > 0 and now < jumped_at + lease_ms then
-  local long = call('ZRANGE', key_e, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
+  local long = call('ZRANGE', key_leases, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
   for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
-  if long[1] then send('ZADD', key_e, long) end
+  if long[1] then call_in_chunks('ZADD', key_leases, long) end
   return report(1, flag, #long == 2000 and 1 or 0, 0, 0, 0, now + hold_ms)
 end
 if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
 
--- A job is due and somebody waits: who held its timer died, or is stuck.
+-- A job is due and somebody waits: the holder of its timer died or is stuck.
 local wake = earliest <= now
-local expired = call('ZRANGE', key_e, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
+local expired = call('ZRANGE', key_leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
   if counts.jobs >= 1000 or counts.leases >= 1000 then break end
   wake = end_lease(lease, '') or wake
@@ -58,14 +58,14 @@ end
 
 local more = #expired > counts.leases and 1 or 0
 
--- Jobs whose lease is gone (evicted, or removed by hand) would run for ever. One page of one level is looked at a call.
+-- Jobs whose lease is lost (evicted, or removed by hand) would run for ever. Each call looks at one page of one priority.
 local PAGE = 100
 
-local function leases_of_page(level, page)
+local function leases_of_page(priority, page)
   local found = {}
   for i = 1, #page, 2 do
     local id, value = page[i], page[i + 1]
-    local lease = #value >= 11 and lease_of(value, level, id)
+    local lease = #value >= 11 and lease_of(value, priority, id)
     if lease then
       found[lease] = found[lease] or {}
       if #found[lease] < 1000 then found[lease][#found[lease] + 1] = id end
@@ -75,21 +75,21 @@ local function leases_of_page(level, page)
 end
 
 if sweep ~= '' then
-  local level, from = string.match(sweep, '^(%d+):(%d+)$')
-  level = tonumber(level)
-  if level > levels then level, from = 1, '0' end
-  local page = call('HSCAN', KEYS[r0 + level], from, 'COUNT', PAGE)
-  for lease, ids in pairs(leases_of_page(level, page[2])) do
-    if call('ZSCORE', key_e, lease) == false then
-      if #lease == SOLE_BYTES or call('HEXISTS', key_E, lease) == 1 then
-        call('ZADD', key_e, now + lease_ms, lease) -- who lives renews it
+  local priority, from = string.match(sweep, '^(%d+):(%d+)$')
+  priority = tonumber(priority)
+  if priority > priorities then priority, from = 1, '0' end
+  local page = call('HSCAN', KEYS[running0 + priority], from, 'COUNT', PAGE)
+  for lease, ids in pairs(leases_of_page(priority, page[2])) do
+    if call('ZSCORE', key_leases, lease) == false then
+      if #lease == SINGLE_LEASE_BYTES or call('HEXISTS', key_lease_jobs, lease) == 1 then
+        call('ZADD', key_leases, now + lease_ms, lease) -- who lives renews it
       else
-        wake = give_back(level, ids, lease, '', '') or wake
+        wake = recover_jobs(priority, ids, lease, '', '') or wake
         counts.leases = counts.leases + 1
       end
     end
   end
-  sweep = page[1] ~= '0' and level .. ':' .. page[1] or (level % levels + 1) .. ':0'
+  sweep = page[1] ~= '0' and priority .. ':' .. page[1] or (priority % priorities + 1) .. ':0'
 end
-if wake then ring() end
+if wake then notify() end
 return report(1, flag, more, counts.leases, counts.retried, counts.failed, now + hold_ms)

@@ -1,22 +1,22 @@
--- load: puts jobs in line under ids that prepare issued; the ticket is used up.
+-- load: adds jobs under ids that prepare issued. The reservation is used up.
 -- KIND   admit
--- NEEDS  base lane head clock ready
--- KEYS   m w j x R p* d*
--- ARGV   lane sequence version ticket spec statuses records…
+-- NEEDS  base lane check_queue clock decorated
+-- KEYS   meta waiters jobs extras reservations ready* scheduled*
+-- ARGV   lane sequence version reservation spec statuses records…
 -- REPLY  id of the first job
 
 if replay then return stored end
 -- HERE batch
-local issued = call('HGET', key_R, ticket)
-if not issued then return redis.error_reply('TICKET_GONE used before, or older than an hour') end
+local issued = call('HGET', key_reservations, reservation)
+if not issued then return redis.error_reply('RESERVATION_GONE used before, or older than an hour') end
 if count ~= unp('>I2', issued) then
-  return redis.error_reply('BAD_REQUEST jobs: expected ' .. unp('>I2', issued) .. ' (the ticket), got ' .. count)
+  return redis.error_reply('BAD_REQUEST jobs: expected ' .. unp('>I2', issued) .. ' (the reservation), got ' .. count)
 end
-local fresh = 1
--- HERE fresh
-high, low = unp('>I4I4', ticket)
+local id_count = 1
+-- HERE next_ids
+high, low = unp('>I4I4', reservation)
 low = low - 1
--- HERE lines arrive
-call('HDEL', key_R, ticket)
--- HERE store
+-- HERE new_jobs add_jobs
+call('HDEL', key_reservations, reservation)
+-- HERE store_answer
 return answer

@@ -1,49 +1,49 @@
 -- lookup: what is known of jobs by id.
 -- KIND   read
--- NEEDS  base read ready lease created info
--- KEYS   m j x E p* d* r* f* s*
--- ARGV   nonce version with_bodies budget levels_of ids…
+-- NEEDS  base check_read decorated lease created_ms job_info
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
+-- ARGV   nonce version with_bodies budget priorities_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up
--- levels_of: u8 an id. budget: bytes of records; one job is always given.
+-- priorities_of: u8 an id. budget: bytes of records; one job is always given.
 
 local count, bodies = #ARGV - ids0, with_bodies == '1'
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
-if count ~= #levels_of then return redis.error_reply('BAD_REQUEST levels do not fit the ids') end
+if count ~= #priorities_of then return redis.error_reply('BAD_REQUEST priorities do not fit the ids') end
 
-local by_level = {}
+local by_priority = {}
 for i = 1, count do
-  local level = byte(levels_of, i)
-  if level >= 1 and level <= levels then
-    by_level[level] = by_level[level] or { ids = {}, odd = {}, at = {} }
-    local group = by_level[level]
-    group.ids[#group.ids + 1], group.odd[#group.odd + 1], group.at[#group.at + 1] = ARGV[ids0 + i], ARGV[ids0 + i] .. ODD, i
+  local priority = byte(priorities_of, i)
+  if priority >= 1 and priority <= priorities then
+    by_priority[priority] = by_priority[priority] or { ids = {}, decorated = {}, at = {} }
+    local group = by_priority[priority]
+    group.ids[#group.ids + 1], group.decorated[#group.decorated + 1], group.at[#group.at + 1] = ARGV[ids0 + i], ARGV[ids0 + i] .. DECORATED, i
   end
 end
 
--- state and place of each id that is there
-local states, places, level_at = {}, {}, {}
-for level, group in pairs(by_level) do
+-- state and value of each id that is there
+local states, values, priority_at = {}, {}, {}
+for priority, group in pairs(by_priority) do
   local function look(state, found)
-    for i, place in ipairs(found) do
-      if place then states[group.at[i]], places[group.at[i]], level_at[group.at[i]] = state, place, level end
+    for i, value in ipairs(found) do
+      if value then states[group.at[i]], values[group.at[i]], priority_at[group.at[i]] = state, value, priority end
     end
   end
-  look(FAILED, call('ZMSCORE', KEYS[f0 + level], unpack(group.ids)))
-  look(SUCCEEDED, call('ZMSCORE', KEYS[s0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[d0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.ids)))
-  look(PENDING, call('ZMSCORE', KEYS[p0 + level], unpack(group.odd)))
-  look(RUNNING, call('HMGET', KEYS[r0 + level], unpack(group.ids)))
+  look(FAILED, call('ZMSCORE', KEYS[failed0 + priority], unpack(group.ids)))
+  look(SUCCEEDED, call('ZMSCORE', KEYS[succeeded0 + priority], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[scheduled0 + priority], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[ready0 + priority], unpack(group.ids)))
+  look(PENDING, call('ZMSCORE', KEYS[ready0 + priority], unpack(group.decorated)))
+  look(RUNNING, call('HMGET', KEYS[running0 + priority], unpack(group.ids)))
 end
 
 local reply, bytes = { nonce, h }, 0
 for i = 1, count do
   local id = ARGV[ids0 + i]
-  local record = states[i] and call('HGET', key_j, id)
+  local record = states[i] and call('HGET', key_jobs, id)
   if record then
     bytes = bytes + (bodies and #record or 0)
     if i > 1 and bytes > tonumber(budget) then break end
-    reply[i + 2] = info(states[i], level_at[i], id, record, call('HGET', key_x, id), places[i], bodies)
+    reply[i + 2] = info(states[i], priority_at[i], id, record, call('HGET', key_extras, id), values[i], bodies)
   else
     reply[i + 2] = ''
   end

@@ -1,12 +1,12 @@
--- peek: how many jobs are due now, a level.
+-- peek: how many jobs are due now, by priority.
 -- KIND   read
--- NEEDS  base read clock
--- KEYS   m p* d*
+-- NEEDS  base check_read clock
+-- KEYS   meta ready* scheduled*
 -- ARGV   nonce version
--- REPLY  due (u32 a level), paused ('0', '1')
+-- REPLY  due (u32 a priority), paused ('0', '1')
 
 local due = {}
-for level = 1, levels do
-  due[level] = pack('>I4', call('ZCARD', KEYS[p0 + level]) + call('ZCOUNT', KEYS[d0 + level], '-inf', now))
+for priority = 1, priorities do
+  due[priority] = pack('>I4', call('ZCARD', KEYS[ready0 + priority]) + call('ZCOUNT', KEYS[scheduled0 + priority], '-inf', now))
 end
 return { nonce, h, concat(due), byte(config, CONFIG_FLAGS) % 2 == 1 and '1' or '0' }

@@ -1,22 +1,22 @@
--- quarantined: jobs that failed by their crashes and are to be moved to another queue.
+-- quarantined: jobs that crashed too many workers and are to be moved to another queue.
 -- KIND   read
--- NEEDS  base read
--- KEYS   m j x q f*
+-- NEEDS  base check_read
+-- KEYS   meta jobs extras quarantined failed*
 -- ARGV   nonce version limit
--- REPLY  an element a job: u8 level, id (8), u8 1 if it is still there and failed, ticket (8, zero: none yet), u8 length, queue of the ticket,
+-- REPLY  an element a job: u8 priority, id (8), u8 1 if it is still there and failed, reservation (8, zero: none yet), u8 length, queue of the reservation,
 -- u16 length, status, record
 
-local page = call('HSCAN', key_q, '0', 'COUNT', tonumber(limit))
-while #page[2] == 0 and page[1] ~= '0' do page = call('HSCAN', key_q, page[1], 'COUNT', tonumber(limit)) end
+local page = call('HSCAN', key_quarantined, '0', 'COUNT', tonumber(limit))
+while #page[2] == 0 and page[1] ~= '0' do page = call('HSCAN', key_quarantined, page[1], 'COUNT', tonumber(limit)) end
 local reply = { nonce, h }
 for i = 1, math.min(#page[2], 2 * tonumber(limit)), 2 do
-  local level, id = byte(page[2][i]), sub(page[2][i], 2)
-  local ticket, queue = sub(page[2][i + 1], 1, 8), sub(page[2][i + 1], 9)
-  local record = call('HGET', key_j, id)
-  local more = call('HGET', key_x, id)
-  local there = level <= levels and record and call('ZSCORE', KEYS[f0 + level], id)
+  local priority, id = byte(page[2][i]), sub(page[2][i], 2)
+  local reservation, queue = sub(page[2][i + 1], 1, 8), sub(page[2][i + 1], 9)
+  local record = call('HGET', key_jobs, id)
+  local more = call('HGET', key_extras, id)
+  local there = priority <= priorities and record and call('ZSCORE', KEYS[failed0 + priority], id)
   local status = more and sub(more, 11) or ''
-  reply[#reply + 1] = page[2][i] .. (there and '\1' or '\0') .. (ticket == '' and '\0\0\0\0\0\0\0\0' or ticket)
+  reply[#reply + 1] = page[2][i] .. (there and '\1' or '\0') .. (reservation == '' and '\0\0\0\0\0\0\0\0' or reservation)
     .. pack('>B', #queue) .. queue .. pack('>I2', #status) .. status .. (record or '')
 end
 return reply

@@ -1,12 +1,12 @@
--- renew: gives leases their full length again; a slow job can be given a lease of its own.
+-- renew: gives leases their full length again. A slow job can get a lease of its own.
 -- KIND   write
--- NEEDS  base send lane head clock mint lease leave
--- KEYS   m e E r*
+-- NEEDS  base call_in_chunks lane check_queue clock new_ids lease leave_lease
+-- KEYS   meta leases lease_jobs running*
 -- ARGV   lane sequence version jobs own lease
 -- REPLY  refused: u16 positions (from 0; the own list counts on after the jobs) whose lease is not held any more
--- jobs, own: u8 level, id (8), token (8) each: whose claim's lease is renewed whole (any one of its jobs names it, one that has ended too),
--- and who are taken out of it.
--- lease: ms the caller counts on: renewed by thirds of a longer lease, a shortened one would run out in between. '0': the queue's.
+-- jobs, own: u8 priority, id (8), token (8) each. jobs: the whole lease of the claim is renewed; any one of its jobs names it, one that has ended too.
+-- own: these jobs are taken out of it.
+-- lease: ms that the caller counts on. It renews by thirds of that, so a shorter lease would run out in between. '0': the queue's.
 
 if replay then return stored end
 local ITEM = 17
@@ -15,55 +15,55 @@ local count = #all / ITEM
 if count > 1000 then return redis.error_reply('TOO_MANY leases: expected at most 1000, got ' .. count) end
 if count % 1 ~= 0 or job_count % 1 ~= 0 then return redis.error_reply('BAD_REQUEST the jobs are cut off') end
 for i = 1, count do
-  local level = byte(all, ITEM * i - 16)
-  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
-  if level > #KEYS - r0 and level <= levels then return redis.error_reply('CONFIG_CHANGED the queue has more levels now') end
+  local priority = byte(all, ITEM * i - 16)
+  if priority < 1 then return redis.error_reply('BAD_REQUEST no priority ' .. priority) end
+  if priority > #KEYS - running0 and priority <= priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
 end
 
 local expires = now + math.max(unp('>I4', config, CONFIG_LEASE_MS), tonumber(lease or '0'))
 local refused, renewed = {}, {}
 
--- A job's value in r, if it is of that claim.
-local function running_of(level, id, token)
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+-- A job's value in running, if it is of that claim.
+local function running_of(priority, id, token)
+  local running = priority <= priorities and call('HGET', KEYS[running0 + priority], id)
   return running and sub(running, 1, 8) == token and running or nil
 end
 
--- The lease of a claim, if it stands.
-local function lease_of_claim(level, id, token)
-  if call('HEXISTS', key_E, token) == 1 then return token end
-  local running = running_of(level, id, token)
-  return running and byte(running, 11) >= 8 and lease_of(running, level, id)
+-- The lease of a claim, if it is held.
+local function lease_of_claim(priority, id, token)
+  if call('HEXISTS', key_lease_jobs, token) == 1 then return token end
+  local running = running_of(priority, id, token)
+  return running and byte(running, 11) >= 8 and lease_of(running, priority, id)
 end
 
--- A lease of one job, with the claim descriptor of the lease it leaves.
-local function own_lease(level, id, running)
-  local high, low = mint(1)
-  local fresh, claim, marks = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)
-  leaves(running, level, id)
-  call('HSET', key_E, fresh, pack('>I2BI2', 11, level, 1) .. id .. claim)
-  call('HSET', KEYS[r0 + level], id, sub(running, 1, 10) .. string.char(marks % 2 + 6) .. fresh .. (marks >= 8 and '' or sub(running, 12)))
-  return fresh
+-- A new lease of one job, with the claim descriptor of the lease it leaves.
+local function own_lease(priority, id, running)
+  local high, low = new_ids(1)
+  local own_token, claim, marks = pack('>I4I4', high, low + 1), claim_of(running), byte(running, 11)
+  leave_lease(running, priority, id)
+  call('HSET', key_lease_jobs, own_token, pack('>I2BI2', 11, priority, 1) .. id .. claim)
+  call('HSET', KEYS[running0 + priority], id, sub(running, 1, 10) .. string.char(marks % 2 + 6) .. own_token .. (marks >= 8 and '' or sub(running, 12)))
+  return own_token
 end
 
 -- The lease of a job that is to have one of its own.
-local function lease_of_own(level, id, token)
-  local running = running_of(level, id, token)
+local function lease_of_own(priority, id, token)
+  local running = running_of(priority, id, token)
   if not running then return nil end
-  if floor(byte(running, 11) / 2) % 2 == 0 then return own_lease(level, id, running) end
+  if floor(byte(running, 11) / 2) % 2 == 0 then return own_lease(priority, id, running) end
   local lease = lease_of(running)
-  return call('HEXISTS', key_E, lease) == 1 and lease
+  return call('HEXISTS', key_lease_jobs, lease) == 1 and lease
 end
 
 for i = 1, count do
-  local level, id, token = unp('>Bc8c8', all, ITEM * i - 16)
-  local lease = (i > job_count and lease_of_own or lease_of_claim)(level, id, token)
+  local priority, id, token = unp('>Bc8c8', all, ITEM * i - 16)
+  local lease = (i > job_count and lease_of_own or lease_of_claim)(priority, id, token)
   if lease then
     renewed[#renewed + 1], renewed[#renewed + 2] = expires, lease
   else
     refused[#refused + 1] = pack('>I2', i - 1)
   end
 end
-if renewed[1] then send('ZADD', key_e, renewed) end
+if renewed[1] then call_in_chunks('ZADD', key_leases, renewed) end
 settle_leases()
 return finish(concat(refused))

@@ -1,23 +1,23 @@
--- retry_failed: puts failed jobs of a level back in line, the oldest first, or those named.
+-- retry_failed: makes failed jobs of a priority pending again, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base send lane head clock ready mint ring admit status
--- KEYS   m w j x p* d* f*
--- ARGV   lane sequence version level limit attempts kind ms ids…
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit status
+-- KEYS   meta waiters jobs extras ready* scheduled* failed*
+-- ARGV   lane sequence version priority limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
--- limit: at most so many (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
--- Crashes count from 0 again. A job that is given more attempts than its record allows is allowed as many from now on, so that its attempts add up.
+-- limit: how many at most (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
+-- Crashes count from 0 again. A job that gets more attempts than its record allows is allowed as many from now on, so that its attempts add up.
 
--- Records are read for that, so many bytes a call; one job is always done.
+-- A call reads so many bytes of records for that; one job is always done.
 local RECORD_BYTES = 4194304
 
 if replay then return stored end
-local at, most, left = tonumber(level), tonumber(limit), tonumber(attempts)
+local at, most, left = tonumber(priority), tonumber(limit), tonumber(attempts)
 local named = #ARGV - ids0
 if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. math.max(most, named)) end
-if at > levels and most == 0 then return finish(pack('>I4B', 0, 0)) end
-if at < 1 or at > levels or left < 1 or left > 65535 then return redis.error_reply('BAD_REQUEST no such level or attempts') end
+if at > priorities and most == 0 then return finish(pack('>I4B', 0, 0)) end
+if at < 1 or at > priorities or left < 1 or left > 65535 then return redis.error_reply('BAD_REQUEST no such priority or attempts') end
 
-local failed, ids = KEYS[f0 + at], {}
+local failed, ids = KEYS[failed0 + at], {}
 if named > 0 then
   local seen = {}
   for i, score in ipairs(call('ZMSCORE', failed, unpack(ARGV, ids0 + 1, ids0 + named))) do
@@ -32,7 +32,7 @@ if not ids[1] then return finish(pack('>I4B', 0, 0)) end
 
 local records, bytes, more_left = {}, 0, 0
 for i = 1, left > 1 and #ids or 0 do
-  local record = call('HGET', key_j, ids[i])
+  local record = call('HGET', key_jobs, ids[i])
   bytes = bytes + (record and #record or 0)
   if i > 1 and bytes > RECORD_BYTES then
     for k = #ids, i, -1 do ids[k] = nil end
@@ -43,16 +43,16 @@ for i = 1, left > 1 and #ids or 0 do
 end
 
 local score = kind == '0' and now or kind == '2' and now + tonumber(ms) or tonumber(ms)
-local line, more = {}, {}
-local extras = call('HMGET', key_x, unpack(ids))
+local entries, more = {}, {}
+local extras = call('HMGET', key_extras, unpack(ids))
 for i, id in ipairs(ids) do
-  line[2 * i - 1], line[2 * i] = score, score <= now and id .. ODD or id
+  entries[2 * i - 1], entries[2 * i] = score, score <= now and id .. DECORATED or id
   local old = extras[i]
   more[2 * i - 1], more[2 * i] = id, extra(left, now, 0, old and sub(old, 11) or '')
 end
-for id, record in pairs(records) do call('HSET', key_j, id, record) end
-send('ZREM', failed, ids)
-send('HSET', key_x, more)
-if admit(at, score <= now and line or {}, score > now and line or {}) then ring() end
+for id, record in pairs(records) do call('HSET', key_jobs, id, record) end
+call_in_chunks('ZREM', failed, ids)
+call_in_chunks('HSET', key_extras, more)
+if admit(at, score <= now and entries or {}, score > now and entries or {}) then notify() end
 if named == 0 and call('ZCARD', failed) > 0 then more_left = 1 end
 return finish(pack('>I4B', #ids, more_left))

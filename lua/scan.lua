@@ -1,32 +1,32 @@
--- scan: one page of the jobs of a state and level, latest time first.
+-- scan: one page of the jobs of a state and priority, latest time first.
 -- KIND   read
--- NEEDS  base read clock lease order created info
--- KEYS   m j x E p* d* r* f* s*
--- ARGV   nonce version state level future cursor limit with_bodies budget
+-- NEEDS  base check_read clock lease before created_ms job_info
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
+-- ARGV   nonce version state priority future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
--- order, page sizes vary, and one may come twice (HSCAN): the caller drops what it has seen.
+-- order, page sizes vary, and a job may come twice (HSCAN): the caller drops what it has seen.
 
-local most, at, bodies = tonumber(limit), tonumber(level), with_bodies == '1'
+local most, at, bodies = tonumber(limit), tonumber(priority), with_bodies == '1'
 if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
-if most < 1 or at < 1 or at > levels then return redis.error_reply('BAD_REQUEST no such limit or level') end
+if most < 1 or at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no such limit or priority') end
 
 local reply, bytes = { nonce, h, '' }, 0
 
 -- false: the page is full
-local function give(kind, id, place)
-  local record = call('HGET', key_j, id)
+local function give(kind, id, value)
+  local record = call('HGET', key_jobs, id)
   if not record then return true end
   local size = bodies and #record or 0
   if size > 0 and #reply > 3 and bytes + size > tonumber(budget) then return false end
   bytes = bytes + size
-  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_x, id), place, bodies)
+  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_extras, id), value, bodies)
   return true
 end
 
 if state == '1' then
-  local page = call('HSCAN', KEYS[r0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
-  -- every element of a page of HSCAN has to be given, or it is never seen: bodies over the budget are left out
+  local page = call('HSCAN', KEYS[running0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
+  -- an element of a page of HSCAN that is not given is never seen again: bodies over the budget are left out
   for i = 1, #page[2], 2 do
     if not give(RUNNING, page[2][i], page[2][i + 1]) then
       bodies = false
@@ -41,7 +41,7 @@ local function earlier(score, id, other_score, other_id)
   return score < other_score or (score == other_score and before(id, other_id))
 end
 
--- How many members stand before (score, id): binary search by rank, as the member itself may have gone.
+-- How many members stand before (score, id): binary search by rank, as the member itself may have been removed.
 local function rank_of(key, score, id)
   local low, high = 0, call('ZCARD', key)
   while low < high do
@@ -55,7 +55,7 @@ end
 local from_score, from_id
 if cursor ~= '' then from_score, from_id = tonumber(sub(cursor, 9)), sub(cursor, 1, 8) end
 
--- An odd member of p counts by its id: ties go by id alone.
+-- A decorated member of ready counts by its id: ties go by id alone.
 -- The next jobs of one set below the cursor, latest first: { score, id }; only scores in (above, upto].
 local function page_of(key, above, upto)
   local last = call('ZCOUNT', key, '-inf', upto)
@@ -71,11 +71,11 @@ end
 
 local kind, jobs, others = tonumber(state), nil, {}
 if kind == PENDING and future == '1' then
-  jobs = page_of(KEYS[d0 + at], now, '+inf')
+  jobs = page_of(KEYS[scheduled0 + at], now, '+inf')
 elseif kind == PENDING then
-  jobs, others = page_of(KEYS[p0 + at], -1, '+inf'), page_of(KEYS[d0 + at], -1, now)
+  jobs, others = page_of(KEYS[ready0 + at], -1, '+inf'), page_of(KEYS[scheduled0 + at], -1, now)
 else
-  jobs = page_of(KEYS[(kind == SUCCEEDED and s0 or f0) + at], -1, '+inf')
+  jobs = page_of(KEYS[(kind == SUCCEEDED and succeeded0 or failed0) + at], -1, '+inf')
 end
 
 local a, b = 1, 1

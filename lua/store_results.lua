@@ -1,11 +1,11 @@
--- store_results: keeps for a while what running jobs returned, and tells those who wait for it.
+-- store_results: keeps for a while what running jobs returned, and notifies those that wait for it.
 -- KIND   write
--- NEEDS  base send lane head clock mint results
--- KEYS   m v V r*
+-- NEEDS  base call_in_chunks lane check_queue clock new_ids results
+-- KEYS   meta result_expiries results running*
 -- ARGV   lane sequence version channel items values…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
--- channel: what the channel of a job's result begins with; its id in hex follows. items, 23 bytes a job: u8 level, id (8), token (8), u48 ms to
--- keep it; values: one an item. A result that is there already is replaced. What is over goes meanwhile, so that it does so without a monitor.
+-- channel: the beginning of the channel of a job's result; its id in hex follows. items, 23 bytes a job: u8 priority, id (8), token (8), u48 ms to
+-- keep it. values: one an item. A result that is there is replaced. Results that are over are removed meanwhile, so that this needs no monitor.
 
 if replay then return stored end
 local ITEM = 23
@@ -15,9 +15,9 @@ if count % 1 ~= 0 or count ~= #ARGV - values0 then return redis.error_reply('BAD
 
 local refused, values, expiries, channels = {}, {}, {}, {}
 for i = 1, count do
-  local level, id, token, ms = unp('>Bc8c8I6', items, ITEM * (i - 1) + 1)
-  if level < 1 then return redis.error_reply('BAD_REQUEST no level ' .. level) end
-  local running = level <= levels and call('HGET', KEYS[r0 + level], id)
+  local priority, id, token, ms = unp('>Bc8c8I6', items, ITEM * (i - 1) + 1)
+  if priority < 1 then return redis.error_reply('BAD_REQUEST no priority ' .. priority) end
+  local running = priority <= priorities and call('HGET', KEYS[running0 + priority], id)
   if running and sub(running, 1, 8) == token then
     values[#values + 1], values[#values + 2] = id, ARGV[values0 + i]
     expiries[#expiries + 1], expiries[#expiries + 2] = string.format('%d', now + ms), id
@@ -29,9 +29,9 @@ end
 
 drop_results(100 + #channels)
 if values[1] then
-  send('HSET', key_V, values)
-  send('ZADD', key_v, expiries)
+  call_in_chunks('HSET', key_results, values)
+  call_in_chunks('ZADD', key_result_expiries, expiries)
 end
 local reply = finish(concat(refused))
-for _, one in ipairs(channels) do call('PUBLISH', one, key_m) end
+for _, one in ipairs(channels) do call('PUBLISH', one, key_meta) end
 return reply

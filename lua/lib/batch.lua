@@ -1,4 +1,4 @@
--- What came with the call: records, and a spec of them: jobs in a row that have the same u8 priority, u8 kind, u48 ms, and u16 how many.
+-- The records of a call and their spec. An entry of the spec stands for jobs in a row with the same u8 priority, u8 kind and u48 ms; u16: how many.
 -- reads: flags records0 spec
 -- sets:  count RUN_BYTES
 local RUN_BYTES = 10

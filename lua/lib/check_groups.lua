@@ -1,12 +1,12 @@
 -- Refuses an ack whose groups, runs, delays or statuses do not fit its ids, or that came without keys it needs.
--- reads: count FAILED groups keep levels statuses tombstones
+-- reads: count FAILED groups keep priorities statuses tombstones
 -- sets:  at base bytes cut text
-local at, base, bytes, cut = 1, 0, #groups, key_levels ~= levels
+local at, base, bytes, cut = 1, 0, #groups, key_priorities ~= priorities
 if cut and (keep > 0 or tombstones) then return redis.error_reply('BAD_REQUEST keys are missing') end
 while at + 3 <= bytes do
-  local level, kind, n = unp('>BBI2', groups, at)
+  local priority, kind, n = unp('>BBI2', groups, at)
   if cut and kind == FAILED then return redis.error_reply('BAD_REQUEST keys are missing') end
-  if level < 1 or n < 1 or kind > FAILED or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
+  if priority < 1 or n < 1 or kind > FAILED or base + n > count then return redis.error_reply('BAD_REQUEST a group does not fit') end
   local i = 0
   at = at + 4
   while i < n and at + 9 <= bytes do

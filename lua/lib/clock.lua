@@ -1,4 +1,4 @@
--- TIME, read once. Due times and leases use it raw; ids never go back with it.
+-- Reads TIME once. Due times and leases use it as it is. Ids never go back with it.
 -- sets:  now time
 local time = call('TIME')
 local now = time[1] * 1000 + floor(time[2] / 1000)

@@ -1,11 +1,11 @@
--- The head of a queue, read once, and whether this request was carried out before: then it is answered, not done twice.
--- A lane is a field of m: its last answer as it was sent: sequence (4), h (8), payload. replay: the payload of a repeated request.
+-- Reads the head of a queue once, and whether this request was carried out before; then it is answered and not carried out again. A lane is a field
+-- of meta: its last answer as it was sent, `sequence (4), h (8), payload`. replay: the payload of a repeated request.
 -- reads: lane sequence
 -- sets:  config earliest h_high h_low meta NEVER replay stored waiting
 local NEVER = 281474976710655
-local meta = call('HMGET', key_m, 'c', 'h', lane)
+local meta = call('HMGET', key_meta, 'config', 'head', lane)
 local config, stored = meta[1], meta[3]
--- h (two halves). earliest: no job is scheduled before it. waiting: somebody may wait for a ring.
+-- h (two halves). earliest: no job is scheduled before it. waiting: there may be waiters.
 local h_high, h_low, earliest, waiting = unp('>I4I4I6B', meta[2] or '\0\0\0\0\0\0\0\0\255\255\255\255\255\255\0')
 waiting = waiting == 1
 local replay

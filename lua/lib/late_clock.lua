@@ -1,4 +1,4 @@
--- TIME, read once and only by those who need it: without it ids go on by sequence.
+-- TIME, read only where it is needed. Without it ids go on by sequence.
 -- sets:  now read_clock
 local now = 0
 local function read_clock()

@@ -1,12 +1,12 @@
--- r[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
--- marks: 1 = has x, 2 = own lease follows, 4 = its lease is of one job, 8 = that has no entry in E: its name is level, id, token, and what
--- follows is the claim descriptor alone
--- sets:  claim_of lease_of SOLE_BYTES source_in
-local SOLE_BYTES = 17
+-- running[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
+-- marks: 1 = has extras, 2 = own lease follows, 4 = its lease is of one job, 8 = that lease has no entry in lease_jobs: its name is priority, id, token,
+-- and the claim descriptor alone follows.
+-- sets:  claim_of lease_of SINGLE_LEASE_BYTES source_in
+local SINGLE_LEASE_BYTES = 17
 
-local function lease_of(running, level, id)
+local function lease_of(running, priority, id)
   local marks = byte(running, 11)
-  if marks >= 8 then return string.char(level) .. id .. sub(running, 1, 8) end
+  if marks >= 8 then return string.char(priority) .. id .. sub(running, 1, 8) end
   if floor(marks / 2) % 2 == 1 then return sub(running, 12, 19) end
   return sub(running, 1, 8)
 end
@@ -14,7 +14,7 @@ end
 -- The claim descriptor of a running job, or ''.
 local function claim_of(running)
   if byte(running, 11) >= 8 then return sub(running, 12) end
-  local entry = call('HGET', key_E, lease_of(running))
+  local entry = call('HGET', key_lease_jobs, lease_of(running))
   return entry and sub(entry, 3 + unp('>I2', entry)) or ''
 end
 

@@ -1,4 +1,4 @@
--- x[id] = attempts left (2), updated ms (6), crashes (2), status (at most 3,000 bytes of UTF-8)
+-- extras[id] = attempts left (2), updated ms (6), crashes (2), status (at most 3,000 bytes of UTF-8)
 -- sets:  append_status extra prepend_status read_statuses STATUS_BYTES
 local STATUS_BYTES = 3000
 

@@ -1,36 +1,46 @@
--- Versions of a configuration are drawn from h, and always greater than the one there is: that one may come from a shard whose clock is ahead.
--- A queue has lives: odd while it is there, even when deleted; making and deleting it begin the next one. What is of a later life is newer,
--- whatever the clocks of shards say; within a life the version decides.
--- A configuration: version (8), generation (4), 22 bytes of settings, life (4), and of the settings what came later: nothing, or u16 crash limit
--- and the name of the quarantine queue.
--- reads: before config mint
--- sets:  config_of draw_version life_of NAME_BYTES newer refuse_settings SETTINGS_BYTES
-local SETTINGS_BYTES, NAME_BYTES = 22, 255
+-- Versions of a configuration are drawn from h, and always greater than the present one, which may come from a shard whose clock is ahead.
+-- Each creation and each deletion of a queue begins its next epoch; epochs are odd while the queue is there. A later epoch is newer, whatever the clocks
+-- of shards say. Within an epoch the version decides.
+-- The tail of a configuration is a list of entries: u8 length, bytes. New settings go behind the last one, so that older and newer callers agree.
+-- reads: before config new_ids
+-- sets:  config_of draw_version epoch_of MAX_ENTRIES newer refuse_settings skip_entries
+local MAX_ENTRIES = 100
 
-local function config_of(drawn, generation, settings, life)
-  return drawn .. generation .. sub(settings, 1, SETTINGS_BYTES) .. life .. sub(settings, SETTINGS_BYTES + 1)
+local function config_of(drawn, generation, settings, epoch)
+  return string.char(DATA_FORMAT) .. sub(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES) .. drawn .. generation .. epoch .. sub(settings, SETTINGS_LEASE_MS)
 end
 
-local function life_of(packed) return (unp('>I4', packed, CONFIG_LIFE)) end
+local function epoch_of(packed) return (unp('>I4', packed, CONFIG_EPOCH)) end
 
--- Whether what another shard has is newer than what is here. carried: version (8), life (4).
+-- Whether another shard's configuration is newer than this one's. carried: version (8), epoch (4).
 local function newer(carried)
-  local here, there = life_of(config), unp('>I4', carried, CARRIED_LIFE)
+  local here, there = epoch_of(config), unp('>I4', carried, CARRIED_EPOCH)
   return there > here or there == here and before(sub(config, CONFIG_VERSION, CONFIG_VERSION_END), carried)
 end
 
 -- Returns the new version, and the h it was drawn from.
 local function draw_version()
-  local high, low = mint(1)
+  local high, low = new_ids(1)
   local drawn = pack('>I4I4', high, low + 1)
   if not config or before(sub(config, CONFIG_VERSION, CONFIG_VERSION_END), drawn) then return drawn, drawn end
-  high, low = unp('>I4I4', config)
+  high, low = unp('>I4I4', config, CONFIG_VERSION)
   return low == 4294967295 and pack('>I4I4', high + 1, 0) or pack('>I4I4', high, low + 1), drawn
 end
 
+-- Returns the position behind `most` entries of a tail, and how many there were.
+local function skip_entries(packed, at, most)
+  local count = 0
+  while count < most and at <= #packed do
+    at, count = at + 1 + byte(packed, at), count + 1
+  end
+  return at, count
+end
+
 local function refuse_settings(settings)
-  local later, settings_flags, settings_levels = #settings - SETTINGS_BYTES, byte(settings, SETTINGS_FLAGS, SETTINGS_LEVELS)
-  if later ~= 0 and (later < 2 or later > 2 + NAME_BYTES) or settings_flags >= 128 or settings_levels < 1 or settings_levels > 100 then
-    return redis.error_reply('BAD_REQUEST settings: expected 22 bytes or 24 and a name, not deleted, with 1 to 100 levels')
+  local last = #settings >= SETTINGS_TAIL - 1 and skip_entries(settings, SETTINGS_TAIL, MAX_ENTRIES)
+  if last ~= #settings + 1 then return redis.error_reply('BAD_REQUEST settings: expected 22 bytes, then entries with a length each') end
+  local settings_flags, settings_priorities = byte(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES)
+  if settings_flags >= 128 or settings_priorities < 1 or settings_priorities > 100 then
+    return redis.error_reply('BAD_REQUEST settings: expected a queue that is not deleted, with 1 to 100 priorities')
   end
 end

@@ -172,7 +172,7 @@ def format_descriptors(queue: str, shard: str, priorities: bytes | int, first_id
 def parse_descriptor(text: str) -> tuple[str, str, int, int]: ...
 def group_descriptors(descriptors: Iterable[str]) -> list[_DescriptorGroup]: ...
 def pack_jobs(
-    jobs: Iterable[Buffer | NewJob], body_limit: int, levels: int, first: int = 0
+    jobs: Iterable[Buffer | NewJob], body_limit: int, priorities: int, first: int = 0
 ) -> tuple[bytes, bytes, list[bytes]]: ...
 def new_jobs(bodies: Iterable[Buffer], **options: Any) -> list[NewJob]: ...
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes: ...
@@ -238,26 +238,26 @@ class LeaseRenewer:
     def add_queue(self, keys: Sequence[bytes]) -> int:
         """A handle for the queue-shard whose renew script has these KEYS.
 
-        They stay: name every level the queue may ever have, or renewals end with CONFIG_CHANGED once it
+        They stay: name every priority the queue may ever have, or renewals end with CONFIG_CHANGED once it
         has more.
         Raises ValueError past 65,536 of them, RuntimeError once closed.
         """
-    def hold(self, queue: int, level: int, id: bytes, token: bytes, lease_ms: int) -> None:
+    def hold(self, queue: int, priority: int, id: bytes, token: bytes, lease_ms: int) -> None:
         """Keep the lease of `token` (8 bytes) renewed from now on; lease_ms (from 1) is its full length.
 
         Raises ValueError for another size or handle, RuntimeError once closed.
         """
     def drop(self, queue: int, token: bytes) -> None:
         """Stop renewing `token`; no error if it is not held."""
-    def limit(self, queue: int, level: int, id: bytes, token: bytes, after_s: float) -> None:
+    def limit(self, queue: int, priority: int, id: bytes, token: bytes, after_s: float) -> None:
         """After so many seconds the running job (id and token: 8 bytes each) leaves its claim's lease.
 
-        It gets a lease of its own, as long, which nobody renews. Raises as hold.
+        It gets a lease of its own, as long, which is not renewed. Raises as hold.
         """
     def drop_limit(self, queue: int, id: bytes) -> None:
         """The job ended; no error if it has no limit."""
     def take_lost(self) -> list[tuple[int, bytes]]:
-        """The (handle, token) pairs found gone since the last call; they are no longer held."""
+        """The (handle, token) pairs that the server no longer had since the last call. They are no longer held."""
     def stats(self) -> RenewerStats:
         """Totals since the start, and the present state."""
     def wait_renewed(self, n: int, timeout_s: float) -> bool:

@@ -62,14 +62,14 @@ pub fn group_acks(
     Ok(acks.pack(succeeded.py(), flags, pack_ack_group))
 }
 
-/// Batches as of `group_acks`, without statuses and delays: jobs that go back as they were.
+/// Batches as of `group_acks`, without statuses and delays: jobs that are released as they were.
 #[pyfunction]
 pub fn group_releases(jobs: &Bound<'_, PyAny>) -> PyResult<Vec<AckBatch>> {
     let mut releases = Acks::default();
     for (position, value) in jobs.try_iter()?.enumerate() {
         let target = Target::read(&value?, &mut releases.shards)
             .map_err(|refusal| refusal.at(format_args!("job {position}")))?;
-        // The wire's release has no kind: one outcome for all keeps a level one group.
+        // The wire's release has no kind: one outcome for all keeps a priority one group.
         let outcome = Outcome::Failed;
         releases.add(AckItem { target, outcome, delay_ms: 0, status: String::new(), position });
     }
@@ -120,19 +120,19 @@ struct Seen {
 
 impl Seen {
     fn is_new(&mut self, target: &Target) -> bool {
-        let Target { shard, level, id, token } = *target;
-        match self.first_token.entry((shard, level, id)) {
+        let Target { shard, priority, id, token } = *target;
+        match self.first_token.entry((shard, priority, id)) {
             Entry::Vacant(free) => {
                 free.insert(token);
                 true
             }
             Entry::Occupied(first) if [token, NO_TOKEN].contains(first.get()) || token == NO_TOKEN => false,
-            Entry::Occupied(_) => self.more_tokens.insert((shard, level, id, token)),
+            Entry::Occupied(_) => self.more_tokens.insert((shard, priority, id, token)),
         }
     }
 }
 
-/// Appends a group of items that have one level and outcome.
+/// Appends a group of items that have one priority and outcome.
 type PackGroup = fn(&mut Vec<u8>, &[AckItem]);
 
 fn pack_batch(
@@ -143,9 +143,9 @@ fn pack_batch(
     pack_group: PackGroup,
 ) -> AckBatch {
     // By token too: a run costs 10 bytes and a script its steps, so that claims that are mixed up are sorted out here.
-    items.sort_by_key(|item| (item.target.level, item.outcome, item.target.token));
+    items.sort_by_key(|item| (item.target.priority, item.outcome, item.target.token));
     let (mut groups, mut statuses) = (Vec::new(), Vec::new());
-    for group in items.chunk_by(|a, b| (a.target.level, a.outcome) == (b.target.level, b.outcome)) {
+    for group in items.chunk_by(|a, b| (a.target.priority, a.outcome) == (b.target.priority, b.outcome)) {
         pack_group(&mut groups, group);
     }
     for (position, item) in items.iter().enumerate() {
@@ -163,18 +163,18 @@ fn pack_batch(
     }
 }
 
-/// `u8 level, u8 kind, u16 n, runs`, and for failed jobs `n x u48 delay ms`.
+/// `u8 priority, u8 kind, u16 n, runs`, and for failed jobs `n x u48 delay ms`.
 fn pack_ack_group(groups: &mut Vec<u8>, items: &[AckItem]) {
-    groups.extend([items[0].target.level, items[0].outcome as u8]);
+    groups.extend([items[0].target.priority, items[0].outcome as u8]);
     pack_runs(groups, items);
     if items[0].outcome == Outcome::Failed {
         groups.extend(items.iter().flat_map(|item| u48_bytes(item.delay_ms)));
     }
 }
 
-/// `u8 level, u16 n, runs`.
+/// `u8 priority, u16 n, runs`.
 fn pack_release_group(groups: &mut Vec<u8>, items: &[AckItem]) {
-    groups.push(items[0].target.level);
+    groups.push(items[0].target.priority);
     pack_runs(groups, items);
 }
 

@@ -22,7 +22,7 @@ pub enum Outcome {
 pub struct Target {
     /// Of the call's `ShardIndex`.
     pub shard: usize,
-    pub level: u8,
+    pub priority: u8,
     pub id: u64,
     /// The claim's; 0 if the caller has none.
     pub token: u64,
@@ -58,7 +58,7 @@ impl Target {
         let (py, job) = (job.py(), job.get());
         let (queue, shard) = (job.queue.bind(py).as_any(), job.shard.bind(py).as_any());
         let shard = shards.position(text("queue", queue)?, text("shard", shard)?);
-        Ok(Self { shard, level: job.priority, id: job.id, token: job.token_number(py) })
+        Ok(Self { shard, priority: job.priority, id: job.id, token: job.token_number(py) })
     }
 
     fn of_descriptor(
@@ -68,7 +68,7 @@ impl Target {
     ) -> Result<Self, BadArgument> {
         let descriptor = Descriptor::parse(text("job descriptor", value)?)?;
         let shard = shards.position(descriptor.queue, descriptor.shard);
-        Ok(Self { shard, level: descriptor.priority, id: descriptor.id, token })
+        Ok(Self { shard, priority: descriptor.priority, id: descriptor.id, token })
     }
 }
 

@@ -12,11 +12,11 @@ pub enum BadArgument {
 }
 
 impl BadArgument {
-    /// The same refusal, with the place it is about in front.
-    pub fn at(self, place: impl Display) -> Self {
+    /// The same refusal, with its position in front.
+    pub fn at(self, position: impl Display) -> Self {
         match self {
-            Self::Type(message) => Self::Type(format!("{place}: {message}")),
-            Self::Value(message) => Self::Value(format!("{place}: {message}")),
+            Self::Type(message) => Self::Type(format!("{position}: {message}")),
+            Self::Value(message) => Self::Value(format!("{position}: {message}")),
         }
     }
 }

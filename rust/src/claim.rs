@@ -16,7 +16,7 @@ const FIXED_ELEMENTS: usize = 7;
 
 /// The jobs of a claim and what its shard has left. `token` is empty if nothing was claimed or it was a dry run.
 ///
-/// `left`: jobs that are due but not taken, a level. `due_in_ms`: how long until the next scheduled job is due; 0 if there is
+/// `left`: jobs that are due but not taken, a priority. `due_in_ms`: how long until the next scheduled job is due; 0 if there is
 /// none, or if another worker waits for it. `paused`: the queue gives no jobs now.
 #[pyclass(frozen, module = "pinlater._core")]
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub fn decode_claim(
 
 /// A job as the jobs block has it.
 struct Taken {
-    level: u8,
+    priority: u8,
     id: u64,
     /// None: all that the record allows.
     attempts_remaining: Option<u16>,
@@ -89,7 +89,7 @@ struct Origin<'a, 'py> {
 }
 
 impl<'a, 'py> Origin<'a, 'py> {
-    /// A dry run has no token; its jobs have the one that stands for none.
+    /// A dry run has no token. Its jobs have `NO_TOKEN`.
     fn new(
         queue: &'a Bound<'py, PyString>,
         shard: &'a Bound<'py, PyString>,
@@ -108,7 +108,7 @@ impl<'a, 'py> Origin<'a, 'py> {
         let job = Job {
             queue: self.queue.clone().unbind(),
             shard: self.shard.clone().unbind(),
-            priority: taken.level,
+            priority: taken.priority,
             id: taken.id,
             body: PyBytes::new(py, record.body).unbind(),
             token: self.token.clone().unbind(),
@@ -119,22 +119,22 @@ impl<'a, 'py> Origin<'a, 'py> {
     }
 }
 
-/// Levels follow one another: `u8 level, u16 n, n x id, u16 m, m x (u16 index, u16 attempts left)`.
+/// A block for each priority: `u8 priority, u16 n, n x id, u16 m, m x (u16 index, u16 attempts left)`.
 fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
     let mut reader = Reader::new("claim reply: jobs block", block);
     let mut taken = Vec::with_capacity(block.len() / 8);
     while !reader.is_at_end() {
-        let level = reader.u8()?;
-        if !(1..=MAX_PRIORITY).contains(&level) {
+        let priority = reader.u8()?;
+        if !(1..=MAX_PRIORITY).contains(&priority) {
             return Err(malformed(format!(
-                "jobs block: expected a level from 1 to {MAX_PRIORITY}, got {level}"
+                "jobs block: expected a priority from 1 to {MAX_PRIORITY}, got {priority}"
             )));
         }
         let count = usize::from(reader.u16()?);
         let first = taken.len();
         let ids = reader.take(8 * count)?;
         taken.extend(ids.chunks_exact(8).map(|id| Taken {
-            level,
+            priority,
             id: big_endian(id),
             attempts_remaining: None,
         }));
@@ -152,7 +152,7 @@ fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
 
 fn read_left(packed: &[u8]) -> Result<Vec<u32>, BadArgument> {
     if packed.len() % 4 != 0 {
-        return Err(malformed(format!("left: expected 4 bytes a level, got {} bytes", packed.len())));
+        return Err(malformed(format!("left: expected 4 bytes a priority, got {} bytes", packed.len())));
     }
     Ok(packed.chunks_exact(4).map(|left| u32::from_be_bytes([left[0], left[1], left[2], left[3]])).collect())
 }

@@ -40,7 +40,7 @@ impl<'a> Descriptor<'a> {
             queue: Some(queue).filter(|name| is_queue(name)).ok_or("the queue is not [A-Za-z0-9_]{1,255}")?,
             shard: shard.ok_or("the shard is not s[A-Za-z0-9_-]{1,32}")?,
             priority: priority
-                .and_then(|level| u8::try_from(level).ok())
+                .and_then(|priority| u8::try_from(priority).ok())
                 .ok_or("the priority is not p1 to p100")?,
             id: decimal(id, MAX_ID).ok_or("the id is not a decimal number from 1 to 2**63 - 1")?,
         })

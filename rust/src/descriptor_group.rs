@@ -8,7 +8,7 @@ use crate::descriptor::Descriptor;
 use crate::limits::MAX_BATCH;
 use crate::shard_index::ShardIndex;
 
-/// (queue, shard, levels: a byte a job, ids: 8 bytes each, positions in the input)
+/// (queue, shard, priorities: a byte a job, ids: 8 bytes each, positions in the input)
 type DescriptorGroup<'py> = (String, String, Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>, Vec<usize>);
 
 struct Item {
@@ -43,8 +43,8 @@ fn parse<'a>(value: &'a Bound<'_, PyAny>) -> Result<Descriptor<'a>, BadArgument>
 }
 
 fn group<'py>(py: Python<'py>, queue: &str, shard: &str, items: &[Item]) -> DescriptorGroup<'py> {
-    let levels: Vec<u8> = items.iter().map(|item| item.priority).collect();
+    let priorities: Vec<u8> = items.iter().map(|item| item.priority).collect();
     let ids = items.iter().map(|item| PyBytes::new(py, &item.id.to_be_bytes())).collect();
     let positions = items.iter().map(|item| item.position).collect();
-    (queue.to_owned(), shard.to_owned(), PyBytes::new(py, &levels), ids, positions)
+    (queue.to_owned(), shard.to_owned(), PyBytes::new(py, &priorities), ids, positions)
 }

@@ -15,7 +15,7 @@ type PackedJobs<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<Bound<'py,
 /// What a queue allows.
 struct Limits {
     body_bytes: usize,
-    levels: u8,
+    priorities: u8,
 }
 
 /// The spec and the statuses so far.
@@ -28,19 +28,19 @@ struct JobSpec {
 
 /// Packs jobs; formats: `docs/design.md`, "Job spec".
 ///
-/// `body_limit`: bytes a body may have; `levels`: of the queue; `first`: the first job's position in the caller's
+/// `body_limit`: bytes a body may have; `priorities`: of the queue; `first`: the first job's position in the caller's
 /// request, for messages. All is checked before anything is returned: `ValueError` or `TypeError` that begins
 /// `job <position>: `.
 #[pyfunction]
-#[pyo3(signature = (jobs, body_limit, levels, first=0))]
+#[pyo3(signature = (jobs, body_limit, priorities, first=0))]
 pub fn pack_jobs<'py>(
     jobs: &Bound<'py, PyAny>,
     body_limit: usize,
-    levels: u8,
+    priorities: u8,
     first: usize,
 ) -> PyResult<PackedJobs<'py>> {
     let py = jobs.py();
-    let limits = Limits { body_bytes: body_limit, levels };
+    let limits = Limits { body_bytes: body_limit, priorities };
     let mut spec = JobSpec::default();
     let mut records = Vec::new();
     for (position, item) in jobs.try_iter()?.enumerate() {
@@ -114,12 +114,12 @@ impl Limits {
     }
 
     fn check_priority(&self, priority: u8) -> Result<(), BadArgument> {
-        if priority <= self.levels {
+        if priority <= self.priorities {
             return Ok(());
         }
-        let (levels, s) = (self.levels, if self.levels == 1 { "" } else { "s" });
+        let priorities = self.priorities;
         Err(BadArgument::Value(format!(
-            "priority: expected 1 to {levels} (the queue has {levels} level{s}), got {priority}"
+            "priority: expected 1 to {priorities} (the priorities of the queue), got {priority}"
         )))
     }
 }

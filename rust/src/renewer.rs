@@ -90,7 +90,7 @@ impl LeaseRenewer {
     }
 
     /// A handle for the queue-shard whose renew script has these KEYS; `ValueError` past 65,536 of them.
-    /// They stay: name every level the queue may ever have, or renewals end with `CONFIG_CHANGED` once it has more.
+    /// The keys do not change: name every priority that the queue may ever have, or renewals end with `CONFIG_CHANGED` once it has more.
     fn add_queue(&self, keys: Vec<PyBackedBytes>) -> PyResult<u16> {
         let mut state = self.open_state()?;
         let handle = u16::try_from(state.queues.len()).map_err(|_| {
@@ -102,9 +102,9 @@ impl LeaseRenewer {
         Ok(handle)
     }
 
-    /// Keep the lease of a claim renewed from now on. `level`, `id` and `token` (8 bytes each): one of its jobs, the first
+    /// Keep the lease of a claim renewed from now on. `priority`, `id` and `token` (8 bytes each): one of its jobs, the first
     /// or any other; `lease_ms` is the lease's full length.
-    fn hold(&self, queue: u16, level: u8, id: &[u8], token: &[u8], lease_ms: u32) -> PyResult<()> {
+    fn hold(&self, queue: u16, priority: u8, id: &[u8], token: &[u8], lease_ms: u32) -> PyResult<()> {
         let (id, token) = (eight_bytes("id", id)?, eight_bytes("token", token)?);
         if lease_ms == 0 {
             return Err(PyValueError::new_err("expected a lease of at least 1 ms, came 0"));
@@ -112,7 +112,7 @@ impl LeaseRenewer {
         let mut state = self.open_state()?;
         let length = Duration::from_millis(lease_ms.into());
         let held = state.queue(queue).map_err(PyValueError::new_err)?;
-        let due_at = held.hold(level, id, token, length, Instant::now());
+        let due_at = held.hold(priority, id, token, length, Instant::now());
         if state.wakes_at.is_none_or(|wakes_at| due_at < wakes_at) {
             self.shared.wake.notify_one();
         }
@@ -128,8 +128,8 @@ impl LeaseRenewer {
     }
 
     /// From `after_s` on the job is not kept by its claim's lease: it gets one of its own, which ends by itself.
-    /// `level`, `id` and `token` (8 bytes each): the running job.
-    fn limit(&self, queue: u16, level: u8, id: &[u8], token: &[u8], after_s: f64) -> PyResult<()> {
+    /// `priority`, `id` and `token` (8 bytes each): the running job.
+    fn limit(&self, queue: u16, priority: u8, id: &[u8], token: &[u8], after_s: f64) -> PyResult<()> {
         let (id, token) = (eight_bytes("id", id)?, eight_bytes("token", token)?);
         let after = Duration::try_from_secs_f64(after_s)
             .map_err(|_| PyValueError::new_err(format!("expected seconds, 0 or more, came {after_s}")))?;
@@ -137,7 +137,7 @@ impl LeaseRenewer {
         let Some(ends_at) = Instant::now().checked_add(after) else {
             return Ok(()); // never
         };
-        state.queue(queue).map_err(PyValueError::new_err)?.limit(level, id, token, ends_at);
+        state.queue(queue).map_err(PyValueError::new_err)?.limit(priority, id, token, ends_at);
         if state.wakes_at.is_none_or(|wakes_at| ends_at < wakes_at) {
             self.shared.wake.notify_one();
         }
@@ -152,7 +152,7 @@ impl LeaseRenewer {
         Ok(())
     }
 
-    /// The (handle, token) pairs found gone since the last call; they are no longer held.
+    /// The (handle, token) pairs that the server no longer had since the last call. They are no longer held.
     fn take_lost(&self) -> PyResult<Vec<(u16, Token)>> {
         Ok(self.state()?.lost.drain(..).collect())
     }

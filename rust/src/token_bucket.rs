@@ -45,7 +45,7 @@ impl TokenBucket {
         Ok(granted)
     }
 
-    /// Puts back `n` tokens that were not used.
+    /// Returns `n` unused tokens to the bucket.
     fn give_back(&mut self, n: i64) -> PyResult<()> {
         self.tokens = (self.tokens + as_tokens(check_count(n)?)).min(self.burst);
         Ok(())

@@ -226,7 +226,7 @@ def test_monitor_runs_until_a_signal(server: Server) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         with server.client() as watcher:
-            wait_until(lambda: watcher.hget("pl:{mail/1}:m", "o"), "an active monitor")
+            wait_until(lambda: watcher.hget("pl:{mail/1}:meta", "monitor"), "an active monitor")
         process.terminate()
         process.communicate(timeout=30)
     assert process.returncode == DONE

@@ -182,7 +182,7 @@ def test_a_queue_without_a_monitor_is_a_warning(server: Server) -> None:
     assert found["queue mail", "monitor"].level == WARNING
     assert found["queue mail", "open"].found == "paused"
     until_ms = server.time_ms() + 60_000
-    server.call("HSET", "pl:{mail/1}:m", "o", b"monitor." + until_ms.to_bytes(6, "big"))
+    server.call("HSET", "pl:{mail/1}:meta", "monitor", b"monitor." + until_ms.to_bytes(6, "big"))
     assert level_of(server.url, "monitor", "queue mail") == OK
 
 
@@ -194,7 +194,7 @@ def test_a_lost_record_is_an_error(server: Server) -> None:
     with Client(server.url) as client:
         client.create_queue("mail")
         client.enqueue("mail", b"x")
-        server.call("DEL", "pl:{mail/1}:j")
+        server.call("DEL", "pl:{mail/1}:jobs")
         client.dequeue("mail")
     finding = look(server.url)["queue mail", "lost records"]
     assert finding.level == ERROR
@@ -211,11 +211,23 @@ def test_a_queue_that_is_not_alike_on_all_shards(server: Server) -> None:
     with Client(f"2={server.url}") as client:
         client.configure_queue("mail", lease_ms=1000)
     assert look(url)["queue mail", "configuration"].found == "differs between shards"
-    server.call("DEL", "pl:{mail/2}:m")
+    server.call("DEL", "pl:{mail/2}:meta")
     assert look(url)["queue mail", "configuration"].found == "not on shard 2"
     with Client(url) as client:  # as the advice says
         client.queue_config("mail")
     assert look(url)["queue mail", "configuration"].level == OK
+
+
+def test_a_queue_of_another_format_is_an_error(server: Server) -> None:
+    url = f"1={server.url},2={server.url}"
+    with Client(url) as client:
+        client.create_queue("mail")
+    server.call("HSET", "pl:{mail/2}:m", "c", bytes(38))
+    found = look(url)["queue mail", "format"]
+    assert (found.level, found.found) == (ERROR, "shard 2: found format 1, expected 2")
+    assert found.advice.startswith("drain the queue with the version of PinLater that wrote it")
+    server.call("DEL", "pl:{mail/1}:meta")
+    assert set(look(url)) & {("queue mail", "format"), ("queue mail", "configuration")} == {("queue mail", "format")}
 
 
 def test_queue_states_name_a_shard_that_does_not_answer(server: Server) -> None:
@@ -296,7 +308,7 @@ def test_the_audit(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--audit", "--url", server.url]) == 0
     assert "3 jobs, each in exactly one place" in capsys.readouterr().out
     id_ = int(descriptors[0].rpartition(":")[2]).to_bytes(8, "big")
-    server.call("HDEL", "pl:{mail/1}:j", id_)
+    server.call("HDEL", "pl:{mail/1}:jobs", id_)
     assert main(["doctor", "--audit", "--queue", "mail", "--url", server.url]) == 1
     out = capsys.readouterr().out
     assert descriptors[0] in out

@@ -35,7 +35,7 @@ def script_calls(server: Server) -> int:
 
 
 def sessions(server: Server) -> set[bytes]:
-    fields = server.call("HKEYS", queue_key("q", "1", "m"))
+    fields = server.call("HKEYS", queue_key("q", "1", "meta"))
     return {field[:8] for field in fields if len(field) == LANE_BYTES}
 
 
@@ -371,7 +371,7 @@ def test_the_environment_names_the_server(kind: Any, server: Server, monkeypatch
     monkeypatch.setenv("PINLATER_URL", f"a={server.url},b={server.url}")
     calls = make_calls(kind)
     calls.create_queue("q")
-    assert server.call("EXISTS", queue_key("q", "a", "m"), queue_key("q", "b", "m")) == 2
+    assert server.call("EXISTS", queue_key("q", "a", "meta"), queue_key("q", "b", "meta")) == 2
     calls.close()
 
 
@@ -403,7 +403,7 @@ def test_a_closed_client_says_so_and_lets_nobody_wait(server: Server, kind: Call
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(calls.dequeue, "q", wait=300)
             with server.client() as client:
-                wait_until(lambda: client.exists(queue_key("q", "1", "w")), "a waiting dequeue")
+                wait_until(lambda: client.exists(queue_key("q", "1", "waiters")), "a waiting dequeue")
             calls.client.close() if kind == "sync" else calls.wait(calls.client.close)
             with pytest.raises(ClientClosed, match="this one is closed"):
                 waiting.result()

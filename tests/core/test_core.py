@@ -287,7 +287,7 @@ def test_jobs_are_packed_as_the_page_says() -> None:
     [
         (
             [b""] * 3 + [_core.NewJob(b"", priority=7)],
-            "ValueError: job 3: priority: expected 1 to 3 (the queue has 3 levels), got 7",
+            "ValueError: job 3: priority: expected 1 to 3 (the priorities of the queue), got 7",
         ),
         (
             [bytes(2**20 + 1)],

@@ -50,10 +50,10 @@ ONE_JOB = [
 @st.composite
 def claim_replies(draw: st.DrawFn) -> list[Any]:
     block, records = b"", []
-    for level in draw(st.lists(priorities, max_size=3)):
+    for priority in draw(st.lists(priorities, max_size=3)):
         entries = draw(st.lists(st.tuples(ids, st.none() | st.integers(0, 65_535)), max_size=4))
         lefts = [struct.pack(">HH", index, left) for index, (_, left) in enumerate(entries) if left is not None]
-        block += struct.pack(">BH", level, len(entries))
+        block += struct.pack(">BH", priority, len(entries))
         block += b"".join(struct.pack(">Q", id) for id, _ in entries)
         block += struct.pack(">H", len(lefts)) + b"".join(lefts)
         records += [b"\1" + draw(st.binary(min_size=3, max_size=6)) for _ in entries]
@@ -110,8 +110,8 @@ def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
     [
         (2, b"abc", "token: expected 0 or 8 bytes, got b'abc'"),
         (3, b"\2\0", "jobs block: expected 2 more bytes at byte 1 of 2, got 1"),
-        (3, b"\0\0\0", "jobs block: expected a level from 1 to 100, got 0"),
-        (4, bytes(3), "left: expected 4 bytes a level, got 3 bytes"),
+        (3, b"\0\0\0", "jobs block: expected a priority from 1 to 100, got 0"),
+        (4, bytes(3), "left: expected 4 bytes a priority, got 3 bytes"),
         (5, b"", "due in: expected 6 bytes, got b''"),
         (6, None, "paused: expected bytes, got None"),
         (6, b"2", "paused: expected b'0' or b'1', got b'2'"),

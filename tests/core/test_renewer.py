@@ -81,23 +81,24 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, clien
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
     script = load_scripts()["renew"]
     config = [
-        struct.pack(">QIIBBIIII", 1, 1, 60_000, 0, priorities, 0, 0, 0, 1 << 20) for priorities in (2, MAX_PRIORITY)
+        struct.pack(">BBBQIIIIIII", 2, 0, priorities, 1, 1, 1, 60_000, 0, 0, 0, 1 << 20)
+        for priorities in (2, MAX_PRIORITY)
     ]
     tag = "pl:{q/s}:"
-    client.hset(tag + "m", mapping={"c": config[0], "h": bytes(15)})
-    client.hset(tag + "E", mapping={token(1).decode(): b""})
+    client.hset(tag + "meta", mapping={"config": config[0], "head": bytes(15)})
+    client.hset(tag + "lease_jobs", mapping={token(1).decode(): b""})
     names = [name.removesuffix("*") for name in script.keys if not name.endswith("*")]
-    names += [f"r{level}" for level in range(1, MAX_PRIORITY + 1)]
+    names += [f"running:{priority}" for priority in range(1, MAX_PRIORITY + 1)]
     renewer = make(server, script=script.source)
     queue = renewer.add_queue([(tag + name).encode() for name in names])
     renewer.hold(queue, 1, token(1), token(1), LEASE_MS)
     renewer.hold(queue, 1, token(2), token(2), LEASE_MS)
     assert renewer.wait_renewed(3, DEADLINE_S), renewer.stats().last_error
     assert renewer.take_lost() == [(queue, token(2))]
-    assert client.zrange(tag + "e", 0, -1) == [token(1)]
-    client.hset(tag + "m", "c", config[1])  # the queue has more levels now
+    assert client.zrange(tag + "leases", 0, -1) == [token(1)]
+    client.hset(tag + "meta", "config", config[1])  # the queue has more priorities now
     assert renewer.wait_renewed(renewer.stats().renewals + 2, DEADLINE_S), renewer.stats().last_error
-    client.delete(tag + "m")
+    client.delete(tag + "meta")
     wait_until(lambda: renewer.stats().held == 0, "the tokens of a deleted queue let go")
     assert renewer.take_lost() == [(queue, token(1))]
     assert renewer.stats().failures == 0
@@ -108,13 +109,13 @@ def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(ser
     renewal = LeaseRenewal(5.0)
     with Client(server.url) as client, connect(server) as raw:
         client.create_queue("q", replace(lease, priorities=5))
-        client.enqueue_many("q", [NewJob(b"", priority=level) for level in (1, 5)])
+        client.enqueue_many("q", [NewJob(b"", priority=priority) for priority in (1, 5)])
         jobs = client.dequeue("q", 2)
         try:
             renewal.hold(client.session.queue_shard("q", "1"), jobs, lease, time.monotonic())
             (renewer,) = renewal.renewers.values()
             assert renewer.wait_renewed(2, 30)
-            assert raw.zcard("pl:{q/1}:e") == 1
+            assert raw.zcard("pl:{q/1}:leases") == 1
             assert (renewer.stats().failures, renewer.take_lost()) == (0, [])
         finally:
             renewal.close()
@@ -141,7 +142,7 @@ def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make
         # those left part from their lease too: that the server does not know it any more is no news
         renewer.limit(queue, 1, second, claimed.token, 0.0)
         renewer.limit(queue, 1, third, claimed.token, 0.0)
-        wait_until(lambda: not client.hexists(wire.key("E"), claimed.token), "the end of the claim's lease")
+        wait_until(lambda: not client.hexists(wire.key("lease_jobs"), claimed.token), "the end of the claim's lease")
         wait_until(lambda: renewer.stats().held == 0, "the renewer to let it go")
         assert renewer.take_lost() == []
         assert renewer.stats().failures == 0

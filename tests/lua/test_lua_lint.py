@@ -18,8 +18,8 @@ from tests.support import lua_names
 SCRIPTS = load_scripts()
 FILES = sorted(LUA_DIRECTORY.rglob("*.lua"))
 #: No part, but names that the loader knows.
-CONFIG_BYTES = LUA_DIRECTORY / "lib" / "config_bytes.lua"
-PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_BYTES})
+CONFIG_LAYOUT = LUA_DIRECTORY / "lib" / "config_layout.lua"
+PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_LAYOUT})
 STEP_LINES = 40
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
@@ -46,29 +46,28 @@ LINES = 160
 BOUNDED = {
     "argv, first, first + n - 1": "a group fits the ids of one call: 1,000",
     "fields": "ids and records of one call: 2,000",
-    "extras": "ids of one call and their x: 2,000",
-    "line": "scores and ids of one call: 2,000",
+    "extras": "ids of one call and their extras: 2,000",
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",
-    "odd_ids": "of one claim: 1,000",
-    "entries": "two a lease that the ids of one call may end: 2,000",
+    "decorated_ids": "of one claim: 1,000",
+    "entries": "two for each id of one call: 2,000",
     "leases": "of the ids of one call: 1,000",
-    "KEYS, p0 + level, p0 + levels": "100 levels",
-    "KEYS, p0 + at, p0 + levels": "100 levels",
-    "values, first, math.min(first + 1999, #values)": "send: chunks of 2,000",
+    "KEYS, ready0 + priority, ready0 + priorities": "100 priorities",
+    "KEYS, ready0 + at, ready0 + priorities": "100 priorities",
+    "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "ids": "ids of one call or one lease, 1,000 at most",
-    "gone": "ids of one lease",
+    "crashed": "ids of one lease",
     "candidates": "two forms an id of one call: 2,000",
     "group.ids": "ids of one call",
-    "group.odd": "ids of one call",
+    "group.decorated": "ids of one call",
     "group.flagged": "ids of one call",
     "argv, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
-    "lists": "chunks of records: 5 a level, 100 levels",
-    "KEYS": "10 keys and 5 a level, 100 levels",
+    "lists": "chunks of records: 5 a priority, 100 priorities",
+    "KEYS": "10 keys and 5 a priority, 100 priorities",
 }
 
 
@@ -81,7 +80,7 @@ RULES = {
     r"\b(tostring)\(": "{} loses digits",
     r"\.\. (now|score|due_ms|ms|expires|earliest)\b": "number in a string: {}",
     r"^(?!local )function (\w+)": "global {}",
-    r"\b(?:config|settings|carried), ([2-9]|\d\d)": "byte {} of a configuration (lib/config_bytes)",
+    r"\b(?:config|settings|carried), ([2-9]|\d\d)": "byte {} of a configuration (lib/config_layout)",
 }
 UNPACK = re.compile(r"unpack\(((?:[^()]|\([^()]*\))*)\)")
 MATCH = re.compile(r"string\.(g?match|find|gsub)\((.*)")
@@ -95,7 +94,7 @@ def problems(source: str) -> list[str]:
     found += [f"unbounded unpack({inner})" for inner in UNPACK.findall(code) if inner not in BOUNDED]
     found += [f"pattern of string.{call}" for call, rest in MATCH.findall(code) if not LITERAL.match(rest)]
     found += [f"command {word}" for word in re.findall(r"\bcall\('(\w+)'", code) if word not in COMMANDS]
-    found += [f"command {word}" for word in re.findall(r"\bsend\('(\w+)'", code) if word not in WRITES]
+    found += [f"command {word}" for word in re.findall(r"\bcall_in_chunks\('(\w+)'", code) if word not in WRITES]
     return found
 
 
@@ -111,17 +110,17 @@ def test_a_lua_file_keeps_the_rules(path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("redis.pcall('ZADD', key_e, now, x)", "pcall is not allowed"),
-        ("call('ZREM', key_e, unpack(everything))", "unbounded unpack(everything)"),
+        ("redis.pcall('ZADD', key_leases, now, x)", "pcall is not allowed"),
+        ("call('ZREM', key_leases, unpack(everything))", "unbounded unpack(everything)"),
         ("string.match(status, pattern)", "pattern of string"),
         ("string.gsub(sub(status, 3), ARGV0, '')", "pattern of string"),
         ("status:find(word)", "a string method"),
-        ("call('GET', 'pl:{a/b}:m')", "key outside of KEYS"),
+        ("call('GET', 'pl:{a/b}:meta')", "key outside of KEYS"),
         ("call('HGET', KEYS[2], ARGV[1])", "index of 2"),
         ("x = tostring(score)", "tostring"),
-        ("call('ZRANGE', key_e, '(' .. now, '+inf')", "number in a string"),
+        ("call('ZRANGE', key_leases, '(' .. now, '+inf')", "number in a string"),
         ("call('KEYS', '*')", "command KEYS"),
-        ("send('HMGET', key_j, ids)", "command HMGET"),
+        ("call_in_chunks('HMGET', key_jobs, ids)", "command HMGET"),
         ("function leak() end", "global leak"),
         ("unp('>I4', config, 13)", "byte 13 of a configuration"),
     ],
@@ -145,11 +144,11 @@ def test_the_source_as_sent_has_the_right_flags_and_one_clock(script: Script) ->
     assert source.splitlines()[0] == SHEBANGS[script.kind]
     assert (script.kind == "admit") == (script.verb in ADMITTED)
     assert source.count("'TIME'") <= 1
-    written = set(re.findall(r"\b(?:call|send)\('(\w+)'", source)) & WRITES
+    written = set(re.findall(r"\b(?:call|call_in_chunks)\('(\w+)'", source)) & WRITES
     assert bool(written) == script.writes
     first = ("lane", "sequence") if script.writes else ("nonce",)
     assert script.arguments[: len(first)] == first
-    assert "m" in script.keys
+    assert "meta" in script.keys
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)
@@ -181,7 +180,7 @@ def test_the_header_of_a_part_lists_the_locals_it_reads_and_sets(path: Path) -> 
         ("local function f(x) return x + y end", {"y"}, {"f"}),
         ("repeat local a = f('b') until a or c", {"a", "c", "f"}, set()),
         ("if a then local b = 1 else b = 2 end", {"a"}, {"b"}),
-        ("call('HGET', key_m, x0 + level)", {"level"}, set()),
+        ("call('HGET', key_meta, ready0 + level)", {"level"}, set()),
     ],
 )
 def test_what_code_reads_and_sets_is_told(code: str, reads: set[str], sets: set[str]) -> None:
@@ -224,7 +223,7 @@ READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare
 def test_nothing_is_validated_after_the_first_write(verb: str) -> None:
     body = (LUA_DIRECTORY / f"{verb}.lua").read_text("utf-8")
     first_write = min(
-        (match.start() for match in re.finditer(r"\b(?:call|send)\('(\w+)'", body) if match[1] in WRITES),
+        (match.start() for match in re.finditer(r"\b(?:call|call_in_chunks)\('(\w+)'", body) if match[1] in WRITES),
         default=len(body),
     )
     assert "error_reply" not in body[first_write:]

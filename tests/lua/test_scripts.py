@@ -69,10 +69,10 @@ def make_scene(client: redis.Redis) -> Scene:
     reservation = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
-    client.zadd(setup.key("w"), {b"pl:wake:dead": FAR_MS})
+    client.zadd(setup.key("waiters"), {b"pl:wake:dead": FAR_MS})
     setup.set_head(waiting=True)
-    client.hset(setup.key("m"), "lost", 2)
-    client.hset(setup.key("q"), b"\1" + ended.jobs[3].id, b"")
+    client.hset(setup.key("meta"), "lost", 2)
+    client.hset(setup.key("quarantined"), b"\1" + ended.jobs[3].id, b"")
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], reservation)
 
 
@@ -106,7 +106,7 @@ ANY_VERSION = {"renew", "expire", "collect", "end_leases"}
 
 def test_every_writing_verb_is_under_test() -> None:
     writing = {verb for verb, script in load_scripts().items() if script.writes}
-    assert writing == set(REQUESTS)
+    assert writing == set(REQUESTS) - {"claim_one"}  # a claim with its common keys alone
 
 
 @REPEATABLE

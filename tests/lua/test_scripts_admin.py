@@ -27,6 +27,7 @@ from tests.support.wire_format import (
     number,
     record,
     settings,
+    unpack_config,
 )
 
 EACH_KIND = pytest.mark.parametrize("kind", EVERY_KIND)
@@ -60,8 +61,8 @@ def test_a_queue_is_created_once_and_a_repeat_says_so_again(wire: Wire) -> None:
 def test_settings_change_by_compare_and_set(wire: Wire) -> None:
     other = wire.other()
     config = wire.configure(settings(lease_ms=1234, priorities=5))
-    assert config[12:34] == settings(lease_ms=1234, priorities=5)
-    assert config == wire.read("config")[0]
+    assert config.settings == settings(lease_ms=1234, priorities=5)
+    assert config == unpack_config(wire.read("config")[0])
     assert number(wire.version) > number(other.version)
     with refused("CONFIG_CHANGED"):
         other.configure(settings())
@@ -72,14 +73,14 @@ def test_settings_change_by_compare_and_set(wire: Wire) -> None:
 def test_a_carried_configuration_is_taken_over_only_if_it_is_newer(wire: Wire, step: int) -> None:
     known = wire.version
     newer = wire.configure(settings(lease_ms=77), carried=after(known, step))
-    assert (newer[:8], newer[12:34]) == (after(known, step), settings(lease_ms=77))
+    assert (newer.version, newer.settings) == (after(known, step), settings(lease_ms=77))
     for old in (known, after(known, step), after(known, step - 1)):
         assert wire.configure(settings(lease_ms=5), carried=old) == newer
-    assert number(wire.configure(settings())[:8]) > number(newer[:8])
+    assert number(wire.configure(settings()).version) > number(newer.version)
 
 
 def test_versions_drawn_in_one_millisecond_grow_by_their_last_bits(wire: Wire) -> None:
-    versions = [number(wire.configure(settings(lease_ms=i + 1))[:8]) for i in range(50)]
+    versions = [number(wire.configure(settings(lease_ms=i + 1)).version) for i in range(50)]
     assert versions == sorted(set(versions))
 
 
@@ -93,15 +94,15 @@ def test_a_deleted_queue_leaves_its_head_and_nothing_comes_back(wire: Wire) -> N
     deleted = wire.answer
     assert wire.again() == deleted
     found = snapshot(wire)
-    assert set(found) == {"m"}
-    assert set(found["m"]) == {b"c", b"h", wire.lane}
-    config = wire.read("config")[0]
-    assert config[16] == 128
+    assert set(found) == {"meta"}
+    assert set(found["meta"]) == {b"config", b"head", wire.lane}
+    config = unpack_config(wire.read("config")[0])
+    assert (config.format, config.flags, config.epoch) == (2, 128, 2)
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=version)
     again = wire.other()
     assert again.create() is True
-    assert number(again.version) > number(config[:8]) > number(version)
+    assert number(again.version) > number(config.version) > number(version)
     assert number(again.enqueue(Job())[0]) > number(ids[-1])
     assert number(again.claim().token) > number(token)
     assert again.succeed(again.replayed_claim()) == []
@@ -132,7 +133,7 @@ def test_only_what_is_of_an_earlier_life_is_deleted(wire: Wire, below: int, goes
     wire.enqueue_bodies(b"a")
     before = snapshot(wire, lane=False)
     wire.write("delete_queue", below)
-    assert (set(snapshot(wire)) == {"m"}) is goes
+    assert (set(snapshot(wire)) == {"meta"}) is goes
     assert goes or snapshot(wire, lane=False) == before
 
 
@@ -140,7 +141,8 @@ def test_a_carried_creation_takes_the_version_over(wire: Wire) -> None:
     other = Wire(wire.client, "other")
     assert other.create(settings(lease_ms=9), carried=after(wire.version)) is True
     assert other.version == after(wire.version)
-    assert other.read("config")[0][8:] == b"\0\0\0\1" + settings(lease_ms=9) + b"\0\0\0\1"
+    config = unpack_config(other.read("config")[0])
+    assert (config.generation, config.epoch, config.settings) == (1, 1, settings(lease_ms=9))
 
 
 # -- enqueue refused, prepare, load
@@ -167,7 +169,7 @@ def test_a_ticket_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
     answer = wire.answer
     assert wire.again() == answer
     before = snapshot(wire)
-    with refused("TICKET_GONE"):
+    with refused("RESERVATION_GONE"):
         wire.load(reservation, *[Job()] * 3)
     assert snapshot(wire) == before
     assert drain(wire) == [b"0", b"1", b"2", b"behind"]
@@ -192,9 +194,9 @@ def test_failed_jobs_are_retried_oldest_first_or_by_name(wire: Wire) -> None:
 
 def test_a_retry_with_more_attempts_allows_them(wire: Wire) -> None:
     ids = fail_all(wire, 3)
-    wire.client.hdel(wire.key("j"), ids[2])
+    wire.client.hdel(wire.key("jobs"), ids[2])
     assert wire.retry_failed(attempts=5, kind=DELAY, ms=60_000) == 3
-    records = [wire.client.hget(wire.key("j"), id_) for id_ in ids]
+    records = [wire.client.hget(wire.key("jobs"), id_) for id_ in ids]
     assert records == [record(Job(b"0", allowed=5)), record(Job(b"1", allowed=5)), None]
     assert [(known(wire, id_).allowed, known(wire, id_).remaining) for id_ in ids[:2]] == [(5, 5)] * 2
 
@@ -233,7 +235,7 @@ def test_jobs_of_one_state_are_deleted_by_count_and_by_name(wire: Wire, state: b
     assert wire.delete_jobs(state, limit=1000) == (5, 0)
     assert [sum(level) for level in wire.counts()] == [30, 0, 0]
     if state == RUNNING:
-        assert not set(snapshot(wire)) & {"e", "E", "r1"}
+        assert not set(snapshot(wire)) & {"leases", "lease_jobs", "running:1"}
     for other in (PENDING, RUNNING, SUCCEEDED, FAILED):
         wire.delete_jobs(other, limit=1000)
     assert is_clean(snapshot(wire))
@@ -283,7 +285,7 @@ def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: Fres
         assert wire.collect()[0] == [3, 0, 0, 0, 1, 0]
         jump(server, 3000)
         assert wire.collect()[0] == [0, 0, 1, 1, 0, 0]  # the other lane and the ticket are an hour old
-        with refused("TICKET_GONE"):
+        with refused("RESERVATION_GONE"):
             wire.load(reservation, Job(), Job())
         jump(server, 2000)
         assert wire.collect()[0] == [0, 4, 0, 0, 0, 0]
@@ -314,8 +316,8 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
             assert counts[0] + counts[1] <= 1000
             totals, more, calls = [a + b for a, b in zip(totals, counts, strict=False)], counts[5], calls + 1
         assert (totals, more, cursor) == ([2000, 0, 1200, 1200, 0], 0, b"0")
-        assert set(client.hkeys(wire.key("R"))) == fresh
-        client.delete(wire.key("R"))
+        assert set(client.hkeys(wire.key("reservations"))) == fresh
+        client.delete(wire.key("reservations"))
         assert is_clean(snapshot(wire))
 
 

@@ -70,13 +70,13 @@ def test_the_times_in_the_status(wire: Wire, day: str) -> None:
     (id_,) = wire.enqueue(Job())
     wire.claim(claim=CLAIM)
     token = (int(claimed_at.timestamp() * 1000) << 19).to_bytes(8, "big")
-    running = wire.client.hget(wire.key("r1"), id_)
+    running = wire.client.hget(wire.key("running:1"), id_)
     assert isinstance(running, bytes)
-    wire.client.hset(wire.key("r1"), id_, token + running[8:])
-    entry = wire.client.hget(wire.key("E"), running[:8])
+    wire.client.hset(wire.key("running:1"), id_, token + running[8:])
+    entry = wire.client.hget(wire.key("lease_jobs"), running[:8])
     assert isinstance(entry, bytes)
-    wire.client.delete(wire.key("E"), wire.key("e"))
-    wire.client.hset(wire.key("E"), token, entry)
+    wire.client.delete(wire.key("lease_jobs"), wire.key("leases"))
+    wire.client.hset(wire.key("lease_jobs"), token, entry)
     assert wire.end_leases(SOURCE)[:2] == (1, 1)
     assert f"claimed {day}T23:59:58Z, given back 20".encode() in known(wire, id_).status
 
@@ -111,7 +111,7 @@ def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) 
 
     def line() -> list[tuple[bytes, float]]:
         found: list[list[Any]] = [
-            list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("p1", "p2")
+            list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("ready:1", "ready:2")
         ]
         return [one for level in found for one in level if one[0][:8] in ids[1:4]]
 

@@ -137,8 +137,8 @@ def test_a_damaged_lease_does_not_stop_the_others(timed: Timed) -> None:
     wire = timed.wire
     wire.enqueue_bodies(b"a", b"b", b"c")
     lost, other = wire.claim(2), wire.claim(1)
-    wire.client.hdel(wire.key("E"), lost.token, lost.token + b"n")
-    wire.client.hdel(wire.key("j"), other.jobs[0].id)
+    wire.client.hdel(wire.key("lease_jobs"), lost.token, lost.token + b"n")
+    wire.client.hdel(wire.key("jobs"), other.jobs[0].id)
     timed.later(LEASE_S + 1)
     assert (wire.expire().leases, lease_fields(wire)) == (2, (0, 0))
     assert wire.claim().jobs == []
@@ -149,8 +149,8 @@ def test_a_job_whose_lease_is_gone_comes_back(wire: Wire) -> None:
     ids = wire.enqueue(Job(b"gone"), Job(b"last", allowed=1))
     gone, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
     held = wire.claim()
-    wire.client.zrem(wire.key("e"), gone.token)
-    wire.client.hdel(wire.key("E"), gone.token, gone.token + b"n")
+    wire.client.zrem(wire.key("leases"), gone.token)
+    wire.client.hdel(wire.key("lease_jobs"), gone.token, gone.token + b"n")
     assert wire.expire().retried == 0
     expiry = wire.expire(sweep=b"1:0")
     assert (expiry.leases, expiry.retried, expiry.failed, expiry.next_sweep) == (1, 1, 1, b"2:0")
@@ -167,7 +167,7 @@ def test_a_lease_that_lost_its_end_gets_one(timed: Timed) -> None:
     wire = timed.wire
     wire.enqueue_bodies(b"a", b"b")
     claimed = wire.claim()
-    wire.client.delete(wire.key("e"))
+    wire.client.delete(wire.key("leases"))
     assert wire.expire(sweep=b"1:0").leases == 0
     assert list(expiries(wire)) == [claimed.token]
     timed.later(LEASE_S + 1)
@@ -179,8 +179,8 @@ def test_a_sweep_goes_on_where_it_was_and_round_all_levels(wire: Wire) -> None:
         wire.enqueue(*[Job(b"x", level)] * 700)
     while wire.claim().jobs:
         pass
-    wire.client.delete(wire.key("e"), wire.key("E"))
-    wire.client.hset(wire.key("r3"), b"no id", b"short")
+    wire.client.delete(wire.key("leases"), wire.key("lease_jobs"))
+    wire.client.hset(wire.key("running:3"), b"no id", b"short")
     sweep, calls = b"1:0", 0
     while wire.counts()[0][2] + wire.counts()[1][2]:
         expiry = wire.expire(sweep=sweep)

@@ -182,11 +182,11 @@ def test_tombstones_are_left_only_for_jobs_that_end(wire: Wire) -> None:
     ids = wire.enqueue(Job(), Job(), Job(allowed=1))
     done, retried, failed = ends(wire.claim())
     assert wire.ack(done, retried._replace(failed=True), failed._replace(failed=True), tombstones=True) == []
-    tombs = snapshot(wire)["T"]
+    tombs = snapshot(wire)["tombstones"]
     assert isinstance(tombs, dict)
     assert set(tombs) == {ids[0], ids[2]}
     wire.ack(*ends(wire.claim()))
-    assert snapshot(wire)["T"] == tombs
+    assert snapshot(wire)["tombstones"] == tombs
 
 
 def test_succeeded_jobs_are_kept_up_to_the_cap(wire: Wire) -> None:
@@ -195,7 +195,7 @@ def test_succeeded_jobs_are_kept_up_to_the_cap(wire: Wire) -> None:
     for limit in (4, 4, 4):
         assert wire.succeed(wire.claim(limit)) == []
     assert [info.body if info else None for info in wire.lookup(ids)] == [None] * 7 + [b"%d" % i for i in range(7, 12)]
-    assert (wire.client.hlen(wire.key("j")), wire.client.hlen(wire.key("x"))) == (5, 5)
+    assert (wire.client.hlen(wire.key("jobs")), wire.client.hlen(wire.key("extras"))) == (5, 5)
 
 
 # -- renew

@@ -44,12 +44,12 @@ def wire(server: Server) -> Iterator[Wire]:
 
 
 def places(wire: Wire) -> dict[str, Any]:
-    """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry in E."""
-    found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "E"}
+    """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry."""
+    found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "lease_jobs"}
     running = [
         (level, info.state, info.remaining, info.claim)
         for level in range(1, LEVELS + 1)
-        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"r{level}")))
+        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{level}")))
         for info in [known(wire, id_, level)]
     ]
     return found | {"running": running}
@@ -135,7 +135,7 @@ def test_a_lease_of_one_job_that_lost_its_expiry_gets_one_again(wire: Wire) -> N
     wire.enqueue_bodies(b"a")
     (end,) = ends(wire.claim_one())
     wire.expire(None)
-    assert wire.client.delete(wire.key("e")) == 1
+    assert wire.client.delete(wire.key("leases")) == 1
     looked = wire.expire(sweep=b"1:0")
     assert (looked.leases, looked.retried) == (0, 0)
     assert set(expiries(wire)) == names([[end]])
@@ -144,7 +144,7 @@ def test_a_lease_of_one_job_that_lost_its_expiry_gets_one_again(wire: Wire) -> N
 
 def test_a_claim_of_one_plain_job_gives_none_of_a_paused_queue_and_none_without_a_record(wire: Wire) -> None:
     ids = wire.enqueue_bodies(b"a", b"b")
-    wire.client.hdel(wire.key("j"), ids[0])
+    wire.client.hdel(wire.key("jobs"), ids[0])
     before = snapshot(wire, lane=False)
     assert wire.claim_one().jobs == []
     assert snapshot(wire, lane=False) == before
@@ -159,10 +159,10 @@ def test_a_repeated_claim_of_one_gives_nothing_of_what_was_taken_away(wire: Wire
     ways: list[Callable[[], Claimed]] = [wire.claim_one, lambda: wire.claim(1)]
     for claim in ways:
         assert claim().bodies == wire.replayed_claim().bodies == [b"a"]
-        running = cast("dict[bytes, bytes]", wire.client.hgetall(wire.key("r1")))
-        wire.client.hset(wire.key("r1"), id_, b"another!" + running[id_][8:])
+        running = cast("dict[bytes, bytes]", wire.client.hgetall(wire.key("running:1")))
+        wire.client.hset(wire.key("running:1"), id_, b"another!" + running[id_][8:])
         assert wire.replayed_claim().jobs == []
-        wire.client.hset(wire.key("r1"), id_, running[id_])
+        wire.client.hset(wire.key("running:1"), id_, running[id_])
         assert wire.release(*ends(wire.replayed_claim())) == []
 
 
@@ -175,7 +175,7 @@ def test_claims_of_one_take_the_most_urgent_job_of_whatever_kind(wire: Wire) -> 
         Job(b"gone", 1),
         Job(b"told", 2, status=b"s"),
     )
-    wire.client.hdel(wire.key("j"), ids[3])
+    wire.client.hdel(wire.key("jobs"), ids[3])
     bodies = []
     while (claimed := wire.claim(1)).jobs:
         bodies += claimed.bodies

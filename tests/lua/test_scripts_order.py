@@ -63,8 +63,8 @@ def test_a_dry_run_shows_what_the_claim_gives(wire: Wire) -> None:
     now_ms = created_ms(wire.h)
     for i in range(40):
         wire.enqueue(Job(b"%d" % i * 100, 1 + i % 3, ABSOLUTE, now_ms - 40 + i))
-        wire.client.zadd(wire.key("d1"), {wire.enqueue_bodies(b"due%d" % i)[0]: now_ms - 20 - i})
-        wire.client.zrem(wire.key("p1"), wire.h)
+        wire.client.zadd(wire.key("scheduled:1"), {wire.enqueue_bodies(b"due%d" % i)[0]: now_ms - 20 - i})
+        wire.client.zrem(wire.key("ready:1"), wire.h)
     wire.set_head(due_ms=now_ms - 100)
     for limit, budget in ((1, MIB), (7, MIB), (50, 2000), (1000, 5000), (1000, MIB)):
         shown, claimed = wire.dry_run(limit, budget), wire.claim(limit, budget=budget)
@@ -139,7 +139,7 @@ def test_a_repeated_claim_gives_what_is_still_held(wire: Wire) -> None:
 def test_ids_without_records_are_dropped_and_counted(wire: Wire) -> None:
     ids = wire.enqueue(*(Job(b"%d" % i, status=b"s") for i in range(60)))
     gone = {*ids[0:5], *ids[20:50:3], ids[-1]}
-    wire.client.hdel(wire.key("j"), *gone)
+    wire.client.hdel(wire.key("jobs"), *gone)
     expected = [b"%d" % i for i, id_ in enumerate(ids) if id_ not in gone]
     assert wire.dry_run().bodies == expected
     first = wire.claim(10)
@@ -147,14 +147,14 @@ def test_ids_without_records_are_dropped_and_counted(wire: Wire) -> None:
     assert first.left == [50, 0, 0]
     assert first.bodies + wire.claim().bodies == expected
     assert wire.read("config")[2] == b"%d" % len(gone)
-    assert set(snapshot(wire)) == {"m", "j", "x", "e", "E", "r1"}
-    assert wire.client.hlen(wire.key("x")) == len(expected)
+    assert set(snapshot(wire)) == {"meta", "jobs", "extras", "leases", "lease_jobs", "running:1"}
+    assert wire.client.hlen(wire.key("extras")) == len(expected)
 
 
 def test_running_jobs_without_records_can_be_acked_failed_and_released(wire: Wire) -> None:
     wire.enqueue(*(Job(b"%d" % i) for i in range(4)))
     claimed = wire.claim()
-    wire.client.delete(wire.key("j"))
+    wire.client.delete(wire.key("jobs"))
     done, failed, back, kept = ends(claimed)
     assert wire.checkpoint(kept, body=b"new") == [0]
     assert wire.checkpoint(kept._replace(status=b"s")) == []
@@ -196,7 +196,7 @@ def test_only_what_is_needed_of_what_is_due_is_moved(kind: AnyKind, fresh_server
         jump(server, 120)
         claimed = wire.claim(10)
         assert (claimed.bodies, claimed.left) == ([b"%d" % i for i in range(10)], [40, 0, 0])
-        assert (client.zcard(wire.key("d1")), client.zcard(wire.key("p1"))) == (40, 0)
+        assert (client.zcard(wire.key("scheduled:1")), client.zcard(wire.key("ready:1"))) == (40, 0)
         assert wire.release(*ends(claimed)) == []
         assert drain(wire) == [b"%d" % i for i in range(50)]
 
@@ -217,4 +217,4 @@ def test_a_clock_that_went_back_hides_no_ready_job(kind: AnyKind, fresh_server: 
 def test_the_record_in_redis_is_the_one_that_was_sent(wire: Wire) -> None:
     job = Job(b"\0\xff", 2, allowed=65535)
     (id_,) = wire.enqueue(job)
-    assert snapshot(wire)["j"] == {id_: record(job)}
+    assert snapshot(wire)["jobs"] == {id_: record(job)}

@@ -59,10 +59,12 @@ def test_a_scan_gives_each_job_that_stays_put_once_though_others_come_and_go(wir
         wire.delete_jobs(PENDING, ids=[go.pop(chance.randrange(len(go)))])
         wire.enqueue(Job(b"new", 1, ABSOLUTE, now_ms - chance.randint(0, 40)))
         # in p a job with a run-after of its own is odd
-        places = {"d1": (moved := chance.choice(stay)), "p1": moved + b"\1"}
-        score = wire.client.zscore(wire.key("p1"), places["p1"])
-        came, went = ("d1", "p1") if score else ("p1", "d1")
-        wire.client.zadd(wire.key(came), {places[came]: score or wire.client.zscore(wire.key("d1"), moved) or 0})
+        places = {"scheduled:1": (moved := chance.choice(stay)), "ready:1": moved + b"\1"}
+        score = wire.client.zscore(wire.key("ready:1"), places["ready:1"])
+        came, went = ("scheduled:1", "ready:1") if score else ("ready:1", "scheduled:1")
+        wire.client.zadd(
+            wire.key(came), {places[came]: score or wire.client.zscore(wire.key("scheduled:1"), moved) or 0}
+        )
         wire.client.zrem(wire.key(went), places[went])
 
     found = [info.id for info in scan_all(wire, PENDING, disturb) if info.id in set(stay)]
@@ -159,11 +161,11 @@ def test_the_audit_of_a_healthy_queue(wire: Wire) -> None:
 def test_the_audit_of_a_damaged_queue(wire: Wire) -> None:
     bare, twice, wrong, orphan, lost = wire.enqueue(*[Job()] * 5)
     low = wire.enqueue(Job(b"low", 2))[0]
-    wire.client.zrem(wire.key("p1"), orphan, lost)
-    wire.client.zadd(wire.key("p1"), {low: created_ms(low)})
-    wire.client.zadd(wire.key("p1"), {wrong + b"\1": 1})
-    wire.client.zadd(wire.key("f1"), {twice: 1})
-    wire.client.hdel(wire.key("j"), bare)
+    wire.client.zrem(wire.key("ready:1"), orphan, lost)
+    wire.client.zadd(wire.key("ready:1"), {low: created_ms(low)})
+    wire.client.zadd(wire.key("ready:1"), {wrong + b"\1": 1})
+    wire.client.zadd(wire.key("failed:1"), {twice: 1})
+    wire.client.hdel(wire.key("jobs"), bare)
     places, _ = wire.audit([bare, twice, wrong, orphan, low])
     assert places == [
         READY,
@@ -177,9 +179,9 @@ def test_the_audit_of_a_damaged_queue(wire: Wire) -> None:
 def test_the_audit_of_damaged_leases(wire: Wire) -> None:
     wire.enqueue(*[Job()] * 6)
     miscounted, unexpiring, empty = wire.claim(2), wire.claim(2), wire.claim(2)
-    wire.client.hincrby(wire.key("E"), miscounted.token + b"n", 1)
-    wire.client.zrem(wire.key("e"), unexpiring.token)
-    wire.client.hdel(wire.key("E"), empty.token)
+    wire.client.hincrby(wire.key("lease_jobs"), miscounted.token + b"n", 1)
+    wire.client.zrem(wire.key("leases"), unexpiring.token)
+    wire.client.hdel(wire.key("lease_jobs"), empty.token)
     places, seen = wire.audit(
         [unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token]
     )
@@ -220,5 +222,5 @@ def test_a_full_redis_refuses_new_jobs_by_name_and_drains(kind: Kind, fresh_serv
         wire.collect()
         assert len(drain(wire)) == 21
         assert wire.delete_jobs(FAILED, limit=9) == (1, 0)
-        assert wire.client.hlen(wire.key("j")) == 0
+        assert wire.client.hlen(wire.key("jobs")) == 0
         wire.write("delete_queue", b"")

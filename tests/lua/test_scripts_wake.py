@@ -121,7 +121,7 @@ def test_what_gives_work_rings_one_waiter(wire: Wire, blocking: Callable[[bytes]
     assert (one.rings(), two.rings()) == (0, 0)
     act(wire, held)
     assert one.rings() + two.rings() == 1
-    assert wire.client.zcard(wire.key("w")) == 1
+    assert wire.client.zcard(wire.key("waiters")) == 1
 
 
 @pytest.mark.parametrize("what", [*RINGS, "delete_queue"])
@@ -136,7 +136,7 @@ def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> No
     act(wire, held)
     assert blocking_list.rings() == 1
     assert wire.client.exists(dead) == 0
-    assert wire.client.zcard(wire.key("w")) == 0
+    assert wire.client.zcard(wire.key("waiters")) == 0
     blocking_list.listener.close()
 
 
@@ -145,10 +145,10 @@ def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> No
     blocking = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
     waiting(wire, other)
     waiting(wire, quiet)
-    scores: Any = dict(wire.client.zscan_iter(wire.key("w")))
-    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000, other: scores[other] - 15_000})
+    scores: Any = dict(wire.client.zscan_iter(wire.key("waiters")))
+    wire.client.zadd(wire.key("waiters"), {quiet: scores[quiet] - 17_000, other: scores[other] - 15_000})
     wire.enqueue_bodies(b"x")
-    wire.client.zadd(wire.key("w"), {quiet: scores[quiet] - 17_000})
+    wire.client.zadd(wire.key("waiters"), {quiet: scores[quiet] - 17_000})
     wire.enqueue_bodies(b"x")
     assert [blocking_list.rings() for blocking_list in blocking] == [0, 1]
     for blocking_list in blocking:
@@ -179,14 +179,14 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
     assert (claimed.jobs, claimed.token, claimed.paused) == ([], b"", True)
     assert wire.replayed_claim() == claimed
     assert (wire.dry_run().jobs, wire.dry_run().paused) == ([], True)
-    assert wire.client.zrange(wire.key("w"), 0, -1) == [b"me"]
+    assert wire.client.zrange(wire.key("waiters"), 0, -1) == [b"me"]
 
 
 @pytest.mark.parametrize("dead", [0, 3, 60, 999])
 def test_dead_waiters_are_skipped(wire: Wire, blocking: Callable[[bytes], Bell], dead: int) -> None:
     blocking_list = blocking(b"me")
     waiting(wire)
-    wire.client.zadd(wire.key("w"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
+    wire.client.zadd(wire.key("waiters"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
     wire.enqueue_bodies(b"x")
     assert blocking_list.rings() == 1
 
@@ -197,7 +197,7 @@ def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, blocking: Ca
     wire.configure(settings(flags=1))  # so that the enqueue rings nobody
     wire.enqueue_bodies(b"a", b"b")
     config = wire.read("config")[0]
-    wire.client.hset(wire.key("m"), "c", config[:16] + b"\0" + config[17:])
+    wire.client.hset(wire.key("meta"), "config", config[:1] + b"\0" + config[2:])
     assert len(wire.claim(1, channel=b"two").jobs) == 1
     assert one.rings() == 1
     assert len(wire.claim(1, channel=b"two").jobs) == 1
@@ -243,7 +243,7 @@ def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, blocking: 
     assert wire.claim(channel=b"two").due_in_ms == 0
     leave(wire, b"one")
     assert (one.rings(), two.rings()) == (0, 1)
-    assert wire.client.zcard(wire.key("w")) == 0
+    assert wire.client.zcard(wire.key("waiters")) == 0
     assert wire.claim(channel=b"two").due_in_ms > 0
 
 
@@ -254,7 +254,7 @@ def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(
     waiting(wire, b"one")
     waiting(wire, b"two")
     leave(wire, b"two")
-    assert wire.client.zrange(wire.key("w"), 0, -1) == [b"one"]
+    assert wire.client.zrange(wire.key("waiters"), 0, -1) == [b"one"]
     waiting(wire, b"two")
     wire.enqueue_bodies(b"x")
     assert (one.rings(), two.rings()) == (0, 1)
@@ -300,7 +300,7 @@ def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
 ) -> None:
     gone = wire.enqueue(*[Job()] * 1000)
     wire.enqueue_bodies(b"behind")
-    wire.client.hdel(wire.key("j"), *gone)
+    wire.client.hdel(wire.key("jobs"), *gone)
     blocking_list = blocking(b"me")
     claimed = wire.claim(1000, channel=b"me")
     assert (claimed.jobs, claimed.left, blocking_list.rings()) == ([], [1, 0, 0], 1)

@@ -79,47 +79,47 @@ def test_a_sound_queue(scene: Scene, server: Server) -> None:
 def test_jobs_in_the_wrong_places(scene: Scene) -> None:
     ready, scheduled = id_of(scene.ready), id_of(scene.scheduled)
     odd = ready + b"\1"  # it has a status, so x
-    scene.call("ZADD", "f1", 1, ready)
+    scene.call("ZADD", "failed:1", 1, ready)
     assert scene.problems() == {scene.ready: "in several states: ready and failed"}
-    scene.call("ZREM", "f1", ready)
-    scene.call("ZADD", "p1", 1, ready)
+    scene.call("ZREM", "failed:1", ready)
+    scene.call("ZADD", "ready:1", 1, ready)
     assert scene.problems() == {scene.ready: "ready as if it had neither extra nor a run-after of its own"}
-    scene.call("ZREM", "p1", ready, odd)
+    scene.call("ZREM", "ready:1", ready, odd)
     assert scene.problems() == {scene.ready: "a record in no state"}
-    scene.call("ZADD", "p2", 1, odd)
+    scene.call("ZADD", "ready:2", 1, odd)
     assert scene.problems() == {
         scene.ready: "a record in no state",
         scene.ready.replace(":p1:", ":p2:"): "ready, but its record is of another priority",
     }
-    scene.call("ZREM", "p2", odd)
-    scene.call("HDEL", "j", ready)
-    assert scene.problems() == {scene.ready: "attempts and status (x), but no record"}
-    scene.call("HDEL", "x", ready)
+    scene.call("ZREM", "ready:2", odd)
+    scene.call("HDEL", "jobs", ready)
+    assert scene.problems() == {scene.ready: "attempts and status (extras), but no record"}
+    scene.call("HDEL", "extras", ready)
     assert scene.problems() == {}
-    head = scene.call("HGET", "m", "h")
-    scene.call("HSET", "m", "h", head[:8] + (10**14).to_bytes(6, "big") + head[14:])
+    head = scene.call("HGET", "meta", "head")
+    scene.call("HSET", "meta", "head", head[:8] + (10**14).to_bytes(6, "big") + head[14:])
     assert scene.problems() == {scene.scheduled: "scheduled before the time at which claims begin to look"}
-    scene.call("HDEL", "j", scheduled)
+    scene.call("HDEL", "jobs", scheduled)
     assert scene.problems() == {scene.scheduled: "scheduled, but has no record"}
 
 
 def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
     sole, pair = scene.sole, scene.pair
-    scene.call("HINCRBY", "E", pair[0].token + b"n", 1)
+    scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", 1)
     assert scene.problems() == {f"lease {pair[0].token.hex()}": "counts another number of jobs than run on it"}
-    scene.call("HINCRBY", "E", pair[0].token + b"n", -1)
-    scene.call("ZREM", "e", sole.token)
+    scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", -1)
+    scene.call("ZREM", "leases", sole.token)
     assert scene.problems() == {
         f"lease {sole.token.hex()}": "never expires",
         sole.descriptor: "running without a lease",
     }
-    scene.call("HDEL", "E", sole.token)
+    scene.call("HDEL", "lease_jobs", sole.token)
     assert scene.problems() == {sole.descriptor: "running without a lease"}
-    scene.call("HDEL", "r1", id_of(sole))
-    scene.call("HDEL", "j", id_of(sole))
-    scene.call("HDEL", "x", id_of(sole))
-    scene.call("HSET", "E", sole.token + b"n", 3)
-    scene.call("ZADD", "e", 1, bytes(8))
+    scene.call("HDEL", "running:1", id_of(sole))
+    scene.call("HDEL", "jobs", id_of(sole))
+    scene.call("HDEL", "extras", id_of(sole))
+    scene.call("HSET", "lease_jobs", sole.token + b"n", 3)
+    scene.call("ZADD", "leases", 1, bytes(8))
     assert scene.problems() == {
         f"lease {sole.token.hex()}": "a count of jobs without a lease",
         f"lease {bytes(8).hex()}": "has an expiry, but no jobs",
@@ -136,28 +136,28 @@ def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
         return {finding.subject: finding.problem for finding in audit_queue(scene.client, "one").findings}
 
     assert problems() == {}
-    assert scene.raw.zrem("pl:{one/1}:e", lease) == 1
+    assert scene.raw.zrem("pl:{one/1}:leases", lease) == 1
     assert problems() == {job.descriptor: "running without a lease"}
     assert scene.client.renew([job]) == []
     assert problems() == {}
-    scene.raw.delete("pl:{one/1}:r1", "pl:{one/1}:j")
+    scene.raw.delete("pl:{one/1}:running:1", "pl:{one/1}:jobs")
     assert problems() == {f"lease {job.token.hex()}": "has an expiry, but no jobs"}
 
 
 def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
-    running = scene.call("HGET", "r1", id_of(scene.pair[0]))
-    scene.call("HSET", "r1", id_of(scene.sole), running)
+    running = scene.call("HGET", "running:1", id_of(scene.pair[0]))
+    scene.call("HSET", "running:1", id_of(scene.sole), running)
     problems = scene.problems()
     assert problems[scene.sole.descriptor] == "running on a lease that does not name it"
     assert problems[f"lease {scene.sole.token.hex()}"] == "counts another number of jobs than run on it"
 
 
 def test_what_is_no_job_at_all(scene: Scene) -> None:
-    scene.call("ZADD", "p1", 1, b"short")
-    scene.call("HSET", "j", b"12345678", b"\1\0\1\x09body")
-    scene.call("HSET", "j", b"87654321", b"\1")
+    scene.call("ZADD", "ready:1", 1, b"short")
+    scene.call("HSET", "jobs", b"12345678", b"\1\0\1\x09body")
+    scene.call("HSET", "jobs", b"87654321", b"\1")
     assert scene.problems() == {
-        f"{b'short'.hex()} in key p1": "not an id",
+        f"{b'short'.hex()} in key ready:1": "not an id",
         f"record {b'12345678'.hex()}": "priority: expected 1 to 3, got 9",
         f"record {b'87654321'.hex()}": "priority: expected 1 to 3, got 0",
     }
@@ -166,7 +166,7 @@ def test_what_is_no_job_at_all(scene: Scene) -> None:
 def test_a_queue_damaged_as_a_whole_ends_the_audit_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "MAX_FINDINGS", 50)
     scene.client.enqueue_many("q", [b""] * 3000)
-    scene.call("UNLINK", "j")
+    scene.call("UNLINK", "jobs")
     report = audit_queue(scene.client, "q")
     assert not report.ok
     assert 50 <= len(report.findings) < 3000
@@ -186,7 +186,7 @@ def test_a_large_queue_is_read_in_pages(server: Server) -> None:
         assert (report.findings, report.jobs) == ([], client.count("q"))
         last = max(client.scan("q"), key=lambda info: info.created_ms)
         _, shard, level, number = last.descriptor.split(":")
-        place = queue_key("q", shard[1:], level)
+        place = queue_key("q", shard[1:], f"ready:{level[1:]}")
         id_ = int(number).to_bytes(8, "big")
         assert raw.zrem(place, id_, id_ + b"\1") == 1
         assert [(finding.shard, finding.subject) for finding in audit_queue(client, "q").findings] == [
@@ -242,7 +242,7 @@ def test_what_can_not_be_read_is_not_called_sound(server: Server, fresh_server: 
 
 
 def test_a_key_of_the_wrong_type_is_named(scene: Scene) -> None:
-    scene.call("UNLINK", "f1")
-    scene.call("SET", "f1", "x")
-    with pytest.raises(ServerReplyError, match=r"audit of queue 'q' .*key f1.*WRONGTYPE"):
+    scene.call("UNLINK", "failed:1")
+    scene.call("SET", "failed:1", "x")
+    with pytest.raises(ServerReplyError, match=r"audit of queue 'q' .*key failed:1.*WRONGTYPE"):
         audit_queue(scene.client, "q")

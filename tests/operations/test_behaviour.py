@@ -134,7 +134,7 @@ def begin_waiting(
 ) -> Future[list[Any]]:
     """Starts a waiting dequeue; returns once it is registered as waiting."""
     waiting = pool.submit(call)
-    wait_until(lambda: waiting.done() or server.call("ZCARD", queue_key("q", "1", "w")) >= count, "a waiter")
+    wait_until(lambda: waiting.done() or server.call("ZCARD", queue_key("q", "1", "waiters")) >= count, "a waiter")
     return waiting
 
 
@@ -168,7 +168,7 @@ def test_a_scheduled_job_wakes_the_waiter_at_its_time_and_not_before(
 
 def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: ThreadPoolExecutor) -> None:
     waiting = [pool.submit(calls.dequeue, "q", wait=60) for _ in range(4)]
-    wait_until(lambda: server.call("ZCARD", queue_key("q", "1", "w")) == 1, "the client to wait")
+    wait_until(lambda: server.call("ZCARD", queue_key("q", "1", "waiters")) == 1, "the client to wait")
     for body in (b"a", b"b", b"c", b"d"):
         left = [each for each in waiting if not each.done()]
         calls.enqueue("q", body)

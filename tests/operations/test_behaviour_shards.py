@@ -49,7 +49,7 @@ def shard_of(descriptor: str) -> str:
 
 def stored(server: Server, shard: str) -> StoredConfig | None:
     """What a shard has of the queue."""
-    packed = server.call("HGET", queue_key("q", shard, "m"), "c")
+    packed = server.call("HGET", queue_key("q", shard, "meta"), "config")
     return StoredConfig.unpack(packed) if packed else None
 
 
@@ -101,7 +101,7 @@ def test_a_dry_run_takes_nothing(calls: Calls) -> None:
 
 
 def test_a_job_on_any_shard_wakes_the_waiter(calls: Calls, server: Server) -> None:
-    keys = [queue_key("q", name, "w") for name in NAMES]
+    keys = [queue_key("q", name, "waiters") for name in NAMES]
     with ThreadPoolExecutor(1) as pool:
         for shard in NAMES:
             waiting = pool.submit(calls.dequeue, "q", wait=60)
@@ -207,7 +207,7 @@ def test_a_deleted_queue_does_not_come_back_from_a_shard_that_was_away(
     away.start()
     assert make(shards=shards).delete_queue("q") is True
     assert make(shards=shards).queue_names() == []
-    assert away.call("EXISTS", queue_key("q", "away", "j")) == 0
+    assert away.call("EXISTS", queue_key("q", "away", "jobs")) == 0
 
 
 def test_a_queue_made_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is_ahead(

@@ -349,7 +349,7 @@ async def test_results_go_with_their_time_and_their_queue_and_the_audit_knows_th
 
     def look() -> None:
         with Client(server.url) as client, server.client() as redis_client:
-            expiries, values = queue_key("default", "1", "v"), queue_key("default", "1", "V")
+            expiries, values = queue_key("default", "1", "result_expiries"), queue_key("default", "1", "results")
             assert (redis_client.zcard(expiries), redis_client.hlen(values)) == (3, 3)
             client.purge("default")
             assert handles[0].result(0) == 1  # of a job that is gone as such
@@ -383,7 +383,7 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     held = wire.claim()
     one, two = ends(held)
     assert wire.store_results(*((end, b"\1old") for end in ends(stale))) == [0, 1]
-    assert "v" not in snapshot(wire)
+    assert "result_expiries" not in snapshot(wire)
     listener = client.pubsub()  # type: ignore[no-untyped-call]
     listener.subscribe(b"told:" + first.hex().encode())
     assert listener.get_message(timeout=5)
@@ -432,7 +432,7 @@ def test_a_result_whose_time_is_over_is_not_given_and_goes(fresh_server: FreshSe
         else:
             timed.wire.store_results((held[3], b"\1d"), ms=HOUR_MS)
         left = 1 + (by == "store_results")
-        assert (client.hlen(timed.wire.key("V")), client.zcard(timed.wire.key("v"))) == (left, left)
+        assert (client.hlen(timed.wire.key("results")), client.zcard(timed.wire.key("result_expiries"))) == (left, left)
         timed.wire.ack(*(End(1, end.id, end.token) for end in held))
         jump(server, 2 * HOUR_S)
         timed.wire.collect()

@@ -69,7 +69,7 @@ def collected(scene: Scene) -> None:
 
 
 def bare_id(scene: Scene) -> None:
-    scene.wire.client.delete(scene.wire.key("j"))
+    scene.wire.client.delete(scene.wire.key("jobs"))
     scene.wire.claim()
 
 
@@ -134,9 +134,10 @@ def keys_of(words: list[str]) -> set[str]:
 
 
 def name_of(key: str) -> str:
-    """`pl:{q/s}:p1` -> `p*`, as headers write it."""
-    name = key.rpartition(":")[2]
-    return name.rstrip("0123456789") + "*" if name[-1].isdigit() else name
+    """`pl:{q/s}:ready:1` -> `ready*`, as headers write it."""
+    name = key.partition("}:")[2]
+    family, colon, _ = name.partition(":")
+    return family + "*" if colon else name
 
 
 def make_cluster(kind: Kind, fresh_server: FreshServer) -> list[Server]:
@@ -158,7 +159,7 @@ def shards_on(nodes: list[Server], queue: str) -> dict[str, Server]:
     """A shard on each node: one whose registry of queues is there too."""
     found: dict[Server, str] = {}
     for name in map(str, range(1000)):
-        node = owner(nodes, queue_key(queue, name, "m"))
+        node = owner(nodes, queue_key(queue, name, "meta"))
         if owner(nodes, registry_key(name)) is node:
             found.setdefault(node, name)
     return {found[node]: node for node in nodes}
@@ -172,7 +173,7 @@ def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, nodes: int
     undeclared: list[tuple[str, str]] = []
     verb, declared = "", set[str]()
     if nodes == 3:
-        server = owner(make_cluster(kind, fresh_server), queue_key("q", "s", "m"))
+        server = owner(make_cluster(kind, fresh_server), queue_key("q", "s", "meta"))
     else:
         server = fresh_server(kind, cluster=nodes == 1)
     with connect(server) as client:

@@ -171,7 +171,7 @@ def rules() -> list[str]:
 
 def test_the_documented_acl_names_what_scripts_and_clients_send() -> None:
     lua = "\n".join(path.read_text() for path in LUA_DIRECTORY.rglob("*.lua"))
-    calls = re.findall(r"\b(?:call|send)\('([A-Z]+)'(?:, '([A-Z]+)')?", lua)
+    calls = re.findall(r"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?", lua)
     called = {"|".join(filter(None, words)).lower() for words in calls}
     assert {word[1:] for word in rules() if word.startswith("+")} == called | CLIENT_COMMANDS
 
@@ -206,7 +206,7 @@ def put_in_for_waiter(client: Client) -> None:
     connection = client.driver.connect(client.session.servers[0])
 
     def registered() -> bool:
-        connection.send_command("EXISTS", "pl:{wakes/1}:w")
+        connection.send_command("EXISTS", "pl:{wakes/1}:waiters")
         return bool(connection.read_response())
 
     wait_until(registered, "a registered waiter")

@@ -202,7 +202,7 @@ def test_a_waiting_dequeue_outlives_its_connections(
     calls.create_queue("q")
     with ThreadPoolExecutor(1) as thread, Client(server.url) as direct:
         waiting = thread.submit(calls.dequeue, "q", 1, wait=WAIT_S)
-        wait_until(lambda: server.call("ZCARD", "pl:{q/1}:w"), "a registered waiter")
+        wait_until(lambda: server.call("ZCARD", "pl:{q/1}:waiters"), "a registered waiter")
         if restart:
             server.restart(kill=True)
         else:

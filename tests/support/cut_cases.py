@@ -145,7 +145,7 @@ WRITES = [
     ),
     Case(
         "claim of one",
-        "claim_one",
+        "claim",
         _dequeue_plain,
         lambda d, q, jobs, _: [job.body for job in jobs] == BODIES[:1] and d.renew(jobs) == [],
         CountsByState(pending=1, in_progress=1),

@@ -142,7 +142,7 @@ class Rig:
 
     def reservations(self, shard: str) -> dict[bytes, bytes]:
         """What a shard keeps of ids that were issued and not loaded."""
-        found: Any = self._raw.hgetall(queue_key(self.queue, shard, "R"))
+        found: Any = self._raw.hgetall(queue_key(self.queue, shard, "reservations"))
         return dict(found)
 
     def forget_hints(self) -> None:
@@ -173,7 +173,7 @@ class Rig:
         if last is None or last.sequence != sent.sequence:
             assert isinstance(answer, ReplyError)
             assert answer.text.startswith("STALE_REQUEST")
-        elif sent.verb in ("claim", "claim_one") and any(apart(sent.answer)[2][:8]):
+        elif sent.verb == "claim" and any(apart(sent.answer)[2][:8]):
             before, after = apart(sent.answer), apart(answer)
             assert after[:2] == before[:2]
             shard = bytes(sent.lane[0]).rpartition(b"}")[0].rpartition(b"/")[2].decode()

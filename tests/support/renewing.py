@@ -22,7 +22,7 @@ NEVER = 10**9  # more renewals than a test makes: a wait for them ends at its ti
 LEASE_MS = 150  # a third of it is 50 ms: several renewals fit in a test, none is due at once
 LONG_LEASE_MS = 600_000  # its first renewal lies beyond every test
 SESSION = b"session1"
-LEASES, DONE, REFUSE = b"{q/s}:e", b"{q/s}:done", b"{q/s}:refuse"
+LEASES, DONE, REFUSE = b"{q/s}:leases", b"{q/s}:done", b"{q/s}:refuse"
 
 # The wire of lua/renew.lua: EVALSHA sha n KEYS... lane sequence version jobs own lease -> {sequence, h, refused}.
 # For tests to wait on and look at: DONE gets the number of tokens of each call, DONE:left what was left of

@@ -30,6 +30,7 @@ from tests.support.wire_format import (
     NO_CONFIG_VERSION,
     NOW,
     Claimed,
+    Config,
     End,
     Expiry,
     Info,
@@ -44,6 +45,7 @@ from tests.support.wire_format import (
     record,
     settings,
     unpack_claim,
+    unpack_config,
     unpack_info,
     unpack_positions,
 )
@@ -80,15 +82,15 @@ class Wire:
     sequence: int = 0
     lane: bytes = field(default_factory=lambda: struct.pack(">QH", next(SESSIONS), 0))
     answer: list[Any] = field(default_factory=list)
-    last: tuple[str, tuple[Any, ...], bytes] | None = None
+    last: tuple[str, tuple[Any, ...], bytes, bool] | None = None
 
     def key(self, name: str) -> bytes:
         return queue_key(self.queue, self.shard, name)
 
-    def raw(self, verb: str, *arguments: bytes | int | str) -> list[Any]:
-        """One EVALSHA with the script's keys; the reply as it comes."""
+    def raw(self, verb: str, *arguments: bytes | int | str, common: bool = False) -> list[Any]:
+        """One EVALSHA with the script's keys; the reply as it comes. common: with those before the bar alone."""
         script = load_scripts()[verb]
-        keys = script.names(self.queue, self.shard, self.priorities)
+        keys = script.names(self.queue, self.shard, self.priorities, common=common)
         command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         try:
             return self._send(*command)
@@ -100,30 +102,30 @@ class Wire:
         reply: list[Any] = self.client.execute_command(*command)  # type: ignore[no-untyped-call]
         return reply
 
-    def write(self, verb: str, *arguments: Any, version: bytes | None = None) -> list[Any]:
+    def write(self, verb: str, *arguments: Any, version: bytes | None = None, common: bool = False) -> list[Any]:
         """A new request of this lane; returns the payload after `[sequence, h]`."""
         self.sequence += 1
         head = () if verb == "create" else (self.version if version is None else version,)
-        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments))
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *head, *arguments, common=common))
         assert sequence == self.packed_sequence
         assert number(h) > number(self.h or b"\0"), f"h does not grow: {verb}"
-        self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h)
+        self.h, self.answer, self.last = h, payload, (verb, (*head, *arguments), h, common)
         return payload
 
     def again(self) -> list[Any]:
         """The last request once more, byte for byte; its payload."""
         assert self.last
-        verb, arguments, first_h = self.last
-        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments))
+        verb, arguments, first_h, common = self.last
+        sequence, h, *payload = apart(self.raw(verb, self.lane, self.packed_sequence, *arguments, common=common))
         assert (sequence, h) == (self.packed_sequence, first_h)
         return payload
 
     def set_head(self, *, due_ms: int | None = None, waiting: bool | None = None) -> None:
         """Changes what the head says: no job is scheduled before due_ms, somebody may wait."""
-        head: Any = self.client.hget(self.key("m"), "h")
+        head: Any = self.client.hget(self.key("meta"), "head")
         due = head[8:14] if due_ms is None else due_ms.to_bytes(6, "big")
         waits = head[14:] if waiting is None else bytes([waiting])
-        self.client.hset(self.key("m"), "h", head[:8] + due + waits)
+        self.client.hset(self.key("meta"), "head", head[:8] + due + waits)
 
     @property
     def packed_sequence(self) -> bytes:
@@ -134,7 +136,7 @@ class Wire:
         head = () if verb == "config" else (self.version if version is None else version,)
         nonce, h, *payload = self.raw(verb, b"nonc", *head, *arguments)
         assert nonce == b"nonc"
-        assert h == (self.client.hget(self.key("m"), "h") or bytes(8))[:8]
+        assert h == (self.client.hget(self.key("meta"), "head") or bytes(8))[:8]
         return payload
 
     def other(self) -> Wire:
@@ -144,18 +146,20 @@ class Wire:
     # -- the verbs
 
     def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
-        """carried: a version, of that life."""
+        """carried: a version, of that epoch."""
         told = carried and carried + struct.pack(">I", epoch)
         (payload,) = self.write("create", packed or settings(priorities=self.priorities), told)
-        self.version, self.priorities = payload[1:9], payload[18]
+        config = unpack_config(payload[1:])
+        self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
 
-    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> bytes:
-        """carried: a version, of that life. Returns the configuration the shard has then; this Wire goes on with it."""
+    def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> Config:
+        """carried: a version, of that epoch. Returns what the shard has then; this Wire goes on with it."""
         told = carried and carried + struct.pack(">I", epoch)
-        (config,) = self.write("configure", packed, told, version=version)
-        self.version, self.priorities = config[:8], config[17]
-        return bytes(config)
+        (reply,) = self.write("configure", packed, told, version=version)
+        config = unpack_config(reply)
+        self.version, self.priorities = config.version, config.priorities
+        return config
 
     def enqueue(self, *jobs: Job) -> list[bytes]:
         return self._ids(self.write("enqueue", *self._arrivals(jobs))[0], len(jobs))
@@ -179,10 +183,10 @@ class Wire:
         budget: int = BUDGET_BYTES,
     ) -> Claimed:
         packed = struct.pack(f">{len(quotas)}H", *quotas)
-        return unpack_claim(self.write("claim", limit, packed, claim, channel, budget))
+        return unpack_claim(self.write("claim", claim, limit, packed, channel, budget))
 
     def claim_one(self, claim: bytes = CLAIM) -> Claimed:
-        return unpack_claim(self.write("claim_one", claim))
+        return unpack_claim(self.write("claim", claim, common=True))
 
     def replayed_claim(self) -> Claimed:
         """The answer to the last claim, asked for again."""
@@ -363,10 +367,10 @@ def snapshot(wire: Wire, *, lane: bool = True) -> Snapshot:
     """Every key of the queue and shard with its decoded content; `lane=False` leaves out h and all lanes."""
     found: Snapshot = {}
     for key in wire.client.scan_iter(match=wire.key("*"), count=1000):
-        found[key.decode().rpartition(":")[2]] = _content(wire.client, key)
-    meta = found.get("m")
+        found[key.decode().partition("}:")[2]] = _content(wire.client, key)
+    meta = found.get("meta")
     if not lane and isinstance(meta, dict):
-        found["m"] = {name: value for name, value in meta.items() if name != b"h" and len(name) != 10}
+        found["meta"] = {name: value for name, value in meta.items() if name != b"head" and len(name) != 10}
     return found
 
 
@@ -391,7 +395,7 @@ def drain(wire: Wire) -> list[bytes]:
 
 def is_clean(found: Mapping[str, Value]) -> bool:
     """Whether nothing but the head is left."""
-    return set(found) <= {"m"}
+    return set(found) <= {"meta"}
 
 
 def fail_all(wire: Wire, count: int, level: int = 1) -> list[bytes]:
@@ -413,12 +417,12 @@ class Timed(NamedTuple):
 
 def expiries(wire: Wire) -> dict[bytes, float]:
     """Lease token -> expiry (ms)."""
-    return dict(wire.client.zrange(wire.key("e"), 0, -1, withscores=True))  # type: ignore[arg-type]
+    return dict(wire.client.zrange(wire.key("leases"), 0, -1, withscores=True))  # type: ignore[arg-type]
 
 
 def lease_fields(wire: Wire) -> tuple[int, int]:
-    """How many leases have an expiry, and how many fields E has."""
-    return int(wire.client.zcard(wire.key("e"))), int(wire.client.hlen(wire.key("E")))
+    """How many leases have an expiry, and how many fields `lease_jobs` has."""
+    return int(wire.client.zcard(wire.key("leases"))), int(wire.client.hlen(wire.key("lease_jobs")))
 
 
 def known(wire: Wire, id_: bytes, level: int = 1) -> Info:

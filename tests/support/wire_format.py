@@ -111,16 +111,37 @@ def settings(
     body_bytes: int = 1 << 20,
     crash_limit: int | None = None,
     quarantine: bytes = b"",
+    later: Sequence[bytes] = (),
 ) -> bytes:
-    """The packed configuration without version, generation and life; without a crash limit as clients had it before
-    there was one.
+    """Settings as `create` and `configure` take them.
+
+    crash_limit: None for no tail, as of a client that knows none of its settings. later: what a newer client adds.
     """
-    packed = struct.pack(">IBBIIII", lease_ms, flags, priorities, keep, succeeded_s, failed_s, body_bytes)
-    return packed if crash_limit is None else packed + struct.pack(">H", crash_limit) + quarantine
+    packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
+    tail = [] if crash_limit is None else [struct.pack(">H", crash_limit), quarantine, *later]
+    return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)
+
+
+class Config(NamedTuple):
+    """A packed configuration, taken apart; settings: as `settings` packs them."""
+
+    format: int
+    flags: int
+    priorities: int
+    version: bytes
+    generation: int
+    epoch: int
+    settings: bytes
+
+
+def unpack_config(packed: bytes) -> Config:
+    head = struct.Struct(">BBB8sII")
+    form, flags, priorities, version, generation, epoch = head.unpack_from(packed)
+    return Config(form, flags, priorities, version, generation, epoch, packed[1:3] + packed[head.size :])
 
 
 def record(job: Job) -> bytes:
-    """What `j` holds for a job."""
+    """What the key `jobs` holds for a job."""
     return struct.pack(">BHB", 1, job.allowed, job.priority) + job.body
 
 

@@ -485,7 +485,7 @@ def test_leases_end_and_waiters_wake_when_the_clock_moves() -> None:
         client.enqueue("q", b"later", delay_ms=3_600_000)
         with ThreadPoolExecutor(1) as pool, redis.Redis(unix_socket_path=str(server.path), protocol=2) as raw_client:
             waiting = pool.submit(client.dequeue, "q", wait=20)
-            waiters = queue_key("q", "1", "w")
+            waiters = queue_key("q", "1", "waiters")
             wait_until(lambda: raw_client.zcard(waiters) == 1, "the client to wait")
             server.advance(3600)
             assert [job.body for job in waiting.result(8)] == [b"later"], "not before its safety claim"

@@ -192,11 +192,11 @@ async def test_a_worker_waits_again_after_its_server_lost_everything(fresh_serve
             await until(lambda: blocked(server) == 1, "a claim behind a bell")
             server.kill()
             server.start()
-            assert server.call("EXISTS", "pl:{q/1}:m") == 0
+            assert server.call("EXISTS", "pl:{q/1}:meta") == 0
             async with AsyncClient(server.url) as again:
                 await again.create_queue("q")
                 await until(lambda: blocked(server) == 1, "the next claim")
-                await until(lambda: server.call("ZCARD", "pl:{q/1}:w") == 1, "a registration", RING_S)
+                await until(lambda: server.call("ZCARD", "pl:{q/1}:waiters") == 1, "a registration", RING_S)
                 await again.enqueue("q", b"")
             await until(lambda: worker.stats.succeeded == 1, "its end", RING_S)
 

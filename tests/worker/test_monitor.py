@@ -63,7 +63,7 @@ async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> N
         await client.create_queue("q")
         jobs = await client.enqueue_many("q", [NewJob(b"", priority=1 + i % 3) for i in range(6)])
         assert len(await client.dequeue("q", 6)) == 6
-        server.call("DEL", "pl:{q/1}:e", "pl:{q/1}:E")
+        server.call("DEL", "pl:{q/1}:leases", "pl:{q/1}:lease_jobs")
         monitor = Monitor(client, ["q"], tick_s=TICK_S)
         for looks in range(4):  # the first one ends nothing
             states = [info.state for info in (await client.lookup(jobs)).values()]
@@ -96,7 +96,7 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
             shard: [looks[m, place] for m in monitors for place in m.posts if place.shard.name == shard]
             for shard in "12"
         }
-        owners = {shard: server.call("HGET", f"pl:{{q/{shard}}}:m", "o")[:8] for shard in "12"}
+        owners = {shard: server.call("HGET", f"pl:{{q/{shard}}}:meta", "monitor")[:8] for shard in "12"}
         for monitor in monitors:
             await monitor.stop()
         for shard, counts in by_shard.items():
@@ -118,7 +118,7 @@ def test_another_takes_over_when_the_active_one_is_killed(server: Server) -> Non
     command = [sys.executable, "-c", f"from pinlater.running.supervisor import run_monitor; {call}"]
 
     def owner() -> bytes | None:
-        found = server.call("HGET", "pl:{q/1}:m", "o")
+        found = server.call("HGET", "pl:{q/1}:meta", "monitor")
         return found[:8] if found else None
 
     with Client(server.url) as client:
@@ -164,7 +164,7 @@ async def test_collects_by_age_and_by_cap(server: Server) -> None:
         await client.configure_queue("q", succeeded_ttl_s=0)
         await collect(monitor)
         assert (await client.count("q")).succeeded == 0
-        assert server.call("EXISTS", "pl:{q/1}:j") == 0
+        assert server.call("EXISTS", "pl:{q/1}:jobs") == 0
 
 
 async def collect(monitor: Monitor) -> None:

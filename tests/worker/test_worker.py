@@ -286,7 +286,8 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
             await idle(full)
             await client.enqueue("q", b"later", delay_ms=800)
             await until(
-                lambda: any(server.call("HGET", f"pl:{{q/{shard}}}:m", "t") for shard in "12"), "the timer to be held"
+                lambda: any(server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") for shard in "12"),
+                "the timer to be held",
             )
             await client.enqueue("q", b"blocks")
             await until(lambda: len(full.running) == 1, "the blocking job")

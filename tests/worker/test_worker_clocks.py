@@ -96,4 +96,4 @@ def test_a_worker_dead_before_the_jump(
 
 
 def _watched(server: Server) -> bool:
-    return server.call("HGET", "pl:{q/1}:m", "o") is not None
+    return server.call("HGET", "pl:{q/1}:meta", "monitor") is not None

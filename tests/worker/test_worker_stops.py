@@ -52,12 +52,12 @@ CHANNEL_BYTES = len(wake_channel(bytes(8)))
 
 def timers(server: Server, shard: str = "1") -> bytes:
     """The channel of who holds the timer of the next scheduled job."""
-    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[-CHANNEL_BYTES:]
+    return (server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") or b"")[-CHANNEL_BYTES:]
 
 
 def waiters(server: Server, shard: str = "1") -> list[bytes]:
     """The channels of who waits; a worker's bell ends in its own."""
-    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)]
+    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:waiters", 0, -1)]
 
 
 @on_loop
@@ -70,7 +70,7 @@ async def test_a_worker_that_stops_hands_its_timer_on_at_once(server: Server) ->
     config = WorkerConfig(monitor=False, concurrency=2)
     async with clients(server, 3) as (client, first, second):
         await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
-        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
+        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:scheduled:1"))
         stopped = Worker(first, "q", handler, config)
         await stopped.start()
         await until(lambda: timers(server, shard) == first.session.channel, "a timer")
@@ -91,7 +91,7 @@ async def test_a_worker_that_stops_hands_its_timer_on_at_once(server: Server) ->
 async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) -> None:
     async with clients(server, 3) as (client, first, second):
         await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
-        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:d1"))
+        shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:scheduled:1"))
         ending = asyncio.create_task(first.dequeue("q", wait=0.5))
         await until(lambda: timers(server, shard) == first.session.channel, "a timer")
         longer = asyncio.create_task(first.dequeue("q", wait=4.0))  # of the same client: it still waits then
@@ -190,7 +190,7 @@ async def held_up(
             proxy.arm(cut, match=of_claim, count=1000 if cut is Cut.MUTE else 1)
             worker = Worker(own, "q", nothing, WorkerConfig(monitor=False))
             await worker.start()
-            await until(lambda: sum(server.call("HLEN", f"pl:{{q/{s}}}:r1") for s in shards) == 3, "a claim")
+            await until(lambda: sum(server.call("HLEN", f"pl:{{q/{s}}}:running:1") for s in shards) == 3, "a claim")
             yield proxy, worker, own
             assert (worker.stats.claimed, worker.stats.released, worker.stats.succeeded) == (3, 3, 0)
             left = [info async for info in client.scan("q")]

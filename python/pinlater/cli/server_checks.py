@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from pinlater.client.client import ClientSettings
-from pinlater.model.errors import PinLaterError, ServerTooOld
+from pinlater.model.errors import FormatUnsupported, PinLaterError, ServerTooOld, from_reply
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.keys import registry_key, script_keys
 from pinlater.store.scripts import load_scripts
@@ -48,7 +48,7 @@ FULL_SHARE: Final = 0.9
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
 CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
-_CALLS: Final = re.compile(rb"\b(?:call|send)\('([A-Z]+)'(?:, '([A-Z]+)')?")
+_CALLS: Final = re.compile(rb"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _ACL_PROBE: Final = """#!lua flags=no-writes
 local denied = {}
 for i = 2, #ARGV do
@@ -229,7 +229,7 @@ def _permissions(patient: _Patient) -> Iterator[CheckResult]:
     commands = sorted(b"|".join(filter(None, words)).decode() for words in calls)
     probe = patient.redis.script_load(_ACL_PROBE)
     wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
-    key, channel = script_keys("doctor", "1", ("m",), 0)[0], "pl:wake:doctor"
+    key, channel = script_keys("doctor", "1", ("meta",), 0)[0], "pl:wake:doctor"
     denied = [name.decode() for name in patient.redis.evalsha(probe, 1, key, channel, *wanted)]
     if denied:
         rules = " ".join(f"+{name.lower()}" for name in denied)
@@ -351,7 +351,7 @@ def _examine_queues(session: Session, patients: dict[Server, _Patient], queues: 
     try:
         for queue in queues or _queue_names(session, patients):
             states = [_queue_state(patients[shard.server], shard, queue) for shard in session.shards.values()]
-            if queues or any(state.config for state in states):
+            if queues or any(state.config or state.error for state in states):
                 findings += list(_examine_queue(queue, states))
     except (RedisError, OSError) as error:
         findings.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
@@ -369,7 +369,12 @@ def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState
     script = load_scripts()["config"]
     sha = patient.redis.script_load(script.source.decode())
     keys = script.names(queue, shard.name, 0)
-    _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")
+    try:
+        _, _, packed, owner, lost = patient.redis.evalsha(sha, len(keys), *keys, b"look")
+    except ResponseError as error:
+        if not isinstance(from_reply(str(error), ""), FormatUnsupported):
+            raise
+        return QueueShardState(shard=shard.name, server=patient.name, error=str(error).partition(" ")[2])
     stored = StoredConfig.unpack(packed) if packed else None
     if stored is None or stored.deleted:
         return QueueShardState(shard=shard.name, server=patient.name)
@@ -390,9 +395,14 @@ def _queue_state(patient: _Patient, shard: Shard, queue: str) -> QueueShardState
 
 def _examine_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckResult]:
     subject = f"queue {queue}"
+    unsupported = [state for state in states if state.error]
+    for state in unsupported:
+        found, _, advice = state.error.partition(": ")
+        yield CheckResult(ERROR, subject, "format", f"shard {state.shard}: {found}", advice)
     there = [state for state in states if state.config is not None]
-    if not there:
+    if not there and not unsupported:
         yield CheckResult(ERROR, subject, "configuration", "not found", f"pinlater queue create {queue}")
+    if not there:
         return
     missing = ", ".join(state.shard for state in states if state.config is None)
     unlike = any(state.config != there[0].config for state in there)

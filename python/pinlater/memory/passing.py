@@ -19,7 +19,7 @@ from pinlater.store.keys import queue_key
 from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
 
-_HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:m")
+_HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:meta")
 _ANY_TIME: Final = bytes(6) + b"\xff" * 6
 _MORE: Final = struct.Struct(">xxB")
 _HEAD_BYTES: Final = 12  # sequence and h, before the payload
@@ -34,13 +34,13 @@ def let_expire(store: Store, scripts: Scripts) -> None:
 
 
 def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
-    head = queue_key(queue, shard, "m")
-    packed, monitor = run(store, b"HMGET", [head, b"c", b"o"])
+    head = queue_key(queue, shard, "meta")
+    packed, monitor = run(store, b"HMGET", [head, b"config", b"monitor"])
     config = StoredConfig.unpack(packed) if packed else None
     if config is None or config.deleted:
         return
     # no jump of the clock, but time that passed; and the look is that of the active monitor, if there is one
-    run(store, b"HDEL", [head, b"g"])
+    run(store, b"HDEL", [head, b"jumped"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
     keys = script.names(queue, shard, config.config.priorities)

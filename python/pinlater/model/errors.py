@@ -11,6 +11,7 @@ PinLaterError
 │   ├── ServerFull                      maxmemory; nothing was changed
 │   ├── ServerRefused                   wrong password, missing permission, a command the server does not know
 │   ├── ServerTooOld
+│   ├── FormatUnsupported               a queue on it has data of another version of PinLater
 │   ├── ServerReplyError                an answer no version of PinLater gives
 │   └── EmbeddedServerError             the embedded server can not be had
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
@@ -81,6 +82,10 @@ class ServerRefused(ServerError):
 
 class ServerTooOld(ServerError):
     """The server's version is below 7.0."""
+
+
+class FormatUnsupported(ServerError):
+    """A queue's data on a server are in the format of another version of PinLater; nothing was changed."""
 
 
 class ServerReplyError(ServerError):
@@ -220,11 +225,12 @@ class ResultTimeout(PinLaterError, TimeoutError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
-    "TICKET_GONE": QueueError,  # of prepare and load, which no client sends
+    "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,
     "STALE_REQUEST": ServerReplyError,
     "CONFIG_CHANGED": ConfigConflict,
+    "FORMAT_UNSUPPORTED": FormatUnsupported,
 }
 
 #: First word of an error reply of the server -> the error it becomes. All of them mean that the script did not run.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -18,12 +19,13 @@ from pinlater.model.errors import InvalidArgument
 _QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 
-# version, generation | lease_ms, flags, levels, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit | life
-_HEAD: Final = struct.Struct(">8sI")
-_SETTINGS: Final = struct.Struct(">IBBIIII")
+# format, flags, priorities, version, generation, epoch
+_HEAD: Final = struct.Struct(">BBB8sII")
 _EPOCH: Final = struct.Struct(">I")
-#: Of the settings what came later, behind the life: crash_limit, and the name of the quarantine queue.
-_LATER: Final = struct.Struct(">H")
+# lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
+# each with its length. A new setting goes behind them.
+_SETTINGS: Final = struct.Struct(">IIIII")
+_CRASH_LIMIT_BYTES: Final = 2
 _PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
 
 MAX_U32: Final = 2**32 - 1
@@ -69,15 +71,11 @@ class QueueConfig:
     def pack(self) -> bytes:
         """The settings as the scripts `create` and `configure` take them."""
         flags = (_PAUSED if self.paused else 0) | (_REFUSE_ENQUEUE if self.refuse_enqueue else 0)
-        return _SETTINGS.pack(
-            self.lease_ms,
-            flags,
-            self.priorities,
-            self.keep_succeeded,
-            self.succeeded_ttl_s,
-            self.failed_ttl_s,
-            self.body_limit,
-        ) + (_LATER.pack(self.crash_limit) + self.quarantine_queue.encode())
+        settings = _SETTINGS.pack(
+            self.lease_ms, self.keep_succeeded, self.succeeded_ttl_s, self.failed_ttl_s, self.body_limit
+        )
+        tail = (self.crash_limit.to_bytes(_CRASH_LIMIT_BYTES, "big"), self.quarantine_queue.encode())
+        return bytes([flags, self.priorities]) + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
 
 
 CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
@@ -85,35 +83,36 @@ CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """A queue's configuration as one shard has it: version (8 bytes, grows), generation, whether the queue was deleted,
-    and its life (the next one with each deletion and each creation).
+    """A queue's configuration as one shard has it.
+
+    version: 8 bytes, grows with each change. generation: grows each time the shard lost its data. deleted: whether the
+    queue was deleted. epoch: grows with each creation and deletion. settings: as stored, with what a newer version of
+    PinLater added.
     """
 
     version: bytes
     generation: int
     deleted: bool
     epoch: int
+    settings: bytes
     config: QueueConfig
 
     @property
     def age(self) -> tuple[int, bytes]:
-        """Greater is newer: by life, as versions of two lives may come from clocks that differ."""
+        """Greater is newer. The epoch decides first, as versions of two epochs may come from clocks that differ."""
         return self.epoch, self.version
 
     @property
     def carried(self) -> bytes:
-        """What another shard is told of it: version and life."""
+        """Version and epoch, for another shard."""
         return self.version + _EPOCH.pack(self.epoch)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """Reads what field `c` of key `m` holds."""
-        version, generation = _HEAD.unpack_from(packed)
-        lease_ms, flags, priorities, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(
-            packed, _HEAD.size
-        )
-        (epoch,) = _EPOCH.unpack_from(packed, _HEAD.size + _SETTINGS.size)
-        later = packed[_HEAD.size + _SETTINGS.size + _EPOCH.size :]
+        """Reads the field `config` of the key `meta`. A setting that its tail does not have yet has its default."""
+        _, flags, priorities, version, generation, epoch = _HEAD.unpack_from(packed)
+        lease_ms, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(packed, _HEAD.size)
+        crash_limit, quarantine_queue, *_ = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), b"", b"")
         config = QueueConfig(
             lease_ms=lease_ms,
             paused=bool(flags & _PAUSED),
@@ -123,10 +122,19 @@ class StoredConfig:
             succeeded_ttl_s=succeeded_ttl_s,
             failed_ttl_s=failed_ttl_s,
             body_limit=body_limit,
-            crash_limit=_LATER.unpack_from(later)[0] if later else 0,
-            quarantine_queue=later[_LATER.size :].decode(),
+            crash_limit=int.from_bytes(crash_limit, "big"),
+            quarantine_queue=quarantine_queue.decode(),
         )
-        return cls(version, generation, bool(flags & _DELETED), epoch, config)
+        settings = packed[1:3] + packed[_HEAD.size :]
+        return cls(version, generation, bool(flags & _DELETED), epoch, settings, config)
+
+
+def _entries(tail: bytes) -> Iterator[bytes]:
+    """The settings of a tail: a length byte each, then so many bytes."""
+    at = 0
+    while at < len(tail):
+        yield tail[at + 1 : at + 1 + tail[at]]
+        at += 1 + tail[at]
 
 
 def check_queue_name(name: object) -> str:

@@ -33,10 +33,13 @@ RECORD_PAGE_BYTES: Final = 256 * 1024
 #: A queue with more findings than this on a shard is damaged as a whole; the audit of the shard ends there.
 MAX_FINDINGS: Final = 1000
 
+_FAMILIES: Final = ("ready", "scheduled", "running", "failed", "succeeded")
+_HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "running")
 _ID_BYTES: Final = 8
 _SOLE_BYTES: Final = 17  # the name of a lease of one job without an entry: level, id, token
 _PRIORITY_AT: Final = 3  # in a record
-_ODD: Final = b"\1"  # after the id of a job of p that is not as its id says
+#: What may follow an id: the count of a lease's jobs (`lease_jobs`), or a job that is not as its id says (`ready`).
+_SUFFIXES: Final = {"lease_jobs": b"n", "ready": b"\1"}
 
 # Bits of lua/audit.lua.
 _PLACES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
@@ -120,18 +123,18 @@ class _Auditor:
         return list(self._findings.values())
 
     def _names(self) -> Iterator[str]:
-        yield from ("j", "x", "E", "e", "V", "v")
+        yield from ("jobs", "extras", "lease_jobs", "leases", "results", "result_expiries")
         for priority in range(1, self._priorities() + 1):
-            yield from (f"{family}{priority}" for family in "pdrfs")
+            yield from (f"{family}:{priority}" for family in _FAMILIES)
 
     def _priorities(self) -> int:
         assert self._queue_shard.stored is not None
         return self._queue_shard.stored.config.priorities
 
     def _command(self, name: str, cursor: bytes) -> Command:
-        verb = "HSCAN" if name[0] in "jxErV" else "ZSCAN"
+        verb = "HSCAN" if name.partition(":")[0] in _HASHES else "ZSCAN"
         key = queue_key(self._queue_shard.queue, self._queue_shard.shard.name, name)
-        return (verb, key, cursor, "COUNT", self._record_page if name == "j" else PAGE)
+        return (verb, key, cursor, "COUNT", self._record_page if name == "jobs" else PAGE)
 
     def _checked(self, name: str, answer: Any) -> tuple[bytes, list[bytes]]:
         if isinstance(answer, ReplyError):
@@ -145,18 +148,18 @@ class _Auditor:
         by_priority: dict[int, set[bytes]] = {}
         leases: set[bytes] = set()
         for name, page in pages.items():
-            if name == "j":
+            if name == "jobs":
                 yield from self._sort_records(page, by_priority)
                 continue
             members = self._whole_ids(name, page[::2])
-            if name == "x":
+            if name == "extras":
                 yield from self._judge_ids(1, members, extra_problem)
-            elif name in ("v", "V"):
+            elif name in ("results", "result_expiries"):
                 yield from self._judge_ids(1, members, result_problem)
-            elif name in ("e", "E"):
+            elif name in ("leases", "lease_jobs"):
                 leases |= {member.rjust(_SOLE_BYTES, b"\0") for member in members}
             else:
-                by_priority.setdefault(int(name[1:]), set()).update(members)
+                by_priority.setdefault(int(name.partition(":")[2]), set()).update(members)
         for priority, ids in by_priority.items():
             yield from self._judge_ids(priority, ids, job_problem)
         yield from self._judge_leases(leases)
@@ -164,7 +167,7 @@ class _Auditor:
     def _sort_records(self, page: list[bytes], by_priority: dict[int, set[bytes]]) -> Flow[None]:
         size = sum(map(len, page))
         self._record_page = max(1, min(PAGE, len(page) * RECORD_PAGE_BYTES // (2 * size or 1)))
-        ids = self._whole_ids("j", page[::2])
+        ids = self._whole_ids("jobs", page[::2])
         for id_, record in zip(page[::2], page[1::2], strict=True):
             priority = record[_PRIORITY_AT] if len(record) > _PRIORITY_AT else 0
             if priority > self._priorities():  # the queue may have grown since
@@ -175,12 +178,11 @@ class _Auditor:
                 by_priority.setdefault(priority, set()).add(id_)
 
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
-        """The members without what is no id; a field of E that counts a lease's jobs stands for the lease, an
-        odd member of p for its id."""
-        suffix = b"n" if name == "E" else _ODD if name[0] == "p" else b""
+        """The members that are ids. A field that counts a lease's jobs stands for the lease."""
+        suffix = _SUFFIXES.get(name.partition(":")[0], b"")
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
-        known = (_ID_BYTES, _SOLE_BYTES) if name == "e" else (_ID_BYTES,)
+        known = (_ID_BYTES, _SOLE_BYTES) if name == "leases" else (_ID_BYTES,)
         for member in members:
             if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -228,7 +230,7 @@ def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[lis
 
 def extra_problem(bits: int) -> str:
     """What is wrong with an id of x, of whatever level; '' if nothing is."""
-    return "attempts and status (x), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
+    return "attempts and status (extras), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
 
 
 def result_problem(bits: int) -> str:

@@ -24,7 +24,7 @@ from pinlater.operations.inspect import REPLY_BYTES, peek_at
 from pinlater.operations.leases import release
 from pinlater.operations.queues import ASK_AGAIN_S, known_queue_shards
 from pinlater.store.effects import Argument, AwaitNotification, Flow, Listen, completed, together
-from pinlater.store.requests import Arguments, read, write
+from pinlater.store.requests import Arguments, CommonKeys, read, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer. Jittered, so
@@ -225,20 +225,20 @@ def claim_at(
             return claim
     descriptor = claim_descriptor(session, source)
     if limit == 1 and quota is None and queue_shard.plain_claims >= PLAIN_RUN and not blocking_list:
-        claim = yield from _claim("claim_one", queue_shard, [descriptor], deadline_s)
+        claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim
     waiter = (queue_shard.blocking_list or session.channel) if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
-        return [max(1, min(limit, MAX_BATCH)), quotas, descriptor, waiter, REPLY_BYTES]
+        return [descriptor, max(1, min(limit, MAX_BATCH)), quotas, waiter, REPLY_BYTES]
 
-    return (yield from _claim("claim", queue_shard, arguments, deadline_s, blocking_list))
+    return (yield from _claim(queue_shard, arguments, deadline_s, blocking_list))
 
 
 def _claim(
-    verb: str, queue_shard: QueueShard, arguments: Arguments, deadline_s: float, blocking_list: bytes = b""
+    queue_shard: QueueShard, arguments: Arguments, deadline_s: float, blocking_list: bytes = b""
 ) -> Flow[_core.Claim]:
     sent_s = time.monotonic()
 
@@ -251,7 +251,7 @@ def _claim(
         return claim
 
     try:
-        reply = yield from write(queue_shard, verb, arguments, deadline_s, blocking_list=blocking_list)
+        reply = yield from write(queue_shard, "claim", arguments, deadline_s, blocking_list=blocking_list)
     except OutcomeUnknown as error:
         queue_shard.unknown_sent_s = sent_s
         raise completed(error, decode) from None

@@ -139,7 +139,5 @@ def check_priority(priority: int | None, queue_shards: list[QueueShard]) -> list
     if priority is None:
         return list(range(1, priorities + 1))
     if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= priorities:
-        raise InvalidArgument(
-            f"priority: expected 1 to {priorities} (the queue has {priorities} levels), got {priority!r}"
-        )
+        raise InvalidArgument(f"priority: expected 1 to {priorities} (the priorities of the queue), got {priority!r}")
     return [priority]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from pinlater.model.errors import (
+    FormatUnsupported,
     InvalidArgument,
     OutcomeUnknown,
     PartialDelete,
@@ -163,7 +164,11 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
         raise errors[0]
     found = []
     for name in sorted(names):
-        configs = yield from _load_all(session.queue_shards(name), deadline_s)
+        try:
+            configs = yield from _load_all(session.queue_shards(name), deadline_s)
+        except FormatUnsupported as error:
+            log.warning("queue %s is left out: %s", name, error)
+            continue
         if _newest(configs) is not None:
             found.append(name)
     return found
@@ -258,10 +263,13 @@ def _load_all(
 def _ask(
     queue_shards: list[QueueShard], deadline_s: float
 ) -> Flow[tuple[dict[QueueShard, StoredConfig | None], list[tuple[QueueShard, PinLaterError]]]]:
+    """Raises FormatUnsupported, also where other shards answered: jobs that are there would be passed over."""
     results = yield from together([load_config(queue_shard, deadline_s) for queue_shard in queue_shards])
     found: dict[QueueShard, StoredConfig | None] = {}
     failed: list[tuple[QueueShard, PinLaterError]] = []
     for queue_shard, result in zip(queue_shards, results, strict=True):
+        if isinstance(result, FormatUnsupported):
+            raise result
         if isinstance(result, PinLaterError):
             failed.append((queue_shard, result))
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
@@ -293,11 +301,9 @@ def _carry_to(session: Session, queue_shard: QueueShard, newest: StoredConfig, d
         yield from _delete(session, queue_shard, deadline_s, newest.epoch)
     if queue_shard.stored is None or queue_shard.stored.deleted:
         yield from _register(session, queue_shard, deadline_s)
-        yield from create(queue_shard, newest.config.pack(), newest.carried, deadline_s)
+        yield from create(queue_shard, newest.settings, newest.carried, deadline_s)
         return
-    _remember(
-        queue_shard, (yield from write(queue_shard, "configure", [newest.config.pack(), newest.carried], deadline_s))
-    )
+    _remember(queue_shard, (yield from write(queue_shard, "configure", [newest.settings, newest.carried], deadline_s)))
 
 
 def _remember(queue_shard: QueueShard, reply: list[Any]) -> QueueConfig:

@@ -15,21 +15,21 @@ def tag(queue: str, shard: str) -> str:
 
 
 def queue_key(queue: str, shard: str, name: str) -> bytes:
-    """The key `name` (`m`, `j`, `p1`, …) of a queue on a shard."""
+    """The key `name` (`meta`, `jobs`, `ready:1`, …) of a queue on a shard."""
     return f"{PREFIX}{tag(queue, shard)}:{name}".encode()
 
 
 def script_keys(queue: str, shard: str, names: tuple[str, ...], priorities: int) -> tuple[bytes, ...]:
-    """KEYS of a script: each name in order, a family (`p*`) as one key a level, level 1 first."""
+    """KEYS of a script: each name in order, a family (`ready*`) as one key a priority, priority 1 first."""
     keys = [queue_key(queue, shard, name) for name in names if not name.endswith("*")]
     for family in names:
         if family.endswith("*"):
-            keys += [queue_key(queue, shard, f"{family[:-1]}{priority}") for priority in range(1, priorities + 1)]
+            keys += [queue_key(queue, shard, f"{family[:-1]}:{priority}") for priority in range(1, priorities + 1)]
     return tuple(keys)
 
 
 def registry_key(shard: str) -> bytes:
-    """The set of the names of a shard's queues: a hint, `m` is the truth."""
+    """The set of the names of a shard's queues: a hint, `meta` is the truth."""
     return f"{PREFIX}{{{shard}}}:queues".encode()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from pinlater.model.backoff import Pauses
 from pinlater.model.errors import (
     ConfigConflict,
+    FormatUnsupported,
     OutcomeUnknown,
     PinLaterError,
     QueueError,
@@ -225,7 +226,7 @@ class _Write:
     def _again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
             # none of these says anything of the try that was lost
-            if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld):
+            if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld | FormatUnsupported):
                 raise self._unknown(error)
             return isinstance(error, ServerError)
         return patient and isinstance(error, ServerUnavailable) and self.queue_shard.shard.server.contacted

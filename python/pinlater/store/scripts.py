@@ -21,7 +21,7 @@ _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": 
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
-#: A line of lib/config_bytes.lua, and a name that may stand there.
+#: A line of lib/config_layout.lua, and a name that may stand there.
 _BYTES: Final = re.compile(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 
@@ -30,7 +30,7 @@ _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 class Script:
     """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
 
-    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
+    `keys` are key names of `keys.py`; one that ends in `*`: a key a priority. The first `common` of them are all
     that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
     them is the configuration's version.
     """
@@ -73,10 +73,13 @@ def _load(path: Path) -> Script:
     if header["KIND"] not in _SHEBANGS:
         raise ValueError(f"{path.name}: KIND: expected one of {', '.join(_SHEBANGS)}, got {header['KIND']!r}")
     common, _, more = (tuple(part.split()) for part in header["KEYS"].partition("|"))
-    keys, arguments = common + more, tuple(header["ARGV"].split())
+    simple, _, optional = (tuple(part.split()) for part in header["ARGV"].partition("|"))
+    keys, arguments = common + more, simple + optional
     code = "\n".join([*map(_part, header["NEEDS"].split()), _strip(_whole(body))])
     _check(path.name, common, more, arguments, code)
-    names = _common_names(common, more) if more else _key_names(keys)
+    if len(_families(common)) != 1 and more and not optional:
+        raise ValueError(f"{path.name}: ARGV: expected a bar, as KEYS has one behind several families")
+    names = _common_names(common, more, simple) if more else _key_names(keys)
     lines = [_SHEBANGS[header["KIND"]], "local KEYS, ARGV = KEYS, ARGV", *names, *_argument_names(arguments), code]
     source = "\n".join(line for line in lines if line).encode()
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
@@ -96,13 +99,13 @@ def _strip(code: str) -> str:
     """Drops comment lines and indentation, and puts numbers for names of bytes: what is left is what Redis keeps."""
     lines = (line.strip() for line in code.splitlines())
     left = "\n".join(line for line in lines if line and not line.startswith("--"))
-    return _CONSTANT.sub(lambda match: _config_bytes().get(match[0], match[0]), left)
+    return _CONSTANT.sub(lambda match: _config_layout().get(match[0], match[0]), left)
 
 
 @cache
-def _config_bytes() -> dict[str, str]:
+def _config_layout() -> dict[str, str]:
     """Names of bytes of the packed configuration, and their positions."""
-    code = (LUA_DIRECTORY / "lib" / "config_bytes.lua").read_text("utf-8")
+    code = (LUA_DIRECTORY / "lib" / "config_layout.lua").read_text("utf-8")
     lines = [(names.split(", "), numbers.split(", ")) for names, numbers in _BYTES.findall(code)]
     return {name: number for names, numbers in lines for name, number in zip(names, numbers, strict=True)}
 
@@ -119,20 +122,30 @@ def _key_names(keys: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
-    """As _key_names, where a call may come with the common keys alone. Then what is named here of the others means
-    nothing, and `key_levels` is not the number of levels.
+def _common_names(common: tuple[str, ...], more: tuple[str, ...], simple: tuple[str, ...]) -> list[str]:
+    """As _key_names, where a call may have the common keys alone. Then the other names mean nothing.
+
+    simple: the arguments before a bar; a call with these alone has the common keys alone. Without a bar among the
+    arguments, `key_priorities` is the number of levels only in a call with all keys.
     """
-    fixed, rest = len(common) - 1, [key for key in more if not key.endswith("*")]
-    lines = [*_key_names(common[:-1]), f"local {common[-1][:-1]}0 = {fixed}"]
-    lines.append(f"local key_levels = (#KEYS - {fixed + len(rest)}) / {1 + len(more) - len(rest)}")
+    own, other = _families(common), _families(more)
+    fixed, rest = len(common) - len(own), [key for key in more if key not in other]
+    levels = f"(#KEYS - {fixed + len(rest)}) / {len(own) + len(other)}"
+    if len(own) > 1:
+        levels = f"#ARGV == {len(simple)} and (#KEYS - {fixed}) / {len(own)} or {levels}"
+    lines = [*_key_names(common[:fixed]), f"local key_priorities = {levels}"]
+    lines += [f"local {key[:-1]}0 = {fixed}{f' + {i} * key_priorities' if i else ''}" for i, key in enumerate(own)]
     if rest:
-        queue_shards = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
-        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {queue_shards}")
+        positions = ", ".join(f"KEYS[{fixed + 1 + i} + {len(own)} * key_priorities]" for i in range(len(rest)))
+        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {positions}")
     lines += [
-        f"local {key[:-1]}0 = {fixed + len(rest)} + {1 + i} * key_levels" for i, key in enumerate(more[len(rest) :])
+        f"local {key[:-1]}0 = {fixed + len(rest)} + {len(own) + i} * key_priorities" for i, key in enumerate(other)
     ]
     return lines
+
+
+def _families(keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if key.endswith("*")]
 
 
 def _argument_names(arguments: tuple[str, ...]) -> list[str]:
@@ -150,9 +163,9 @@ def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments:
     keys = common + more
     for part in (common, more):
         families = [key.endswith("*") for key in part]
-        if families != sorted(families) or (more and part is common and sum(families) != 1):
+        if families != sorted(families) or (more and part is common and not any(families)):
             raise ValueError(
-                f"{name}: KEYS: expected the key families (x*) last, before a bar one, got {' '.join(part)}"
+                f"{name}: KEYS: expected the key families (x*) last, before a bar at least one, got {' '.join(part)}"
             )
     takes_all = "unpack(KEYS)" in code
     for key in keys:
@@ -160,7 +173,7 @@ def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments:
         if not takes_all and not re.search(used, code):
             raise ValueError(f"{name}: KEYS: {key} is never used")
     for key in set(re.findall(r"\bkey_(\w+)", code)):
-        if key not in keys and not (more and key == "levels"):
+        if key not in keys and not (more and key == "priorities"):
             raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
     for argument in arguments:
         plain = argument.rstrip("…")

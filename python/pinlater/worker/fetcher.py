@@ -291,7 +291,7 @@ class Fetcher:
     # rings
 
     def _on_notification(self, message: bytes) -> None:
-        """message: the key `m` of the queue and shard that rang."""
+        """message: the key `meta` of the queue and shard that rang."""
         queue = message.partition(b"{")[2].partition(b"/")[0].decode()
         source = self._polls.get(queue)
         if source is None:

@@ -80,7 +80,7 @@ impl Connection {
         register: impl FnOnce(Socket) -> Result<(), String>,
     ) -> Result<Self, String> {
         let (stream, socket) =
-            connect(target).map_err(|error| format!("connect: {}", told(&error, target.timeout)))?;
+            connect(target).map_err(|error| format!("connect: {}", describe(&error, target.timeout)))?;
         register(socket)?;
         let stream: Box<dyn Stream> = match (stream, &target.tls) {
             (Socket::Unix(stream), _) => Box::new(stream),
@@ -106,12 +106,12 @@ impl Connection {
         }
         match reply {
             Ok(reply) => outcome(&reply, call),
-            Err(error) => Outcome::Broken(format!("renew: {}", told(&error, target.timeout))),
+            Err(error) => Outcome::Broken(format!("renew: {}", describe(&error, target.timeout))),
         }
     }
 
     fn shake_hands(&mut self, target: &Target) -> Result<(), String> {
-        let failed = |error: &io::Error| format!("handshake: {}", told(error, target.timeout));
+        let failed = |error: &io::Error| format!("handshake: {}", describe(error, target.timeout));
         self.send(&target.handshake.concat()).map_err(|error| failed(&error))?;
         let count = target.handshake.len();
         for position in 1..=count {
@@ -134,7 +134,7 @@ impl Connection {
             }
             Ok(Reply::Error(error)) => Err(format!("SCRIPT LOAD was refused: {error}")),
             Ok(other) => Err(format!("expected a sha from SCRIPT LOAD, came {other:?}")),
-            Err(error) => Err(format!("SCRIPT LOAD: {}", told(&error, target.timeout))),
+            Err(error) => Err(format!("SCRIPT LOAD: {}", describe(&error, target.timeout))),
         }
     }
 
@@ -233,7 +233,7 @@ fn without_arguments(error: &str) -> &str {
     error.split(", with args").next().unwrap_or_default()
 }
 
-fn told(error: &io::Error, timeout: Duration) -> String {
+fn describe(error: &io::Error, timeout: Duration) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!("no answer within {timeout:?}")

@@ -1,8 +1,8 @@
 //! Which leases are held, and which of them are due: state without I/O and without a clock of its own.
 //!
 //! Promises: a token is due a third of its lease after it was held or last renewed; a call carries all due tokens of
-//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone; a job that is past its limit is
-//! taken out of its claim's lease, into one of its own that nobody renews.
+//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone; a job that is past its limit moves
+//! from its claim's lease to one of its own, which is not renewed.
 //! Risks: time is `Instant` (`CLOCK_MONOTONIC`), which stands still while the machine is suspended.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(2);
 pub type Token = [u8; 8];
 pub type JobId = [u8; 8];
 
-/// A running job as the script takes it: level, id, token.
+/// A running job as the script takes it: priority, id, token.
 pub type Item = [u8; 17];
 
 /// One renewal to send: claims of `queue` and jobs that get a lease of their own, 1 to 1,000 in all, due at `taken_at`.
@@ -89,7 +89,7 @@ struct Lease {
 
 /// A running job that may be kept by its claim's lease until `ends_at`.
 struct Limit {
-    level: u8,
+    priority: u8,
     token: Token,
     ends_at: Instant,
 }
@@ -126,9 +126,9 @@ impl Queue {
     }
 
     /// Hold the lease of a claim, by one of its jobs, from `now` on; returns when it is due.
-    pub fn hold(&mut self, level: u8, id: JobId, token: Token, length: Duration, now: Instant) -> Instant {
+    pub fn hold(&mut self, priority: u8, id: JobId, token: Token, length: Duration, now: Instant) -> Instant {
         let due_at = now + length / DUE_PART;
-        let job = item(level, id, token);
+        let job = item(priority, id, token);
         self.leases.insert(token, Lease { job, length, due_at, parted: false });
         self.due_at = Some(self.due_at.map_or(due_at, |earliest| earliest.min(due_at)));
         due_at
@@ -139,8 +139,8 @@ impl Queue {
     }
 
     /// From `ends_at` on the job is not kept by the lease of its claim any more.
-    pub fn limit(&mut self, level: u8, id: JobId, token: Token, ends_at: Instant) {
-        self.limits.insert(id, Limit { level, token, ends_at });
+    pub fn limit(&mut self, priority: u8, id: JobId, token: Token, ends_at: Instant) {
+        self.limits.insert(id, Limit { priority, token, ends_at });
         self.limit_at = Some(self.limit_at.map_or(ends_at, |earliest| earliest.min(ends_at)));
     }
 
@@ -165,7 +165,7 @@ impl Queue {
         let chosen: Vec<_> = joining.take(MAX_TOKENS).collect();
         let over =
             self.limits.iter().filter(|(_, limit)| limit.ends_at <= now).take(MAX_TOKENS - chosen.len());
-        let (own_ids, own) = over.map(|(id, limit)| (*id, item(limit.level, *id, limit.token))).unzip();
+        let (own_ids, own) = over.map(|(id, limit)| (*id, item(limit.priority, *id, limit.token))).unzip();
         let (tokens, jobs) = chosen.iter().map(|(token, lease)| (**token, lease.job)).unzip();
         let lease_ms = chosen.iter().map(|(_, lease)| lease.length.as_millis()).max().unwrap_or_default();
         // Wraps after 4 billion renewals of one queue: more than a century at one a second.
@@ -189,8 +189,8 @@ impl Queue {
             Outcome::Renewed(refused) => {
                 self.backoff.clear();
                 let refused = refused.iter().filter_map(|at| call.tokens.get(*at)).copied();
-                let gone = refused.filter_map(|token| Some((token, self.leases.remove(&token)?)));
-                let lost = gone.filter(|(_, lease)| !lease.parted).map(|(token, _)| token).collect();
+                let ended = refused.filter_map(|token| Some((token, self.leases.remove(&token)?)));
+                let lost = ended.filter(|(_, lease)| !lease.parted).map(|(token, _)| token).collect();
                 self.part(call);
                 self.move_due(call);
                 lost
@@ -234,8 +234,8 @@ impl Queue {
     }
 }
 
-fn item(level: u8, id: JobId, token: Token) -> Item {
-    let mut item = [level; 17];
+fn item(priority: u8, id: JobId, token: Token) -> Item {
+    let mut item = [priority; 17];
     item[1..9].copy_from_slice(&id);
     item[9..].copy_from_slice(&token);
     item

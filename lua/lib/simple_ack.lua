@@ -1,6 +1,6 @@
--- The common ack, before more functions are made (one costs 0.2 to 0.5 µs a call): groups of successes of which nothing is kept. All groups
--- are checked before anything is written; those that are not common are left in `plan` for the rest of ack.
--- reads: config earliest groups h_high h_low ids0 lane levels more replay sequence waiting
+-- The common ack: groups of successes of which nothing is kept. It makes no function, as each costs 0.2 to 0.5 µs a call. All groups are checked
+-- before anything is written. Groups that are not common are left in `plan` for the rest of ack.
+-- reads: config earliest groups h_high h_low ids0 lane priorities more replay sequence waiting
 -- sets:  argv count FAILED h_high h_low keep options plan refused source statuses SUCCEEDED tombstones
 if not replay and #ARGV == ids0 + 1 and #groups == 14 and more == '' and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
   -- HERE ack_one
@@ -14,7 +14,7 @@ if more ~= '' then
   source, statuses = sub(more, 4, 3 + length), sub(more, 4 + length)
 end
 local argv, keep, tombstones, count = ARGV, 0, options == 1, #ARGV - ids0
--- Groups still to be ended: level, kind, n, base (ids before its own), runs and delays (where they begin). nil: none
+-- Groups that are still to be ended: priority, kind, n, base (ids before its own), runs and delays (where they begin). nil: none
 local plan, refused
 
 if not replay then
@@ -24,14 +24,14 @@ if not replay then
 
   at, base = 1, 0
   while base < count do
-    local level, kind, n = unp('>BBI2', groups, at)
+    local priority, kind, n = unp('>BBI2', groups, at)
     local runs, first = at + 4, ids0 + base + 1
-    -- HERE hold_plain
-    if plain then
-      -- HERE end_plain
+    -- HERE hold_simple
+    if simple then
+      -- HERE end_simple
     else
       plan = plan or {}
-      plan[#plan + 1] = { level = level, kind = kind, n = n, base = base, runs = runs, delays = at }
+      plan[#plan + 1] = { priority = priority, kind = kind, n = n, base = base, runs = runs, delays = at }
       if kind == FAILED then at = at + 6 * n end
     end
     base = base + n
@@ -39,7 +39,7 @@ if not replay then
   if not plan then
     if h_low == 4294967295 then h_high, h_low = h_high + 1, -1 end
     local h, payload = pack('>I4I4', h_high, h_low + 1), refused and concat(refused) or ''
-    -- HERE store
+    -- HERE store_answer
     return answer
   end
   refused = refused or {}

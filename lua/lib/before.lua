@@ -1,4 +1,4 @@
--- Whether one id (or token, or version) is smaller. Not a < b: Lua compares strings by the server's locale; nor as numbers: 63 bits do not fit.
+-- Whether one id (or token, or version) is smaller than another. `a < b` would compare by the server's locale, and numbers cannot hold 63 bits.
 -- sets:  before
 local function before(a, b)
   local a_high, a_low = unp('>I4I4', a)

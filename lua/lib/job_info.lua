@@ -1,9 +1,9 @@
--- One job as the caller sees it; format: docs/design.md, "Job info". place: score, or the value of r for a running job.
+-- One job as a lookup gives it (docs/design.md, "Job info"). value: a score, or the value in running.
 -- reads: claim_of created_ms
 -- sets:  FAILED info PENDING RUNNING SUCCEEDED
 local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3
 
-local function info(state, level, id, record, more, place, with_body)
+local function info(state, priority, id, record, more, value, with_body)
   local allowed = unp('>I2', record, 2)
   local left, updated, crashes, status, claim, run_after = allowed, created_ms(id), 0, '', '', 0
   if more then
@@ -11,14 +11,14 @@ local function info(state, level, id, record, more, place, with_body)
     status = sub(more, 11)
   end
   if state == RUNNING then
-    claim, run_after = claim_of(place), created_ms(sub(place, 1, 8))
-    left, updated = unp('>I2', place, 9), math.max(run_after, more and updated or 0)
+    claim, run_after = claim_of(value), created_ms(sub(value, 1, 8))
+    left, updated = unp('>I2', value, 9), math.max(run_after, more and updated or 0)
   elseif state == PENDING then
-    run_after = tonumber(place)
+    run_after = tonumber(value)
   else
-    updated = tonumber(place)
+    updated = tonumber(value)
   end
   local body = with_body and sub(record, 5) or ''
-  return pack('>BB', state, level) .. id .. pack('>I2I2I6I6I2I2', allowed, left, run_after, updated, crashes, #status)
+  return pack('>BB', state, priority) .. id .. pack('>I2I2I6I6I2I2', allowed, left, run_after, updated, crashes, #status)
     .. status .. pack('>I2', #claim) .. claim .. (with_body and '\1' or '\0') .. body
 end

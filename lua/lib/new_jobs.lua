@@ -1,30 +1,30 @@
--- New jobs with ids low + 1 ... low + count (as fresh gives them, of one ms), as they are written: fields of j, a line (score, member, …) a
--- level of p (ready) and of d (scheduled; nil: no job is), and when the first scheduled one is due.
+-- Lays out new jobs with the ids low + 1 ... low + count (as next_ids gives them, of one ms), as they are stored: fields of jobs; for each priority
+-- the scores and members of ready and of scheduled (nil: no job is scheduled); first_due: when the first scheduled one is due.
 -- A record begins with its format, the attempts allowed (2) and the priority.
--- reads: count high levels low NEVER now ODD records0 RUN_BYTES spec
+-- reads: count high priorities low NEVER now DECORATED records0 RUN_BYTES spec
 -- sets:  argv arrival char done fields first first_due format HEADER_BYTES prefix ready scheduled
 local HEADER_BYTES = 4
 local fields, ready, scheduled, first_due = {}, {}, nil, NEVER
 local done, argv, char, format, first = 0, ARGV, string.char, string.format, records0 + 1
 local arrival, prefix = format('%d', high * 8192 + floor((low + 1) / 524288)), sub(pack('>I4I4', high, low + 1), 1, 7)
 for at = 1, #spec, RUN_BYTES do
-  local level, kind, ms, n = unp('>BBI6I2', spec, at)
-  if level < 1 or level > levels then return redis.error_reply('BAD_REQUEST no level ' .. level) end
+  local priority, kind, ms, n = unp('>BBI6I2', spec, at)
+  if priority < 1 or priority > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. priority) end
   if n < 1 or done + n > count then return redis.error_reply('BAD_REQUEST the spec does not fit ' .. count .. ' records') end
   if kind == 2 then ms = now + ms end
-  local lines, score, mark = ready, arrival, nil
+  local sets, score, mark = ready, arrival, nil
   if kind > 0 then
     score = format('%d', ms)
     if ms > now then
       scheduled = scheduled or {}
-      lines, first_due = scheduled, math.min(first_due, ms)
+      sets, first_due = scheduled, math.min(first_due, ms)
     else
-      mark = ODD
+      mark = DECORATED
     end
   end
-  local line = lines[level] or {}
-  local last = #line
-  lines[level] = line
+  local entries = sets[priority] or {}
+  local last = #entries
+  sets[priority] = entries
   local field, final = 2 * done, (low + done) % 256
   for i = first + done, first + done + n - 1 do
     local record = argv[i]
@@ -34,7 +34,7 @@ for at = 1, #spec, RUN_BYTES do
     local id = prefix .. char(final)
     field, last = field + 2, last + 2
     fields[field - 1], fields[field] = id, record
-    line[last - 1], line[last] = score, mark and id .. mark or id
+    entries[last - 1], entries[last] = score, mark and id .. mark or id
   end
   done = done + n
 end

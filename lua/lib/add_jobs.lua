@@ -1,5 +1,5 @@
--- Puts the jobs of lines in line. Those that come with a status have an x, and are odd.
--- reads: earliest fields first_due now ODD paused ready scheduled statuses waiting
+-- Stores new jobs and makes them ready or scheduled. Those with a status have extras, so they are decorated.
+-- reads: earliest fields first_due now DECORATED paused ready scheduled statuses waiting
 -- sets:  earliest extras payload waiting wake
 local extras
 if statuses ~= '' then
@@ -13,27 +13,27 @@ if statuses ~= '' then
     extras[#extras + 1] = id
     extras[#extras + 1] = extra(unp('>I2', fields[2 * position], 2), now, 0, append_status('', text))
   end
-  for _, line in pairs(ready) do
-    for i = 2, #line, 2 do
-      if has_extra[line[i]] then line[i] = line[i] .. ODD end
+  for _, entries in pairs(ready) do
+    for i = 2, #entries, 2 do
+      if has_extra[entries[i]] then entries[i] = entries[i] .. DECORATED end
     end
   end
 end
 
-call('HSET', key_j, unpack(fields))
-if extras then call('HSET', key_x, unpack(extras)) end
+call('HSET', key_jobs, unpack(fields))
+if extras then call('HSET', key_extras, unpack(extras)) end
 -- a waiter has a reason to wake: work now, or a new earliest timer
 local wake = false
-for level, line in pairs(ready) do
-  call('ZADD', KEYS[p0 + level], unpack(line))
+for priority, entries in pairs(ready) do
+  call('ZADD', KEYS[ready0 + priority], unpack(entries))
   wake = true
 end
 if scheduled then
-  for level, line in pairs(scheduled) do call('ZADD', KEYS[d0 + level], unpack(line)) end
+  for priority, entries in pairs(scheduled) do call('ZADD', KEYS[scheduled0 + priority], unpack(entries)) end
 end
 if first_due < earliest then earliest, wake = first_due, true end
 if wake and waiting then
-  -- HERE ring
-  ring()
+  -- HERE notify
+  notify()
 end
 local payload = fields[1]

@@ -1,4 +1,4 @@
--- Whether the caller holds a running job: by token, or without one (eight zero bytes) by the source in the claim descriptor.
+-- Whether the caller holds a running job: by its token, or without one (eight zero bytes) by the source in the claim descriptor.
 -- reads: claim_of lease_of source source_in
 -- sets:  holds NO_TOKEN source_of sources
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'

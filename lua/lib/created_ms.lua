@@ -1,4 +1,4 @@
--- When a job was enqueued, or a token or h was minted: its ms.
+-- The ms of an id, a token or an h.
 -- sets:  created_ms
 local function created_ms(id)
   local high, low = unp('>I4I4', id)

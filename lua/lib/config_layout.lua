@@ -1,0 +1,23 @@
+-- Where each setting begins in the packed configuration of a queue shard (docs/design.md §3). Bytes count from 1. The loader puts these numbers
+-- where the names stand, so a name costs a call nothing.
+-- The number of the format of keys and records. Every format has it in this byte.
+local DATA_FORMAT = 2
+local CONFIG_FORMAT = 1
+local CONFIG_FLAGS = 2
+local CONFIG_PRIORITIES = 3
+local CONFIG_VERSION, CONFIG_VERSION_END = 4, 11
+local CONFIG_GENERATION, CONFIG_GENERATION_END = 12, 15
+local CONFIG_EPOCH, CONFIG_EPOCH_END = 16, 19
+local CONFIG_LEASE_MS, CONFIG_LEASE_MS_END = 20, 23
+local CONFIG_KEEP, CONFIG_KEEP_END = 24, 27
+local CONFIG_BODY_LIMIT, CONFIG_BODY_LIMIT_END = 36, 39
+-- The tail: settings with a length byte each, in the order in which they were added.
+local CONFIG_TAIL = 40
+local CONFIG_CRASH_LIMIT, CONFIG_CRASH_LIMIT_END = 41, 42
+local CONFIG_QUARANTINE_LENGTH = 43
+-- In the settings of a call: flags and priorities, then all from the lease on.
+local SETTINGS_FLAGS, SETTINGS_PRIORITIES, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
+-- What another shard has of a queue: version, then epoch.
+local CARRIED_VERSION_END, CARRIED_EPOCH = 8, 9
+-- Format 1 had its configuration in field `c` of key `m`, with the flags here.
+local FORMAT_ONE_FLAGS = 17

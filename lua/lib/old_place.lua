@@ -1,9 +1,0 @@
--- Where a running job that was not begun stood in line: its score and member of p.
--- reads: created_ms ODD
--- sets:  old_place
-local function old_place(id, running)
-  local marks = byte(running, 11)
-  local run_after = marks >= 8 and '' or sub(running, floor(marks / 2) % 2 == 1 and 20 or 12)
-  if run_after ~= '' then return run_after, id .. ODD end
-  return string.format('%d', created_ms(id)), marks % 2 == 1 and id .. ODD or id
-end

@@ -1,4 +1,0 @@
--- A member of p is the bare id of a job whose score is the id's own ms and that has no x, as most have: a claim asks for nothing more.
--- Any other is odd: id .. ODD, and a claim asks for its score and its x. ODD sorts after nothing, so ties still go by id.
--- sets:  ODD
-local ODD = '\1'

@@ -1,5 +1,0 @@
--- Stores the head, and the answer (of payload) in the lane.
--- reads: earliest h lane payload sequence waiting
--- sets:  answer
-local answer = sequence .. h .. payload
-call('HSET', key_m, 'h', h .. pack('>I6B', earliest, waiting and 1 or 0), lane, answer)
