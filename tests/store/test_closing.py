@@ -28,7 +28,7 @@ from tests.support.servers import Server, wait_until
 DEADLINE_S = 30.0
 WAIT_S = 600.0
 #: In these the blocking client waits; the lines on which it does.
-FILES = ("sync_waker.py", "sync_watcher.py")
+FILES = ("sync_subscriber.py",)
 BLOCKING = ("poll.poll(max", "can_read(timeout=seconds)")
 #: For a close that needs a lock which the thread holds that it is tried in.
 CLOSE_S = 0.02
@@ -166,7 +166,7 @@ async def test_a_dequeue_that_is_cancelled(server: Server) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, DEADLINE_S)
             assert await client.peek("q") == {1: 0, 2: 0, 3: 0}
-        assert client.driver.waker.waiters == set()
+        assert client.driver.subscriber.waiters == set()
 
 
 @on_loop
@@ -174,13 +174,13 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as other:
         await client.create_queue("q")
         waiting = asyncio.ensure_future(client.dequeue("q", wait=WAIT_S))
-        waker = client.driver.waker
-        await until(lambda: waker.waiters, "its wait")
+        subscriber = client.driver.subscriber
+        await until(lambda: subscriber.waiters, "its wait")
 
         def cancel(_: bytes) -> None:
             waiting.cancel()
 
-        waker.on_notification = cancel
+        subscriber.on_notification = cancel
         await other.enqueue("q", b"x")
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(waiting, DEADLINE_S)

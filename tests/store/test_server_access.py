@@ -155,7 +155,7 @@ def test_who_may_not_subscribe_is_told_when_it_waits(make: Callable[..., Calls],
     try:
         calls = make(f"redis://deaf:{PASSWORD}@127.0.0.1:{server.port}")
         calls.create_queue("deaf")
-        with pytest.raises(ServerRefused, match=r"the wake channel can not be subscribed: .*docs/acl\.md"):
+        with pytest.raises(ServerRefused, match=r"the user may not subscribe to .*docs/acl\.md"):
             calls.dequeue("deaf", 1, wait=5)
         assert calls.dequeue("deaf", 1) == []
     finally:

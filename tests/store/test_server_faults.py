@@ -16,7 +16,7 @@ import pytest
 
 from pinlater import Client, CountsByState, QueueConfig, State
 from pinlater.model.errors import OutcomeUnknown, ServerFull, ServerUnavailable
-from pinlater.store import requests as exchange
+from pinlater.store import requests
 from tests.conftest import FreshServer
 from tests.support.both_clients import Calls, kind, make
 from tests.support.cut_cases import READS, WRITES, begin
@@ -165,7 +165,7 @@ def test_a_job_with_a_key_never_goes_to_another_shard(make: Callable[..., Calls]
 def test_an_unknown_outcome_never_goes_to_another_shard(
     make: Callable[..., Calls], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
     with CutProxy(server.port) as proxy, Client(shards={"cut": server.url, "whole": server.url}) as direct:
         calls = make(shards={"cut": proxy.url, "whole": server.url})
         direct.create_queue("q")

@@ -16,7 +16,7 @@ from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig
 from pinlater.model.errors import QueueNotFound
 from pinlater.operations.claim import PLAIN_RUN
 from pinlater.operations.enqueue import pack_jobs
-from pinlater.store import requests as exchange
+from pinlater.store import requests
 from pinlater.store.effects import complete
 from pinlater.store.requests import write
 from pinlater.store.scripts import load_scripts
@@ -281,7 +281,7 @@ READS = [
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[CutProxy]:
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
     for script in load_scripts().values():
         server.call("SCRIPT", "LOAD", script.source)
     with CutProxy(server.port) as made:

@@ -95,8 +95,8 @@ class RememberingTransport(SyncDriver):
         self.followed: list[Sent] = []
         self.remembers = True
 
-    def _exchange(self, sends: list[Send]) -> list[list[Any]]:
-        answers = super()._exchange(sends)
+    def _send_all(self, sends: list[Send]) -> list[list[Any]]:
+        answers = super()._send_all(sends)
         if self.remembers:
             for effect, answered in zip(sends, answers, strict=True):
                 for command, answer in zip(effect.commands, answered, strict=True):
