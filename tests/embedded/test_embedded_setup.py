@@ -77,7 +77,7 @@ def test_a_relative_directory_is_of_the_working_directory_when_the_client_is_mad
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(InvalidArgument, match=r"'embedded://\./x': the working directory is gone"):
+    with pytest.raises(InvalidArgument, match=r"'embedded://\./x': the working directory was removed"):
         Client("embedded://./x")
     monkeypatch.chdir(tmp_path)
 
@@ -159,7 +159,7 @@ def test_a_file_is_not_a_directory(tmp_path: Path, inside: str) -> None:
 
 def test_another_users_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    with pytest.raises(EmbeddedServerError, match=f"to be of user {NOBODY}, it is of user {os.getuid()}"):
+    with pytest.raises(EmbeddedServerError, match=f"to belong to user {NOBODY}, it belongs to user {os.getuid()}"):
         attach(f"embedded://{tmp_path}")
 
 

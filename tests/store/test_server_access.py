@@ -118,7 +118,7 @@ def test_a_server_that_is_too_old_is_refused_by_name(make: Callable[..., Calls])
 def test_a_server_of_32_bits_is_refused(make: Callable[..., Calls]) -> None:
     small = OldServer(b"redis_version:7.0.15\r\narch_bits:32\r\n")
     try:
-        check_refused(make(small.url), ServerTooOld, "expected one built for 64 bits, got 32")
+        check_refused(make(small.url), ServerTooOld, "expected a 64-bit build, got 32")
     finally:
         small.close()
 

@@ -71,7 +71,7 @@ def _running(direct: Client, queue: str) -> Any:
 
 def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
     """As after claims that gave one plain job each."""
-    calls.client.session.queue_shard(queue, "1").plain_claims = PLAIN_RUN
+    calls.client.session.queue_shard(queue, "1").simple_claims = PLAIN_RUN
     return calls.dequeue(queue)
 
 

@@ -1,8 +1,7 @@
-"""The Lua transitions, read from `lua/` once and ready to send.
+"""The Lua scripts: read from `lua/` once, assembled from their parts, and ready to send. No I/O with servers.
 
-Promises that a script's header is the truth: its KEYS and ARGV lines make the names its body uses, so a key that is not
-declared does not exist there, and a header that does not fit fails at import. Risks nothing at run time; nothing here
-talks to a server.
+Promises that a script's header is true. Its KEYS and ARGV lines define the names that the body uses, so an undeclared
+key has no name there. A header that does not fit the body raises an error when the scripts are loaded.
 """
 
 import hashlib
@@ -16,23 +15,27 @@ from pinlater.store.keys import script_keys
 
 LUA_DIRECTORY: Final = Path(__file__).parents[1] / "lua"
 
-# A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
+#: A server at its maxmemory refuses scripts of kind "admit" (create, enqueue, prepare, load). All others must still
+#: run, so that the queue drains.
 _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
 _NAME: Final = re.compile(r"^[a-zA-Z][a-z_]*$")
-#: A line of lib/config_bytes.lua, and a name that may stand there.
+#: A line of lib/config_bytes.lua, and a name that it can define.
 _BYTES: Final = re.compile(r"^local ([A-Z_, ]+) = ([0-9, ]+)$", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
+    """The script of one verb.
 
-    `keys` are key names of `keys.py`; one that ends in `*` stands for a key a level. The first `common` of them are all
-    that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
-    them is the configuration's version.
+    - kind: "read", "write" or "admit".
+    - source: as sent to the server. sha: its SHA-1 in hex.
+    - keys: key names as in `keys.py`; a name that ends in `*` is a family, one key a priority.
+    - common: most calls need only the first `common` keys.
+    - arguments: names of ARGV; the last may end in `…` (any number of values).
+    - versioned: one argument is the version of the configuration.
     """
 
     verb: str
@@ -45,22 +48,19 @@ class Script:
     versioned: bool
 
     def names(self, queue: str, shard: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
-        """KEYS of a call. common: of one that needs no more than most do."""
+        """KEYS of a call. common: only the keys that most calls need."""
         first = script_keys(queue, shard, self.keys[: self.common], priorities)
         return first if common else first + script_keys(queue, shard, self.keys[self.common :], priorities)
 
     @property
     def writes(self) -> bool:
-        """Whether the script carries a lane and changes something."""
+        """Whether the script changes data, and so needs a lane."""
         return self.kind != "read"
 
 
 @cache
 def load_scripts() -> dict[str, Script]:
-    """Returns every script by verb.
-
-    Raises ValueError, naming file and line, for a header that is incomplete or does not fit the body.
-    """
+    """Every script by verb. Raises ValueError for a header that is incomplete or does not fit its body."""
     return {path.stem: _load(path) for path in sorted(LUA_DIRECTORY.glob("*.lua"))}
 
 
@@ -88,12 +88,12 @@ def _part(name: str) -> str:
 
 
 def _whole(code: str) -> str:
-    """Puts parts where the code asks for them (`-- HERE name…`): within the case that needs their functions."""
+    """Replaces each line `-- HERE name…` by those parts: a branch that needs their functions pays for them alone."""
     return _HERE.sub(lambda match: "\n".join(map(_part, match[1].split())), code)
 
 
 def _strip(code: str) -> str:
-    """Drops comment lines and indentation, and puts numbers for names of bytes: what is left is what Redis keeps."""
+    """Removes comment lines and indentation, and replaces names of bytes by their numbers."""
     lines = (line.strip() for line in code.splitlines())
     left = "\n".join(line for line in lines if line and not line.startswith("--"))
     return _CONSTANT.sub(lambda match: _config_bytes().get(match[0], match[0]), left)
@@ -101,7 +101,7 @@ def _strip(code: str) -> str:
 
 @cache
 def _config_bytes() -> dict[str, str]:
-    """Names of bytes of the packed configuration, and their positions."""
+    """Name -> position of each byte of the packed configuration."""
     code = (LUA_DIRECTORY / "lib" / "config_bytes.lua").read_text("utf-8")
     lines = [(names.split(", "), numbers.split(", ")) for names, numbers in _BYTES.findall(code)]
     return {name: number for names, numbers in lines for name, number in zip(names, numbers, strict=True)}
@@ -120,15 +120,16 @@ def _key_names(keys: tuple[str, ...]) -> list[str]:
 
 
 def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
-    """As _key_names, where a call may come with the common keys alone. Then what is named here of the others means
-    nothing, and `key_levels` is not the number of levels.
+    """As _key_names, for a script whose calls may bring the common keys alone.
+
+    In such a call the names of the other keys mean nothing, and `key_levels` is not the number of priorities.
     """
     fixed, rest = len(common) - 1, [key for key in more if not key.endswith("*")]
     lines = [*_key_names(common[:-1]), f"local {common[-1][:-1]}0 = {fixed}"]
     lines.append(f"local key_levels = (#KEYS - {fixed + len(rest)}) / {1 + len(more) - len(rest)}")
     if rest:
-        queue_shards = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
-        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {queue_shards}")
+        values = ", ".join(f"KEYS[{fixed + 1 + i} + key_levels]" for i in range(len(rest)))
+        lines.append(f"local {', '.join(f'key_{key}' for key in rest)} = {values}")
     lines += [
         f"local {key[:-1]}0 = {fixed + len(rest)} + {1 + i} * key_levels" for i, key in enumerate(more[len(rest) :])
     ]
@@ -137,35 +138,46 @@ def _common_names(common: tuple[str, ...], more: tuple[str, ...]) -> list[str]:
 
 def _argument_names(arguments: tuple[str, ...]) -> list[str]:
     lines = []
-    plain = [name for name in arguments if not name.endswith("…")]
-    if plain:
-        lines.append(f"local {', '.join(plain)} = " + ", ".join(f"ARGV[{i + 1}]" for i in range(len(plain))))
-    if len(plain) < len(arguments):
-        lines.append(f"local {arguments[-1][:-1]}0 = {len(plain)}")
+    single = [name for name in arguments if not name.endswith("…")]
+    if single:
+        lines.append(f"local {', '.join(single)} = " + ", ".join(f"ARGV[{i + 1}]" for i in range(len(single))))
+    if len(single) < len(arguments):
+        lines.append(f"local {arguments[-1][:-1]}0 = {len(single)}")
     return lines
 
 
 def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
-    """A key or argument that the header names and the code never uses is dead; one not named does not exist."""
-    keys = common + more
+    """Raises ValueError if the code and the header do not name the same keys and arguments."""
+    _check_families(name, common, more)
+    _check_keys(name, common + more, code, has_common=bool(more))
+    _check_arguments(name, arguments, code)
+
+
+def _check_families(name: str, common: tuple[str, ...], more: tuple[str, ...]) -> None:
     for part in (common, more):
         families = [key.endswith("*") for key in part]
         if families != sorted(families) or (more and part is common and sum(families) != 1):
             raise ValueError(
                 f"{name}: KEYS: expected the key families (x*) last, before a bar one, got {' '.join(part)}"
             )
+
+
+def _check_keys(name: str, keys: tuple[str, ...], code: str, *, has_common: bool) -> None:
     takes_all = "unpack(KEYS)" in code
     for key in keys:
         used = rf"\b{key[:-1]}0\b" if key.endswith("*") else rf"\bkey_{key}\b"
         if not takes_all and not re.search(used, code):
             raise ValueError(f"{name}: KEYS: {key} is never used")
     for key in set(re.findall(r"\bkey_(\w+)", code)):
-        if key not in keys and not (more and key == "levels"):
+        if key not in keys and not (has_common and key == "levels"):
             raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
+
+
+def _check_arguments(name: str, arguments: tuple[str, ...], code: str) -> None:
     for argument in arguments:
-        plain = argument.rstrip("…")
-        if not _NAME.match(plain):
+        word = argument.rstrip("…")
+        if not _NAME.match(word):
             raise ValueError(f"{name}: ARGV: expected names, got {argument!r}")
-        used_name = plain + "0" if argument.endswith("…") else plain
+        used_name = word + "0" if argument.endswith("…") else word
         if not re.search(rf"\b{used_name}\b", code):
             raise ValueError(f"{name}: ARGV: {argument} is never used")
