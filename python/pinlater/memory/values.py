@@ -73,8 +73,8 @@ class SortedSet:
 def _edge(order: list[tuple[float, bytes]], bound: bytes, *, lower: bool) -> int:
     excluded = bound[:1] == b"("
     score = float(bound[1:] if excluded else bound)
-    look = bisect_left if excluded is not lower else bisect_right
-    return look(order, score, key=lambda entry: entry[0])
+    bisect = bisect_left if excluded is not lower else bisect_right
+    return bisect(order, score, key=lambda entry: entry[0])
 
 
 def scan_page(fields: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:

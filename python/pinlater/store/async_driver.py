@@ -191,14 +191,8 @@ class AsyncDriver:
 
         within_s: time for the connect and the check.
         """
-        url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
-        # a request has one timeout; a timeout a read would cost as much as the read itself
-        arguments["socket_timeout"] = None
-        known = self._pools.get(server)
-        if known is None or known[0] != url:
-            known = (url, redis.asyncio.ConnectionPool.from_url(url, **arguments))
-            self._pools[server] = known
-        connection = known[1].connection_class(**known[1].connection_kwargs)
+        pool = await self._pool(server)
+        connection = pool.connection_class(**pool.connection_kwargs)
         try:
             async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -214,3 +208,13 @@ class AsyncDriver:
             raise
         server.contacted = True
         return connection
+
+    async def _pool(self, server: Server) -> redis.asyncio.ConnectionPool:
+        """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
+        url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
+        # a request has one timeout; a timeout a read would cost as much as the read itself
+        arguments["socket_timeout"] = None
+        known = self._pools.get(server)
+        if known is None or known[0] != url:
+            known = self._pools[server] = (url, redis.asyncio.ConnectionPool.from_url(url, **arguments))
+        return known[1]

@@ -142,8 +142,8 @@ class Session:
         # another type than str may have no hash
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
-            made = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
-            known = self._queues.setdefault((queue, shard), made)
+            new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            known = self._queues.setdefault((queue, shard), new)
         return known
 
     def queue_shards(self, queue: str) -> list[QueueShard]:

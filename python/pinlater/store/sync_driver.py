@@ -186,17 +186,12 @@ class SyncDriver:
 
         within_s: time for the connect, and for each answer during it.
         """
-        url, arguments = server.connection_arguments(*self._timeouts)
-        with self._lock:
-            known = self._pools.get(server)
-            if known is None or known[0] != url:
-                known = (url, redis.ConnectionPool.from_url(url, **arguments))
-                self._pools[server] = known
+        pool = self._pool(server)
         limits = {
             "socket_connect_timeout": min(self._timeouts[0], within_s),
             "socket_timeout": min(self._timeouts[1], within_s),
         }
-        connection = known[1].connection_class(**{**known[1].connection_kwargs, **limits})
+        connection = pool.connection_class(**{**pool.connection_kwargs, **limits})
         try:
             connection.connect()
             if server.version is None:
@@ -211,6 +206,15 @@ class SyncDriver:
             raise
         server.contacted = True
         return connection
+
+    def _pool(self, server: Server) -> redis.ConnectionPool:
+        """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
+        url, arguments = server.connection_arguments(*self._timeouts)
+        with self._lock:
+            known = self._pools.get(server)
+            if known is None or known[0] != url:
+                known = self._pools[server] = (url, redis.ConnectionPool.from_url(url, **arguments))
+        return known[1]
 
 
 class _Connection:
