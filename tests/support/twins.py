@@ -1,4 +1,4 @@
-"""What each piece of `pinlater._core` does, in plain Python: the reference of its tests and its bench.
+"""Each piece of `pinlater._core` in simple Python: the reference of its tests and its bench.
 
 Promises: the same values, and the same error type for the same bad input; the formats are read from
 docs/design.md, not from the Rust. Risks: slow; messages differ, so they are tested by themselves.
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one dequeue gave."""
+    """The result of one dequeue."""
 
     token: bytes
     jobs: list[Job]
@@ -82,7 +82,7 @@ class AckBatch(NamedTuple):
 class _Ack(NamedTuple):
     queue: str
     shard: str
-    level: int
+    priority: int
     kind: int
     id: int
     token: bytes
@@ -183,7 +183,7 @@ class CommandHead:
 
     def __init__(self, arguments: Iterable[bytes | str | int]) -> None:
         self._arguments = tuple(arguments)
-        pack_commands([self._arguments])  # refuses what can not be packed
+        pack_commands([self._arguments])  # refuses what cannot be packed
 
     def command(self, arguments: Iterable[bytes | str | int]) -> bytes:
         """As `CommandHead.command`."""
@@ -191,7 +191,7 @@ class CommandHead:
 
 
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes:
-    """RESP arrays of bulk strings; what is bytes is packed already."""
+    """RESP arrays of bulk strings. A command that is bytes is packed already."""
     packed = b""
     for command in commands:
         if isinstance(command, bytes):
@@ -228,10 +228,10 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
     if len(records) != len(taken) or not all(isinstance(record, bytes) for record in records):
         raise ValueError("records")
     jobs = []
-    for (level, id, remaining), record in zip(taken, records, strict=True):
+    for (priority, id, remaining), record in zip(taken, records, strict=True):
         allowed, _, body = unpack_record(record)
         left_over = allowed if remaining is None else remaining
-        jobs.append(Job(queue, shard, level, id, body, token or NO_TOKEN, allowed, left_over))
+        jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over))
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
     return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1")
 
@@ -252,7 +252,7 @@ def group_releases(jobs: Sequence[Any]) -> list[AckBatch]:
 def unpack_info(info: bytes) -> tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]:
     """As `unpack_info`."""
     try:
-        state, level, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(
+        state, priority, id, allowed, left, after_high, after, up_high, up, crashes = struct.unpack_from(
             ">BBQHHHIHIH", info
         )
         status, at = _sized(info, struct.calcsize(">BBQHHHIHIH"))
@@ -265,7 +265,7 @@ def unpack_info(info: bytes) -> tuple[int, int, int, int, int, int, int, int, st
         raise ValueError("info")
     texts = (status.decode(errors="replace"), claim.decode(errors="replace"))
     times = (after_high << 32 | after, up_high << 32 | up)
-    return state, level, id, allowed, left, *times, crashes, *texts, body if has_body else None
+    return state, priority, id, allowed, left, *times, crashes, *texts, body if has_body else None
 
 
 class TokenBucket:
@@ -356,7 +356,7 @@ def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None]]:
     at = 0
     while at < len(block):
         try:
-            level, count = struct.unpack_from(">BH", block, at)
+            priority, count = struct.unpack_from(">BH", block, at)
             ids = struct.unpack_from(f">{count}Q", block, at + 3)
             at += 3 + 8 * count
             exceptions = struct.unpack_from(">H", block, at)[0]
@@ -364,18 +364,18 @@ def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None]]:
             at += 2 + 4 * exceptions
         except struct.error as error:
             raise ValueError("jobs block") from error
-        if not 1 <= level <= MAX_PRIORITY:
+        if not 1 <= priority <= MAX_PRIORITY:
             raise ValueError("level")
         attempts: list[int | None] = [None] * count
         for index, left in zip(pairs[::2], pairs[1::2], strict=True):
             if index >= count:
                 raise ValueError("index")
             attempts[index] = left
-        yield from zip([level] * count, ids, attempts, strict=True)
+        yield from zip([priority] * count, ids, attempts, strict=True)
 
 
 def _target(item: Any, kind: int = 1) -> tuple[str, str, int, int, int, bytes]:
-    """queue, shard, level, kind, id, token"""
+    """queue, shard, priority, kind, id, token"""
     if hasattr(item, "attempts_remaining"):
         return item.queue, item.shard, item.priority, kind, item.id, item.token
     if isinstance(item, tuple) and len(item) != 2:
@@ -384,8 +384,8 @@ def _target(item: Any, kind: int = 1) -> tuple[str, str, int, int, int, bytes]:
     token = NO_TOKEN if token is None else _bytes_like(token)
     if len(token) != 8:
         raise ValueError("token")
-    queue, shard, level, id = parse_descriptor(text)
-    return queue, shard, level, kind, id, token
+    queue, shard, priority, id = parse_descriptor(text)
+    return queue, shard, priority, kind, id, token
 
 
 def _read_ack(item: Any, kind: int, position: int) -> _Ack:
@@ -401,7 +401,7 @@ def _ack_chunks(acks: list[_Ack]) -> Iterator[list[_Ack]]:
     shards: dict[tuple[str, str], list[_Ack]] = {}
     for ack in acks:
         shard = shards.setdefault((ack.queue, ack.shard), [])
-        tokens = seen.setdefault((ack.queue, ack.shard, ack.level, ack.id), set())
+        tokens = seen.setdefault((ack.queue, ack.shard, ack.priority, ack.id), set())
         if not tokens or not ({ack.token, NO_TOKEN} & tokens or ack.token == NO_TOKEN):
             tokens.add(ack.token)
             shard.append(ack)
@@ -410,11 +410,11 @@ def _ack_chunks(acks: list[_Ack]) -> Iterator[list[_Ack]]:
 
 
 def _pack_acks(chunk: list[_Ack], flags: bytes, release: bool) -> AckBatch:
-    chunk = sorted(chunk, key=lambda ack: (ack.level, ack.kind, ack.token))
+    chunk = sorted(chunk, key=lambda ack: (ack.priority, ack.kind, ack.token))
     groups, statuses = bytearray(), bytearray()
-    for (level, kind), members in groupby(chunk, key=lambda ack: (ack.level, ack.kind)):
+    for (priority, kind), members in groupby(chunk, key=lambda ack: (ack.priority, ack.kind)):
         group = list(members)
-        groups += bytes([level] if release else [level, kind]) + struct.pack(">H", len(group))
+        groups += bytes([priority] if release else [priority, kind]) + struct.pack(">H", len(group))
         for token, run in groupby(group, key=lambda ack: ack.token):
             groups += token + struct.pack(">H", len(list(run)))
         if kind == 1 and not release:
