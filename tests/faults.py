@@ -52,7 +52,10 @@ def _is_noticed(fault: Fault) -> bool:
         ran = _run_tests(copy, fault.tests)
     noticed = ran.returncode == 1  # tests ran, and some failed
     first = next((line for line in ran.stdout.splitlines() if line.startswith("FAILED")), ran.stdout[-300:])
-    print(f"{'noticed' if noticed else 'MISSED'} in {time.monotonic() - started_s:.0f} s  {fault.what}\n  {first}", flush=True)
+    print(
+        f"{'noticed' if noticed else 'MISSED'} in {time.monotonic() - started_s:.0f} s  {fault.what}\n  {first}",
+        flush=True,
+    )
     return noticed
 
 
@@ -69,7 +72,9 @@ def _copy_checkout(copy: Path) -> None:
 def _put_in(path: Path, fault: Fault) -> None:
     text = path.read_text("utf-8")
     if text.count(fault.before) != 1:
-        sys.exit(f"{fault.what}: expected {fault.before!r} once in {fault.path}, found it {text.count(fault.before)} times")
+        sys.exit(
+            f"{fault.what}: expected {fault.before!r} once in {fault.path}, found it {text.count(fault.before)} times"
+        )
     path.write_text(text.replace(fault.before, fault.after), "utf-8")
 
 

@@ -1,7 +1,7 @@
-"""The embedded server, over real processes: who holds it, when it stops, and what survives which death.
+"""The embedded server with real processes: its users, its stop, and what survives a kill.
 
-Promises: every way a user, the keeper or the server can end is shown, with the data looked at afterwards.
-Risks: users are child processes told what to do over a pipe; the deadlines are generous.
+Promises: the tests try every way in which a user, the keeper or the server can end, and check the data afterwards.
+Users are child processes that take orders through a pipe.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MANY = 10  # processes at once: five a core of the smallest machine this runs on
 
 @pytest.fixture
 def user() -> Iterator[Callable[[str], User]]:
-    made: list[User] = []
+    users: list[User] = []
 
     def make(url: str) -> User:
-        made.append(User(url))
-        return made[-1]
+        users.append(User(url))
+        return users[-1]
 
     yield make
-    for each in made:
+    for each in users:
         each.kill()
 
 
@@ -67,7 +67,7 @@ def test_a_private_server_leaves_nothing() -> None:
         assert link.get("k") is None
 
 
-def test_release_counts_and_twice_is_fine(url: str) -> None:
+def test_the_last_release_stops_the_server_and_a_second_release_does_nothing(url: str) -> None:
     first, second = attach(url), attach(url)
     pid = first.pid
     first.release()
@@ -135,7 +135,7 @@ def test_many_processes_at_once_make_one_server(url: str, user: Callable[[str], 
 
 
 def test_processes_that_come_and_go_always_find_a_server(url: str, user: Callable[[str], User], tmp_path: Path) -> None:
-    # Each arrives as the one before it leaves, so a keeper is often met at its stop.
+    # Each starts as the one before it ends, so many attach while a keeper stops its server.
     leaving = user(url)
     last = int(leaving.read())
     for _ in range(MANY):
@@ -156,7 +156,7 @@ def test_a_forked_child_holds_the_server_by_itself(url: str, user: Callable[[str
     os.kill(parent.process.pid, signal.SIGKILL)
     parent.process.wait()
     assert is_alive(child)
-    with attach(url) as server:  # a stop under way would make this wait for it and find another server
+    with attach(url) as server:  # during a stop, this would wait and get another server
         assert server.pid == pid
     assert keeper_of(tmp_path / "data") is not None
     os.kill(child, signal.SIGKILL)

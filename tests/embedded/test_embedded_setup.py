@@ -1,7 +1,7 @@
-"""The embedded server's setting: its URL, directory, socket, binary and options, and what it refuses.
+"""The embedded server's URL, directory, socket, binary and options, and its refusals.
 
-Promises: each reason to refuse is met, and its message says it.
-Risks: as root, "not writable" is shown by giving up root for a moment.
+Promises: each refusal has a test that checks its message.
+Risks: the test of a directory that is not writable gives up root for a moment.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ def test_a_relative_directory_is_of_the_working_directory_when_the_client_is_mad
     with Client(shards={"1": "embedded://./a%20%231/b/.pinlater"}) as client:
         assert client.queue_names() == ["mail"]
     assert [path.parent for path in tmp_path.rglob("users.lock")] == [here / ".pinlater"]
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(InvalidArgument, match=r"'embedded://\./x': the working directory is gone"):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    with pytest.raises(InvalidArgument, match=r"'embedded://\./x': the working directory was removed"):
         Client("embedded://./x")
     monkeypatch.chdir(tmp_path)
 
 
 def test_fsync_always_holds_until_the_last_user_leaves(url: str) -> None:
-    with attach(url) as plain, attach(url + "?fsync=always") as server, client(plain) as link:
+    with attach(url) as lazy, attach(url + "?fsync=always") as server, client(lazy) as link:
         pid = server.pid
         assert link.config_get("appendfsync") == {"appendfsync": "always"}
     await_end(pid, server.directory)
@@ -103,7 +103,7 @@ def test_a_directory_too_deep_for_a_socket_works(tmp_path: Path, monkeypatch: py
         other.kill()
 
 
-def test_a_path_with_odd_characters_works(tmp_path: Path) -> None:
+def test_a_path_with_special_characters_works(tmp_path: Path) -> None:
     with attach(f"embedded://{tmp_path}/a%20b%25c%27d") as server, client(server) as link:
         assert server.directory == tmp_path / "a b%c'd"
         assert link.ping()
@@ -159,7 +159,7 @@ def test_a_file_is_not_a_directory(tmp_path: Path, inside: str) -> None:
 
 def test_another_users_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    with pytest.raises(EmbeddedServerError, match=f"to be of user {NOBODY}, it is of user {os.getuid()}"):
+    with pytest.raises(EmbeddedServerError, match=f"to belong to user {NOBODY}, it belongs to user {os.getuid()}"):
         attach(f"embedded://{tmp_path}")
 
 
@@ -212,7 +212,7 @@ def test_a_server_that_does_not_come_up_shows_its_log(url: str, tmp_path: Path) 
 def test_a_server_that_does_not_answer_is_not_doubled(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_keeper, "PING_TIMEOUT_S", 0.01)
     monkeypatch.setattr(embedded, "ANSWER_DEADLINE_S", 0.01)
-    holder = User(url)  # another process, with the deadlines as they are
+    holder = User(url)  # another process, which has the normal deadlines
     pid = int(holder.read())
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EmbeddedServerError, match=r"expected a server in .*, none in 0\.01 s; its log"):
@@ -232,7 +232,9 @@ def test_a_stop_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.M
             attach(f"embedded://{tmp_path}")
 
 
-def test_others_cannot_hold_the_place_of_the_short_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_for_short_sockets_that_others_can_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runtime = tmp_path / f"pinlater-{os.geteuid()}"
     runtime.mkdir()
@@ -241,10 +243,10 @@ def test_others_cannot_hold_the_place_of_the_short_sockets(tmp_path: Path, monke
         attach(f"embedded://{tmp_path / ('deep' * 40)}")
 
 
-def test_a_server_that_another_thread_lets_go_of_as_it_is_attached_is_named_all_the_same() -> None:
+def test_a_server_that_another_thread_releases_during_the_attach_still_has_a_url() -> None:
     attached = list[EmbeddedServer]()
 
-    class LetGo(Server):
+    class Releasing(Server):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "_attachment" and value is not None:
                 attached.append(value)
@@ -252,6 +254,6 @@ def test_a_server_that_another_thread_lets_go_of_as_it_is_attached_is_named_all_
             super().__setattr__(name, value)
 
     try:
-        assert LetGo("embedded://?private").resolve() == attached[0].redis_url
+        assert Releasing("embedded://?private").resolve() == attached[0].redis_url
     finally:
         attached[0].release()

@@ -223,7 +223,7 @@ def test_jobs_of_one_state_are_deleted_by_count_and_by_name(wire: Wire, state: b
     assert wire.succeed(wire.claim()) == []
     running = [id_ for _ in range(5) for id_ in wire.enqueue(*[Job()] * 2) if wire.claim(2)]
     wire.enqueue(*[Job()] * 5, *[Job(b"far", 1, ABSOLUTE, FAR_MS)] * 5)
-    assert [sum(level) for level in wire.counts()] == [40, 0, 0]
+    assert [sum(priority) for priority in wire.counts()] == [40, 0, 0]
     ids = [info.id for info in wire.scan(state)[0]]
     if state == PENDING:
         ids += [info.id for info in wire.scan(state, future=True)[0]]
@@ -233,7 +233,7 @@ def test_jobs_of_one_state_are_deleted_by_count_and_by_name(wire: Wire, state: b
     others = [id_ for id_ in running if state != RUNNING][:2]
     assert wire.delete_jobs(state, ids=[left[0], left[1], left[0], bytes(8), *others]) == (2, 1)
     assert wire.delete_jobs(state, limit=1000) == (5, 0)
-    assert [sum(level) for level in wire.counts()] == [30, 0, 0]
+    assert [sum(priority) for priority in wire.counts()] == [30, 0, 0]
     if state == RUNNING:
         assert not set(snapshot(wire)) & {"leases", "lease_jobs", "running:1"}
     for other in (PENDING, RUNNING, SUCCEEDED, FAILED):

@@ -1,7 +1,7 @@
-"""What the scripts may count on in a server: the border between Lua and commands, and the commands at their edges.
+"""What scripts rely on in a server: conversions between Lua and commands, and edge cases of commands.
 
-Promises: each line is true of Redis, of Valkey and of the memory store. Risks: what is not here and not used by a test
-of the scripts may differ in the memory store.
+Promises: each line holds on Redis, on Valkey and on the memory store.
+Risks: the memory store may differ in what neither these tests nor those of the scripts use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import redis
 from tests.support.servers import Server, wait_until
 
 START = "local c, k = redis.call, KEYS[1] "
-#: After START: what a script returns.
+#: The code of a script after START, and its result.
 SCRIPTS: dict[str, tuple[str, Any]] = {
     "a number is cut to an integer": ("return {1.9, -1.9, 3}", [1, -1, 3]),
     "true is 1, false and nil are nothing": ("return {true, false, 5}", [1, None, 5]),
@@ -65,7 +65,7 @@ SCRIPTS: dict[str, tuple[str, Any]] = {
         "c('ZREMRANGEBYSCORE', k, '-inf', 2), c('ZREM', k, 'c', 'x'), c('ZCARD', k)}",
         [1, 1, 1, 1],
     ),
-    "an empty key is gone": ("c('HSET', k, 'f', 'v'); return {c('HDEL', k, 'f', 'f', 'g'), c('EXISTS', k)}", [1, 0]),
+    "an empty key is removed": ("c('HSET', k, 'f', 'v'); return {c('HDEL', k, 'f', 'f', 'g'), c('EXISTS', k)}", [1, 0]),
     "lists": (
         "return {c('RPUSH', k, 'a', 'b'), c('PEXPIRE', k, 60000), c('PEXPIRE', 'none', 1), c('TYPE', k).ok, "
         "c('LLEN', k), c('PTTL', 'none')}",
@@ -140,26 +140,26 @@ def test_a_scan_meets_all_that_stays_while_the_rest_changes(client: redis.Redis)
     assert set(client.scan_iter(match="[hx]*")) == {b"h"}
 
 
-def test_messages_reach_those_who_listen(client: redis.Redis, server: Server) -> None:
-    with server.client(protocol=2) as other, other.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe("bell")
-        heard.get_message(timeout=5)
-        assert (client.publish("bell", b"x"), client.publish("nobody", b"x")) == (1, 0)
-        message = heard.get_message(timeout=5)
+def test_messages_reach_subscribers(client: redis.Redis, server: Server) -> None:
+    with server.client(protocol=2) as other, other.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe("news")
+        pubsub.get_message(timeout=5)
+        assert (client.publish("news", b"x"), client.publish("other", b"x")) == (1, 0)
+        message = pubsub.get_message(timeout=5)
         assert message is not None
-        assert (message["channel"], message["data"]) == (b"bell", b"x")
-        heard.unsubscribe("bell")
-        heard.get_message(timeout=5)
-        assert client.publish("bell", b"x") == 0
+        assert (message["channel"], message["data"]) == (b"news", b"x")
+        pubsub.unsubscribe("news")
+        pubsub.get_message(timeout=5)
+        assert client.publish("news", b"x") == 0
 
 
 def block(connection: Any, key: str, *then: tuple[str, ...]) -> None:
-    """Returns once it waits: what arrives together is begun together, what two send one after the other is not."""
+    """Returns once the connection waits. The commands leave as one packet, so the server starts them together."""
     connection.send_packed_command(connection.pack_commands([("EXISTS", key), ("BLPOP", key, "0"), *then]))
     assert connection.read_response() == 0
 
 
-def test_who_blocks_is_served_in_turn_and_then_goes_on(client: redis.Redis, server: Server) -> None:
+def test_blocked_connections_are_served_in_turn_and_then_go_on(client: redis.Redis, server: Server) -> None:
     with server.client(protocol=2, client_name="first") as first, server.client(protocol=2) as second:
         connections = [each.connection_pool.get_connection() for each in (first, second)]
         for connection in connections:
@@ -177,7 +177,7 @@ def test_who_blocks_is_served_in_turn_and_then_goes_on(client: redis.Redis, serv
         assert connections[1].read_response() == [b"none", b"d"]
 
 
-def test_who_block_on_keys_of_one_script_are_all_served(client: redis.Redis, server: Server) -> None:
+def test_connections_that_block_on_keys_of_one_script_are_all_served(client: redis.Redis, server: Server) -> None:
     with server.client(protocol=2) as first, server.client(protocol=2) as second:
         connections = dict(zip("ab", [each.connection_pool.get_connection() for each in (first, second)], strict=True))
         for key, connection in connections.items():

@@ -1,7 +1,4 @@
-"""Pauses between tries.
-
-Promises: the numbers, as every loop that tries again takes them. Risks: none of its own.
-"""
+"""The pauses of retry loops."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ def test_each_pause_is_twice_the_one_before_up_to_the_last(pauses: Pauses, taken
     assert [pauses.take() for _ in taken] == taken
 
 
-def test_what_worked_begins_with_the_first_pause_again() -> None:
+def test_a_reset_returns_to_the_first_pause() -> None:
     pauses = Pauses(1, 8)
     assert pauses.is_first
     assert (pauses.take(), pauses.take(), pauses.is_first) == (1, 2, False)

@@ -23,7 +23,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.store.requests import write
 from tests.support.audits import audit_queue
 from tests.support.machine import FrozenClock, MemoryClock
-from tests.support.machine_tickets import ReservationMachine
+from tests.support.machine_reservations import ReservationMachine
 from tests.support.machine_working import ATTEMPTS, PICKS, PRIORITIES, RARELY, TIMES, WorkingMachine
 from tests.support.memory import EVERY_KIND, MemoryKind
 from tests.support.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, split
@@ -115,7 +115,7 @@ class Machine(ReservationMachine):
 
     def drop(self, descriptors: Iterable[str]) -> None:
         names = list(descriptors)
-        self.gone += names
+        self.removed += names
         self.model.drop(names)
 
     # time, monitors, lost answers
@@ -237,7 +237,7 @@ class Machine(ReservationMachine):
     @precondition(WorkingMachine.exists)
     @invariant()
     def the_server_is_as_the_model(self) -> None:
-        found = self.client.lookup([*self.model.jobs, *self.gone[-20:]], with_body=True)
+        found = self.client.lookup([*self.model.jobs, *self.removed[-20:]], with_body=True)
         for info in found.values():
             assert bool(info.claim) is (info.state is RUNNING)
         assert {name: replace(info, claim="") for name, info in found.items()} == {

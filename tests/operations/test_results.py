@@ -281,7 +281,7 @@ def test_threads_wait_side_by_side_and_use_connections_again(app: PinLater, serv
         for thread in threads:
             thread.join(30)
         assert sorted(found) == [0, 1, 2, 3]
-    (free,) = app.clients.sync().driver.watcher.free.values()
+    (free,) = app.clients.sync().driver.subscriber.free.values()
     assert len(free) == 4  # of the first round, in use again in the second
 
 
@@ -296,7 +296,7 @@ async def test_who_may_not_subscribe_is_told_when_it_waits(app: PinLater, server
 
             handle = deaf.handle((await task.aenqueue()).descriptor)
             for wait in (handle.aresult(5), asyncio.to_thread(handle.result, 5)):
-                with pytest.raises(ServerRefused, match=r"can not be subscribed: .*docs/acl\.md"):
+                with pytest.raises(ServerRefused, match=r"may not subscribe to .*docs/acl\.md"):
                     await wait
     finally:
         server.call("ACL", "DELUSER", "deaf")
@@ -398,7 +398,7 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     assert wire.outcome(first) == (1, b"\1again")
     assert wire.ack(one, two) == []
     assert [wire.outcome(first), wire.outcome(second)] == [(1, b"\1again"), (0, b"")]
-    assert wire.outcome(first, level=9) == (1, b"\1again")
+    assert wire.outcome(first, priority=9) == (1, b"\1again")
     assert wire.outcomes([first] * 3, budget=1) == [b"\1\1again"]
     with refused("BAD_REQUEST"):
         wire.read("outcome", 1, b"\1\1", first)

@@ -1,7 +1,7 @@
-"""A close, or a cancellation, that finds a wait at any point of its way.
+"""A client that is closed, or a call that is cancelled, at any point of a wait.
 
-Promises: every point is tried: on an event loop each of its turns, in a thread each line of what waits there. Risks:
-lines of other libraries, and of what threads share with them, are not tried.
+Promises: on an event loop the tests try each turn of the loop, in a thread each line of the code that waits.
+They do not try lines of other libraries.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ import pytest
 
 from pinlater import AsyncClient, Client, PinLater
 from pinlater.model.errors import ClientClosed
-from pinlater.operations import claim as dequeuing
-from pinlater.operations import results
+from pinlater.operations import claim, results
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server, wait_until
 
 DEADLINE_S = 30.0
 WAIT_S = 600.0
-#: In these the blocking client waits; the lines on which it does.
-FILES = ("sync_waker.py", "sync_watcher.py")
+#: The files in which the blocking client waits, and the lines that block.
+FILES = ("sync_subscriber.py",)
 BLOCKING = ("poll.poll(max", "can_read(timeout=seconds)")
-#: For a close that needs a lock which the thread holds that it is tried in.
+#: Time for the close: it may need a lock that the traced thread holds.
 CLOSE_S = 0.02
 TURNS = 40
 
 
 @pytest.fixture(autouse=True)
-def _no_look_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no wait ends by itself."""
-    monkeypatch.setattr(dequeuing, "SAFETY_S", (WAIT_S, WAIT_S))
+def _no_safety_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait ends by itself."""
+    monkeypatch.setattr(claim, "SAFETY_S", (WAIT_S, WAIT_S))
     monkeypatch.setattr(results, "SAFETY_S", WAIT_S)
 
 
 class Tracer:
-    """Closes a client, from another thread, as the traced thread comes to the n-th line of what waits."""
+    """Closes a client from another thread, when the traced thread reaches the n-th line of the code that waits."""
 
     def __init__(self, close: Callable[[], object], line: int) -> None:
         self._close, self._left = close, line
@@ -71,7 +70,7 @@ class Tracer:
 
 
 def close_at_every_line(make: Callable[[], tuple[Callable[[], object], Callable[[], object]]]) -> int:
-    """make: gives a call that waits, and what closes its client. Returns how many lines were tried."""
+    """make: returns a call that waits, and a function that closes its client. Returns the number of lines tried."""
     for line in count(1):
         wait, close = make()
         tracer = Tracer(close, line)
@@ -156,7 +155,7 @@ async def test_a_dequeue(server: Server) -> None:
 
 @on_loop
 async def test_a_dequeue_that_is_cancelled(server: Server) -> None:
-    """Its connections go on, or are gone; what it waits with is gone with it."""
+    """Its connections are used again or closed, and no waiter of it is left."""
     async with AsyncClient(server.url) as client:
         await client.create_queue("q")
         for turns in range(1, TURNS):
@@ -166,21 +165,21 @@ async def test_a_dequeue_that_is_cancelled(server: Server) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(waiting, DEADLINE_S)
             assert await client.peek("q") == {1: 0, 2: 0, 3: 0}
-        assert client.driver.waker.waiters == set()
+        assert client.driver.subscriber.waiters == set()
 
 
 @on_loop
-async def test_a_dequeue_that_is_cancelled_as_it_is_rung(server: Server) -> None:
+async def test_a_dequeue_that_is_cancelled_as_it_is_notified(server: Server) -> None:
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as other:
         await client.create_queue("q")
         waiting = asyncio.ensure_future(client.dequeue("q", wait=WAIT_S))
-        waker = client.driver.waker
-        await until(lambda: waker.waiters, "its wait")
+        subscriber = client.driver.subscriber
+        await until(lambda: subscriber.waiters, "its wait")
 
         def cancel(_: bytes) -> None:
             waiting.cancel()
 
-        waker.on_notification = cancel
+        subscriber.on_notification = cancel
         await other.enqueue("q", b"x")
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(waiting, DEADLINE_S)
@@ -192,7 +191,7 @@ async def test_an_app_whose_other_loop_closes_its_client_as_this_one_makes_its_o
     app, closings = PinLater(server.url), list[Any]()
 
     class Between(asyncio.SelectorEventLoop):
-        """Looked at as another loop's client is made."""
+        """is_closed() is called while the client of another loop is made."""
 
         def is_closed(self) -> bool:
             if not closings:

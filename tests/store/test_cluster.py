@@ -1,8 +1,8 @@
-"""Every verb in cluster mode, and the keys that scripts really touch.
+"""Every verb in cluster mode, and the keys that scripts touch.
 
 Promises: in a cluster, of one node and of three, no verb is refused for its keys; over the calls here every key that a
-header declares is touched, and no other. A client works on nodes that it is told of by shard.
-Risks: clients do not follow MOVED: slots that move elsewhere need the shards told anew.
+header declares is touched, and no other. A client works on the nodes of its shards.
+Risks: clients do not follow MOVED. After slots move, the shards must be configured again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MARKER = "the end of what is watched"
 
 
 def soon_expired(scene: Scene) -> None:
-    """Leases of 1 ms, of jobs with an attempt left and without."""
+    """Leases of 1 ms, for a job with an attempt left and one without."""
     scene.wire.configure(settings(lease_ms=1))
     scene.wire.enqueue(Job(b"a", allowed=1), Job(b"b"))
     scene.wire.claim()
@@ -45,7 +45,7 @@ def soon_expired(scene: Scene) -> None:
 
 
 def crashed(scene: Scene) -> None:
-    """Jobs that may not crash once more, jobs that reached the crash limit, and the way of one elsewhere."""
+    """Jobs at the crash limit, jobs that reached it, and the move of one to the quarantine."""
     scene.wire.configure(settings(lease_ms=60, crash_limit=2, quarantine=b"other"))
     for end in (lambda: scene.wire.expire().leases, lambda: scene.wire.end_leases(b"worker")[0]):
         for _ in range(2):
@@ -55,7 +55,7 @@ def crashed(scene: Scene) -> None:
                 wait_until(end, "ended leases")
     scene.wire.read("quarantined", 10)
     for what in (1, 2):
-        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"ticket 1", b"other")
+        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"reserve1", b"other")
 
 
 def soon_due(scene: Scene) -> None:
@@ -68,27 +68,27 @@ def collected(scene: Scene) -> None:
     scene.wire.collect()
 
 
-def bare_id(scene: Scene) -> None:
+def single_id(scene: Scene) -> None:
     scene.wire.client.delete(scene.wire.key("jobs"))
     scene.wire.claim()
 
 
 def kept_and_over(scene: Scene) -> None:
-    """Results: one that is asked for, one that is over."""
+    """Results: one that is read, one that has expired."""
     wire = scene.wire
     assert wire.store_results((scene.end(0), b"\1kept")) == wire.store_results((scene.end(1), b"\1over"), ms=0) == []
-    assert [told[:1] for told in wire.outcomes([scene.end(0).id, scene.failed[0]], 1)] == [b"\1", b"\2"]
+    assert [answer[:1] for answer in wire.outcomes([scene.end(0).id, scene.failed[0]], 1)] == [b"\1", b"\2"]
     wire.audit([scene.end(0).id])
     wire.collect()
 
 
-# What the plain requests of test_scripts.py leave untouched.
+# For keys that the requests of test_scripts.py do not touch.
 MORE: list[Callable[[Scene], Any]] = [
     soon_expired,
     crashed,
     soon_due,
     collected,
-    bare_id,
+    single_id,
     lambda s: s.wire.claim() and s.wire.replayed_claim(),
     lambda s: s.wire.enqueue(Job(), Job(b"late", 1, DELAY, 60_000)),
     lambda s: s.wire.load(s.reservation, Job(), Job(b"late", 1, DELAY, 60_000)),
@@ -118,7 +118,7 @@ def use_every_verb(client: redis.Redis) -> None:
 
 
 def watched(client: redis.Redis, act: Callable[[], object]) -> Iterator[tuple[bool, list[str]]]:
-    """What MONITOR shows while `act` runs: (called by a script?, words)."""
+    """The commands that MONITOR shows while `act` runs: (called by a script?, words)."""
     with client.monitor() as monitor:  # type: ignore[no-untyped-call]
         act()
         client.echo(MARKER)
@@ -156,7 +156,7 @@ def owner(nodes: list[Server], key: bytes) -> Server:
 
 
 def shards_on(nodes: list[Server], queue: str) -> dict[str, Server]:
-    """A shard on each node: one whose registry of queues is there too."""
+    """A shard on each node, with its registry of queues on the same node."""
     found: dict[Server, str] = {}
     for name in map(str, range(1000)):
         node = owner(nodes, queue_key(queue, name, "meta"))
@@ -189,7 +189,7 @@ def test_scripts_touch_the_keys_they_declare_and_no_other(kind: Kind, nodes: int
 
 
 @EACH_KIND
-def test_all_keys_of_a_queue_and_shard_are_in_one_slot(kind: Kind, fresh_server: FreshServer) -> None:
+def test_all_keys_of_a_queue_shard_are_in_one_slot(kind: Kind, fresh_server: FreshServer) -> None:
     with connect(fresh_server(kind, cluster=True)) as client:
         for queue, shard in (("q", "s"), ("Q_" * 127, "a-b_C" * 6)):
             keys = {key for script in load_scripts().values() for key in script_keys(queue, shard, script.keys, 100)}
@@ -218,14 +218,14 @@ def test_a_client_works_on_shards_that_are_nodes_of_a_cluster(
     with Client(shards={name: node.url for name, node in shards.items()}) as client:
         report = audit_queue(client, "q")
     assert (report.findings, report.jobs.pending) == ([], 39)
-    for name, node in shards.items():  # each node has the keys of its own shard, and of no other
+    for name, node in shards.items():  # each node has only the keys of its own shard
         assert all(f"{name}}}:".encode() in key for key in node.call("KEYS", "pl:*"))
     assert calls.delete_queue("q") is True
     assert calls.queue_names() == []
 
 
 @pytest.mark.parametrize("server_kind", KINDS)
-def test_a_node_that_has_not_the_slot_is_named(
+def test_an_error_names_the_node_that_lacks_the_slot(
     make: Callable[..., Calls], server_kind: Kind, fresh_server: FreshServer
 ) -> None:
     nodes = make_cluster(server_kind, fresh_server)

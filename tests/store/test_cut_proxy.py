@@ -1,4 +1,4 @@
-"""The proxy cuts where it says, seen from both sides: what the client gets and what the server executed.
+"""The proxy cuts at the chosen point, seen from both sides: what the client gets and what the server executed.
 
 Promises: every kind of cut is shown against a real server, with FIN and with RST.
 Risks: a script here has the wire contract's shape (lane, sequence) but is not one of the project's.
@@ -22,19 +22,19 @@ from tests.support.servers import Server, wait_until
 LANE = b"session!" + b"\0\1"
 COUNT_SCRIPT = "return redis.call('INCR', KEYS[1])"
 WORDS_SCRIPT = "return {redis.call('INCR', KEYS[1]), 'a word', {'nested', 'words'}}"
-SILENCE_S = 0.2  # how long a silent connection is listened to: a round trip takes under 1 ms
+SILENCE_S = 0.2  # a connection without data for this long is silent: a round trip takes under 1 ms
 
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[CutProxy]:
-    with CutProxy(server.port) as made:
-        yield made
+    with CutProxy(server.port) as new:
+        yield new
 
 
 @pytest.fixture
 def client(proxy: CutProxy) -> Iterator[redis.Redis]:
-    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), socket_timeout=10) as made:
-        yield made
+    with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), socket_timeout=10) as new:
+        yield new
 
 
 def count(client: redis.Redis, sequence: int = 1) -> object:

@@ -1,8 +1,8 @@
 """A reply is lost at every point of every call: the caller gets the real answer, and the call was carried out once.
 
-Promises: each script that a client's method sends is cut before the request, after it, and inside its reply; the
-resend is seen to go out on the same lane with the same number. Inside the reply it is cut at its first and last bytes,
-and thoroughly at every byte, up to 200.
+Promises: each script that a client's method sends is cut before the request, after it, and inside its reply. The resend
+uses the same lane and the same number. The daily run cuts the reply at its first and last bytes, the thorough run at
+every byte up to 200.
 Risks: the pause between two tries is shortened.
 """
 
@@ -23,16 +23,16 @@ from tests.support.servers import Server, wait_until
 __all__ = ["direct", "make", "proxy"]  # fixtures
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
-MOST_BYTES = 200  # beyond it a reply is bodies
+MOST_BYTES = 200  # the rest of a reply is bodies
 THOROUGHLY = pytest.param(True, marks=pytest.mark.thorough("every-byte"), id="every byte")
-READ_TIMEOUT_S = 0.3  # of a server that is silent; a call takes under 1 ms, on a loaded machine more
+READ_TIMEOUT_S = 0.3  # for a silent server; a call takes under 1 ms, on a loaded machine more
 
-#: A write of each kind: puts in, takes out, ends, moves.
+#: A write of each kind: enqueue, claim, end, move.
 STANDING = [case for case in WRITES if CAMPAIGN or case.name in ("enqueue", "claim", "ack failed", "retry_jobs")]
 
 
 def bytes_of(size: int, every: bool) -> list[int]:
-    """Of a reply, how many are let through."""
+    """Numbers of bytes of a reply after which to cut."""
     return list(range(min(MOST_BYTES, size) + 1)) if every else sorted({0, 1, size - 1, size})
 
 
@@ -77,7 +77,7 @@ def test_a_silent_server_is_asked_again_on_the_same_lane(
 
 
 @pytest.mark.parametrize("case", STANDING, ids=lambda case: case.name)
-def test_a_server_that_stands_still_carries_a_call_out_once(
+def test_a_paused_server_carries_out_a_call_once(
     case: Case, make: Make, direct: Client, proxy: CutProxy, server: Server
 ) -> None:
     calls = make(read_timeout_s=READ_TIMEOUT_S, connect_timeout_s=READ_TIMEOUT_S)
@@ -95,7 +95,7 @@ def test_a_server_that_stands_still_carries_a_call_out_once(
 
 
 def test_threads_keep_their_answers_apart_while_connections_break(make: Make, direct: Client, proxy: CutProxy) -> None:
-    """Every third reply is lost, of eight threads' calls on one client."""
+    """Eight threads call on one client, and every third reply is lost."""
     calls = make()
     direct.create_queue("q")
     turn = iter(range(10**9))

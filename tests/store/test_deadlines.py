@@ -1,8 +1,8 @@
-"""How long a call lasts: as long as its timeout says, whatever keeps it from its answer.
+"""A call ends at its timeout, whatever delays its answer.
 
-Promises: a configuration that keeps changing, a server that is silent, one that comes back late, and one that is left
-for another shard. Both clients.
-Risks: times are measured; the bounds are far from both what is right and what was wrong.
+Promises: the tests try a configuration that keeps changing, a silent server, one that comes back late, and one that a
+call leaves for another shard. Both clients.
+Risks: the tests measure times. The bounds are far from the right times and from those of the faults found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from pinlater import Client, ConfigConflict, CountsByState, QueueConfig
 from pinlater.model.errors import OutcomeUnknown, ServerUnavailable
-from pinlater.operations import enqueue as enqueuing
+from pinlater.operations import enqueue
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import QueueShard
 from tests.conftest import FreshServer
@@ -28,7 +28,7 @@ from tests.support.servers import Server
 
 ALWAYS = 10**9
 SHORT_S = 0.5
-LATE_S = 2.0  # past the time for which one shard's word waits for another
+LATE_S = 2.0  # longer than one shard's answer waits for another
 
 
 @pytest.fixture
@@ -41,20 +41,20 @@ def direct(server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[CutProxy]:
-    with CutProxy(server.port) as made:
-        yield made
+    with CutProxy(server.port) as new:
+        yield new
 
 
 @pytest.fixture(params=CALLS_KINDS)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Calls]]:
-    made: list[Calls] = []
+    clients: list[Calls] = []
 
     def new(*arguments: Any, **settings: Any) -> Calls:
-        made.append(make_calls(request.param, *arguments, **settings))
-        return made[-1]
+        clients.append(make_calls(request.param, *arguments, **settings))
+        return clients[-1]
 
     yield new
-    for calls in made:
+    for calls in clients:
         calls.close()
 
 
@@ -111,13 +111,13 @@ def test_a_configuration_that_changed_once_costs_no_pause(
     assert changer.tries == 2
 
 
-def test_a_shard_whose_configuration_can_not_be_read_any_more_is_left_at_once(
+def test_a_call_leaves_a_shard_whose_configuration_it_cannot_read_at_once(
     make: Callable[..., Calls], server: Server, proxy: CutProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_first(places: list[QueueShard]) -> list[QueueShard]:
-        return sorted(places, key=lambda place: place.shard.name)
+    def cut_first(queue_shards: list[QueueShard]) -> list[QueueShard]:
+        return sorted(queue_shards, key=lambda queue_shard: queue_shard.shard.name)
 
-    monkeypatch.setattr(enqueuing, "shuffled", cut_first)
+    monkeypatch.setattr(enqueue, "shuffled", cut_first)
     with Client(shards={"cut": server.url, "whole": server.url}) as direct:
         calls = make(shards={"cut": proxy.url, "whole": server.url}, timeout_s=30)
         direct.create_queue("q")
@@ -170,7 +170,7 @@ def test_the_first_call_waits_for_a_server_that_comes_back(
             direct.create_queue("q")
     for server in servers:
         server.stop()
-    # when last asked it was silent: it is asked all the same, once the other is silent too
+    # it was silent in the last call; a call still asks it once the other is silent too
     calls.client.session.queue_shard("q", str(count - 1)).silent_until_s = float("inf")
     returning = threading.Timer(LATE_S, servers[-1].start)
     returning.start()
@@ -203,7 +203,7 @@ def test_a_first_call_without_a_server_ends_at_its_deadline(
 def test_a_connect_ends_with_the_call(make: Callable[..., Calls]) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         port = deaf.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):  # the one that the backlog takes: others hang
+        with socket.create_connection(("127.0.0.1", port)):  # fills the backlog, so that other connects wait
             calls = make(f"redis://127.0.0.1:{port}", timeout_s=SHORT_S, connect_timeout_s=300.0, read_timeout_s=300.0)
             started_s = time.monotonic()
             with pytest.raises(ServerUnavailable):

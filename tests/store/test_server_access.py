@@ -1,8 +1,8 @@
-"""How a server is reached: login, ACL, TLS, sockets, versions; and what is said when it is not.
+"""Connecting to a server: login, ACL, TLS, sockets, versions; and the errors when that fails.
 
-Promises: each refusal is the error of the tree that says so, with the server's name and without its password; the ACL
-of docs/acl.md is enough for every operation, and names no command that the scripts do not call.
-Risks: TLS needs Debian's redis-server; an address that swallows packets is not tried.
+Promises: each refusal is the right error, with the server's name and without its password. The ACL of docs/acl.md is
+enough for every operation, and has no command that scripts and clients do not send.
+Risks: TLS needs Debian's redis-server. No test has an address that drops packets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["kind", "make"]  # fixtures
 
 ACL_PAGE = ROOT / "docs" / "acl.md"
 PASSWORD = "correct-horse"  # noqa: S105
-#: What the client itself sends, beside what its scripts call.
+#: Commands of the client itself, beside those that its scripts call.
 CLIENT_COMMANDS = {
     "client|setname",
     "info",
@@ -67,7 +67,7 @@ def check_refused(calls: Calls, kind: type[PinLaterError], says: str) -> None:
 
 
 class OldServer:
-    """Says OK to everything, and that it is what INFO shall say: Redis 6.2.7."""
+    """Answers OK to everything, and INFO with `info`: Redis 6.2.7."""
 
     def __init__(self, info: bytes = b"redis_version:6.2.7\r\n") -> None:
         self._info = b"# Server\r\n" + info
@@ -118,7 +118,7 @@ def test_a_server_that_is_too_old_is_refused_by_name(make: Callable[..., Calls])
 def test_a_server_of_32_bits_is_refused(make: Callable[..., Calls]) -> None:
     small = OldServer(b"redis_version:7.0.15\r\narch_bits:32\r\n")
     try:
-        check_refused(make(small.url), ServerTooOld, "expected one built for 64 bits, got 32")
+        check_refused(make(small.url), ServerTooOld, "expected a 64-bit build, got 32")
     finally:
         small.close()
 
@@ -140,7 +140,7 @@ def make_nothing(server: Server) -> None:
         client.config_set("requirepass", "")
 
 
-def test_an_unknown_user_and_a_user_who_may_not(make: Callable[..., Calls], server: Server) -> None:
+def test_an_unknown_user_and_a_user_without_rights(make: Callable[..., Calls], server: Server) -> None:
     address = f"127.0.0.1:{server.port}"
     check_refused(make(f"redis://nobody:{PASSWORD}@{address}"), ServerRefused, "login refused")
     server.call("ACL", "SETUSER", "idle", "reset", "on", f">{PASSWORD}", "+client", "+info")
@@ -150,12 +150,12 @@ def test_an_unknown_user_and_a_user_who_may_not(make: Callable[..., Calls], serv
         server.call("ACL", "DELUSER", "idle")
 
 
-def test_who_may_not_subscribe_is_told_when_it_waits(make: Callable[..., Calls], server: Server) -> None:
+def test_a_user_that_may_not_subscribe_gets_an_error_when_it_waits(make: Callable[..., Calls], server: Server) -> None:
     server.call("ACL", "SETUSER", "deaf", "reset", "on", f">{PASSWORD}", "+@all", "~*", "resetchannels")
     try:
         calls = make(f"redis://deaf:{PASSWORD}@127.0.0.1:{server.port}")
         calls.create_queue("deaf")
-        with pytest.raises(ServerRefused, match=r"the wake channel can not be subscribed: .*docs/acl\.md"):
+        with pytest.raises(ServerRefused, match=r"the user may not subscribe to .*docs/acl\.md"):
             calls.dequeue("deaf", 1, wait=5)
         assert calls.dequeue("deaf", 1) == []
     finally:
@@ -186,35 +186,35 @@ def test_the_documented_acl_is_enough_for_every_operation(make: Callable[..., Ca
                 needed = begin(case, calls, direct, queue)
                 assert case.holds(direct, queue, case.call(calls, queue, needed), needed), case.name
         assert "q0" in calls.queue_names()
-        check_wakes(calls)
+        check_notifications(calls)
     finally:
         server.call("ACL", "DELUSER", "pinlater")
 
 
-def check_wakes(calls: Calls) -> None:
-    calls.create_queue("wakes")
+def check_notifications(calls: Calls) -> None:
+    calls.create_queue("notified")
     with Client(calls.client.session.servers[0].url) as other:
-        thread = threading.Thread(target=put_in_for_waiter, args=(other,))
+        thread = threading.Thread(target=enqueue_for_waiter, args=(other,))
         thread.start()
-        assert len(calls.dequeue("wakes", wait=8)) == 1  # less than the safety claim: it was rung
+        assert len(calls.dequeue("notified", wait=8)) == 1  # earlier than the safety claim: a notification came
         thread.join()
-        place = other.session.queue_shard("wakes", "1")
-        other.run(lambda end: write(place, "wake", [b""], end))
+        queue_shard = other.session.queue_shard("notified", "1")
+        other.run(lambda end: write(queue_shard, "wake", [b""], end))
 
 
-def put_in_for_waiter(client: Client) -> None:
+def enqueue_for_waiter(client: Client) -> None:
     connection = client.driver.connect(client.session.servers[0])
 
     def registered() -> bool:
-        connection.send_command("EXISTS", "pl:{wakes/1}:waiters")
+        connection.send_command("EXISTS", "pl:{notified/1}:waiters")
         return bool(connection.read_response())
 
     wait_until(registered, "a registered waiter")
     connection.disconnect()
-    client.enqueue("wakes", b"body")
+    client.enqueue("notified", b"body")
 
 
-def test_no_server_is_said_at_once(make: Callable[..., Calls]) -> None:
+def test_a_missing_server_is_reported_at_once(make: Callable[..., Calls]) -> None:
     port = free_port()
     check_refused(make(f"redis://127.0.0.1:{port}"), ServerUnavailable, f"127.0.0.1:{port}.*not reached")
     check_refused(make("unix:///nowhere/at/all.sock"), ServerUnavailable, "nowhere/at/all.sock.*not reached")
@@ -238,11 +238,11 @@ def test_tls_with_another_authority_or_none(make: Callable[..., Calls], tls_serv
     other = Authority(tmp_path).files
     check_refused(make(f"{tls_server.url}?ssl_ca_certs={other.certificate}"), ServerUnavailable, "(?i)certificate")
     check_refused(make(tls_server.url), ServerUnavailable, "(?i)certificate")
-    plain = tls_server.url.replace("rediss://", "redis://")
-    check_refused(make(plain), ServerUnavailable, "not reached")
+    without_tls = tls_server.url.replace("rediss://", "redis://")
+    check_refused(make(without_tls), ServerUnavailable, "not reached")
 
 
-def test_a_connection_names_its_library_and_looks_its_version_up_once(
+def test_a_connection_names_its_library_and_reads_its_version_once(
     make: Callable[..., Calls], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_it_works(make(server.url))

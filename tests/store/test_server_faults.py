@@ -1,8 +1,8 @@
-"""The server restarts, forgets scripts, is full or gone: what a client does meanwhile and after.
+"""The server restarts, loses its scripts, is full or is down: what a client does during and after that.
 
-Promises: everything goes on by itself, nothing acknowledged is lost with an AOF that is always synced, and only what
-certainly did not happen is done on another shard.
-Risks: producer and consumer are threads of this process; how many calls a kill meets is up to the machine.
+Promises: every call goes on by itself. With `appendfsync always` no acknowledged job is lost. A call goes to another
+shard only if it certainly was not carried out.
+Risks: producer and consumer are threads of this process. The number of calls that a kill interrupts varies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from pinlater import Client, CountsByState, QueueConfig, State
 from pinlater.model.errors import OutcomeUnknown, ServerFull, ServerUnavailable
-from pinlater.store import requests as exchange
+from pinlater.store import requests
 from tests.conftest import FreshServer
 from tests.support.both_clients import Calls, kind, make
 from tests.support.cut_cases import READS, WRITES, begin
@@ -27,8 +27,8 @@ __all__ = ["kind", "make"]  # fixtures
 
 CASES = [*WRITES, *READS]
 KILLS = 3
-JOBS_A_KILL = 30  # acknowledged between two kills, so that each meets a busy client
-WAIT_S = 8.0  # below the safety claim (10 to 15 s): who gets a job within it was rung
+JOBS_A_KILL = 30  # acknowledged between two kills, so that each kill interrupts a busy client
+WAIT_S = 8.0  # below the safety claim (10 to 15 s): a job within it came by a notification
 
 
 def test_scripts_are_flushed_before_every_call(make: Callable[..., Calls], server: Server) -> None:
@@ -56,7 +56,7 @@ def test_the_server_is_killed_and_restarted_before_every_call(
 
 
 class Traffic:
-    """A producer and a consumer on one client; what each was told."""
+    """A producer and a consumer on one client, and the answers they got."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
@@ -98,7 +98,7 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed_under_load(
         try:
             for _ in range(KILLS):
                 goal = len(traffic.acknowledged) + JOBS_A_KILL
-                wait_until(lambda goal=goal: len(traffic.acknowledged) >= goal, "jobs put in")  # type: ignore[misc]
+                wait_until(lambda goal=goal: len(traffic.acknowledged) >= goal, "enqueued jobs")  # type: ignore[misc]
                 server.restart(kill=True)
         finally:
             traffic.stop.set()
@@ -127,7 +127,7 @@ def test_a_full_server_drains_and_then_takes_jobs_again(
     descriptors: list[str] = []
     with pytest.raises(ServerFull, match=r"queue 'q'.*takes no new jobs"):
         fill(calls, descriptors)
-    # by a margin, so that what is freed by chance makes no room
+    # with a margin: memory that is freed by chance makes no room for a job
     server.call("CONFIG", "SET", "maxmemory", server.memory() - 1024 * 1024)
     with pytest.raises(ServerFull):
         calls.enqueue_many("q", [b"x" * 100_000] * 20)
@@ -165,7 +165,7 @@ def test_a_job_with_a_key_never_goes_to_another_shard(make: Callable[..., Calls]
 def test_an_unknown_outcome_never_goes_to_another_shard(
     make: Callable[..., Calls], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
     with CutProxy(server.port) as proxy, Client(shards={"cut": server.url, "whole": server.url}) as direct:
         calls = make(shards={"cut": proxy.url, "whole": server.url})
         direct.create_queue("q")

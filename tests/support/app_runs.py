@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.servers import READY_DEADLINE_S, wait_until
 
-#: What each app begins with: note(event, name) writes a line; "began" begins a run, of which what follows in it is.
+#: The start of each app. note(event, name) writes a line; "began" starts a run, and later lines of it belong to it.
 HEAD = """
 import asyncio, contextvars, ctypes, itertools, os, signal, subprocess, sys, threading, time
 from pathlib import Path
@@ -74,7 +74,7 @@ class AppRuns:
         """What the tasks noted so far."""
         whole, _, _ = (self.folder / "record").read_text().rpartition("\n")
         lines = [line.split() for line in whole.splitlines()]
-        found = [Note(kind, told, *map(int, numbers)) for kind, told, *numbers in lines]
+        found = [Note(kind, name, *map(int, numbers)) for kind, name, *numbers in lines]
         return [one for one in found if event in (None, one.event) and name in (None, one.name)]
 
     def wait(

@@ -2,8 +2,8 @@
 
 Promises: a method returns what the client's method returns, or raises what it raises; the event loop of the
 asyncio client runs all the time in a thread of its own, so that calls can be made from several threads at once.
-Risks: `client` is the real thing behind it; who touches it from outside the loop must know that it is safe.
-Import `kind` and `make` by name, as pytest finds fixtures so.
+Risks: `client` is the real client. A test that uses it outside the loop must know that this is safe.
+Import the fixtures `kind` and `make` by name, so that pytest finds them.
 """
 
 from __future__ import annotations

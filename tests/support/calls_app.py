@@ -127,7 +127,7 @@ def given(text: str, *, path: str = Depends(maker), folder: Folder = Shared(Fold
 
 @app.task(runs_in="process", queue="kept", result_ttl=60, codec="json", attempts=1)
 def square(x: Any) -> Any:
-    """None where it can not be packed."""
+    """None where it cannot be packed."""
     return {"square": x * x} if isinstance(x, int) else object()
 
 

@@ -1,7 +1,7 @@
-"""A case for every script that a client's methods send: what it needs, the call, the right answer, what it leaves.
+"""A case for every script that a client's methods send: set-up, call, right answer, and state after it.
 
-Promises: `right` is false for a call that was carried out twice as well as for one that was not.
-Risks: the counts are of a queue that nothing else uses.
+Promises: `right` is false for a call that was carried out twice, and for one that was not carried out.
+Risks: the counts hold only for a queue that nothing else uses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig
 from pinlater.model.errors import QueueNotFound
 from pinlater.operations.claim import PLAIN_RUN
 from pinlater.operations.enqueue import pack_jobs
-from pinlater.store import requests as exchange
+from pinlater.store import requests
 from pinlater.store.effects import complete
 from pinlater.store.requests import write
 from pinlater.store.scripts import load_scripts
@@ -35,7 +35,7 @@ BODIES = [b"first", b"second"]
 
 @dataclass(frozen=True)
 class Case:
-    """right(direct client, queue, answer, what set_up gave); after: None where the queue is gone."""
+    """right(direct client, queue, answer, result of set_up). after: None if the queue was deleted."""
 
     name: str
     verb: str
@@ -69,9 +69,9 @@ def _running(direct: Client, queue: str) -> Any:
     return direct.dequeue(queue, 2)
 
 
-def _dequeue_plain(calls: Calls, queue: str, _: Any) -> Any:
-    """As after claims that gave one plain job each."""
-    calls.client.session.queue_shard(queue, "1").plain_claims = PLAIN_RUN
+def _dequeue_simple(calls: Calls, queue: str, _: Any) -> Any:
+    """A dequeue of a client whose last claims each got one simple job."""
+    calls.client.session.queue_shard(queue, "1").simple_claims = PLAIN_RUN
     return calls.dequeue(queue)
 
 
@@ -82,7 +82,7 @@ def _failed(direct: Client, queue: str) -> list[str]:
     return descriptors
 
 
-def _ticket(direct: Client, queue: str) -> bytes:
+def _reservation(direct: Client, queue: str) -> bytes:
     direct.create_queue(queue)
     reservation: bytes = _prepare(direct, queue)
     return reservation
@@ -90,15 +90,17 @@ def _ticket(direct: Client, queue: str) -> bytes:
 
 def _prepare(calls: Any, queue: str) -> Any:
     client = calls if isinstance(calls, Client) else calls.client
-    place = client.session.queue_shard(queue, "1")
-    return calls.run(lambda end: complete(write(place, "prepare", [2], end), lambda reply: reply[2]))
+    queue_shard = client.session.queue_shard(queue, "1")
+    return calls.run(lambda end: complete(write(queue_shard, "prepare", [2], end), lambda reply: reply[2]))
 
 
 def _load(calls: Calls, queue: str, reservation: bytes) -> Any:
-    place = calls.client.session.queue_shard(queue, "1")
+    queue_shard = calls.client.session.queue_shard(queue, "1")
     spec, statuses, records = pack_jobs(BODIES, QueueConfig())
     return calls.run(
-        lambda end: complete(write(place, "load", [reservation, spec, statuses, *records], end), lambda reply: reply[0])
+        lambda end: complete(
+            write(queue_shard, "load", [reservation, spec, statuses, *records], end), lambda reply: reply[0]
+        )
     )
 
 
@@ -146,7 +148,7 @@ WRITES = [
     Case(
         "claim of one",
         "claim",
-        _dequeue_plain,
+        _dequeue_simple,
         lambda d, q, jobs, _: [job.body for job in jobs] == BODIES[:1] and d.renew(jobs) == [],
         CountsByState(pending=1, in_progress=1),
         _pending,
@@ -239,7 +241,7 @@ WRITES = [
         lambda d, q, reservation, _: len(reservation) == 8,
         NOTHING,
     ),
-    Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _ticket),
+    Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _reservation),
 ]
 
 READS = [
@@ -281,7 +283,7 @@ READS = [
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[CutProxy]:
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
     for script in load_scripts().values():
         server.call("SCRIPT", "LOAD", script.source)
     with CutProxy(server.port) as made:
@@ -290,7 +292,7 @@ def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[CutProxy]
 
 @pytest.fixture
 def direct(server: Server) -> Iterator[Client]:
-    """Looks at the server past the proxy."""
+    """A client that goes past the proxy."""
     with Client(server.url) as made:
         yield made
 

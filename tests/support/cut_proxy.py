@@ -147,7 +147,7 @@ class CutProxy:
             self._arms.clear()
 
     def wait_cut(self, timeout_s: float = DEADLINE_S, cuts: int = 1) -> None:
-        """Return once `cuts` cuts have happened since the proxy began; TimeoutError after `timeout_s`."""
+        """Return once `cuts` cuts have happened since the proxy started; TimeoutError after `timeout_s`."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.cuts >= cuts, timeout_s):
                 raise TimeoutError(f"expected {cuts} cuts within {timeout_s:g} s, saw {self.cuts}")
@@ -303,7 +303,7 @@ class _Connection:
         with self._proxy.changed:
             self._pending.append((seen, arm))
             seen.forwarded = True
-        with suppress(OSError):  # the server has gone: the thread for replies tells the client
+        with suppress(OSError):  # the server has ended: the thread for replies closes the client's side
             self._server.sendall(message)
         return True
 
@@ -379,5 +379,5 @@ def _receive(end: socket.socket) -> bytes:
 
 
 def _shut(end: socket.socket, how: int) -> None:
-    with suppress(OSError):  # it has gone already
+    with suppress(OSError):  # it has ended already
         end.shutdown(how)

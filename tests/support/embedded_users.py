@@ -1,6 +1,6 @@
 """Processes that use an embedded server, and the process that keeps it.
 
-Promises: a User says what its attach found; a keeper's death is waited for until the kernel has let its locks go.
+Promises: a User reports the server that its attach found; a killed keeper's locks are free when the wait ends.
 Risks: keepers are found by their command line.
 """
 
@@ -85,7 +85,7 @@ def kill_keeper(directory: Path) -> None:
     assert keeper is not None
     os.kill(keeper, signal.SIGKILL)
     with (directory / "keeper.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel's word that it is gone, later than the process list's
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees the lock after the process has left the process list
 
 
 def await_end(server_pid: int, directory: Path) -> None:

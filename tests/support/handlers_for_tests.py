@@ -78,7 +78,7 @@ def note(event: str, job: Job) -> None:
 
 
 def body(do: str = "nothing", **arguments: Any) -> bytes:
-    """A body that tells the handlers below what to do."""
+    """A body with orders for the handlers below."""
     return json.dumps({"do": do, **arguments}).encode()
 
 
@@ -118,7 +118,7 @@ def plain(job: Job) -> None:
 
 
 def hold_gil(seconds: float) -> None:
-    """As C code does that never gives the GIL away."""
+    """Holds the GIL, as some C code does."""
     libc = ctypes.PyDLL(None)
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
@@ -186,8 +186,8 @@ class WorkerProcesses:
 
     def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
         """One process; config: of WorkerConfig."""
-        told = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+        settings = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", settings])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Any command, with the record at hand."""
@@ -213,9 +213,9 @@ def main() -> int:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    told = json.loads(sys.argv[1])
-    handler = f"tests.support.handlers_for_tests:{told['handler']}"
-    return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+    settings = json.loads(sys.argv[1])
+    handler = f"tests.support.handlers_for_tests:{settings['handler']}"
+    return run_worker(handler, settings["queues"], shards=settings["shards"], config=WorkerConfig(**settings["config"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Which locals a piece of Lua reads and sets, told from its text.
+"""The locals that a piece of Lua reads and sets, from its text.
 
-Promises: block scopes, parameters, `for` names, fields and table keys are told apart from locals of others.
+Promises: block scopes, parameters, `for` names, fields and table keys are not taken for locals of others.
 Risks: it knows the Lua of this tree (a local is seen from its own line on), not the whole grammar.
 """
 
@@ -27,12 +27,12 @@ _KNOWN = re.compile(
 
 
 def part(name: str) -> str:
-    """The text of a part, with the parts that stand in it."""
+    """The text of a part, with the parts that it asks for."""
     return whole((LUA_DIRECTORY / "lib" / f"{name}.lua").read_text("utf-8"))
 
 
 def whole(code: str) -> str:
-    """With the parts that it asks for where it asks."""
+    """Replaces each line that asks for parts by those parts."""
     return _HERE.sub(lambda match: "\n".join(map(part, match[1].split())), code)
 
 
@@ -140,6 +140,6 @@ def header(path: Path) -> tuple[set[str], set[str]]:
     """What a part's header says that it reads and sets."""
     lines = re.findall(r"^-- (reads|sets): +(.*)$", path.read_text("utf-8"), re.MULTILINE)
     reads, sets = (
-        {name for kind, told in lines if kind == which for name in told.split()} for which in ("reads", "sets")
+        {name for kind, names in lines if kind == which for name in names.split()} for which in ("reads", "sets")
     )
     return reads, sets

@@ -1,4 +1,4 @@
-"""What the state machine is run on: a server whose clock stands still, a client that remembers what it sent, replays.
+"""The rig of the state machine: a server with a frozen clock, and a client that remembers and replays its requests.
 
 Promises: TIME is one value until `FrozenClock.advance`; a finished request can be sent again byte for byte.
 Risks: needs libfaketime.
@@ -39,7 +39,7 @@ class FrozenClock:
         self.advance(0)
 
     def advance(self, seconds: int) -> None:
-        """Later, and seen by scripts."""
+        """Moves the clock on, and returns once scripts see it."""
         self.now_ms += 1000 * seconds
         text = time.strftime("%Y-%m-%d %H:%M:%S\n", time.gmtime(self.now_ms // 1000))
         fresh = self._path.with_suffix(".new")
@@ -65,16 +65,16 @@ class MemoryClock(Clock):
         return self.now_ms * 1000
 
     def advance(self, seconds: int) -> None:
-        """Later."""
+        """Moves the clock on."""
         self.now_ms += 1000 * seconds
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A write that was answered. lane: key m and lane; sequence: its number there."""
+    """An answered write. lane: key m and lane. sequence: its number on the lane."""
 
     verb: str
     server: Address
@@ -86,7 +86,7 @@ class Sent:
 
 
 class RememberingTransport(SyncDriver):
-    """Keeps what was sent and answered on each lane last, and a few requests that others followed."""
+    """Keeps the last answered request of each lane, and a few earlier ones."""
 
     def __init__(self, channel: bytes, clock: FrozenClock | MemoryClock) -> None:
         super().__init__(channel, 5.0, 5.0)
@@ -95,8 +95,8 @@ class RememberingTransport(SyncDriver):
         self.followed: list[Sent] = []
         self.remembers = True
 
-    def _exchange(self, sends: list[Send]) -> list[list[Any]]:
-        answers = super()._exchange(sends)
+    def _send_all(self, sends: list[Send]) -> list[list[Any]]:
+        answers = super()._send_all(sends)
         if self.remembers:
             for effect, answered in zip(sends, answers, strict=True):
                 for command, answer in zip(effect.commands, answered, strict=True):
@@ -104,13 +104,13 @@ class RememberingTransport(SyncDriver):
         return answers
 
     def forget(self) -> None:
-        """What the server may not know any more either."""
+        """Forgets what the server may have forgotten too."""
         self.last.clear()
         self.followed.clear()
 
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
         words = parse_command(pack_commands([command]))
-        script = VERBS.get(words[1])  # another command's first argument is no script's digest
+        script = VERBS.get(words[1])  # the first argument of another command is not the digest of a script
         if script is None or not script.writes or not isinstance(answer, list | bytes):
             return
         after_keys = 3 + int(words[2])
@@ -146,12 +146,12 @@ class Rig:
         return dict(found)
 
     def forget_hints(self) -> None:
-        """So that the next dequeue over several shards peeks."""
-        for place in self.client.session.queue_shards(self.queue):
-            place.left_at_s = float("-inf")
+        """Makes the next dequeue over several shards peek first."""
+        for queue_shard in self.client.session.queue_shards(self.queue):
+            queue_shard.left_at_s = float("-inf")
 
     def resend(self, sent: Sent) -> Any:
-        """A finished request once more; its answer."""
+        """Sends a finished request again, and returns its answer."""
 
         def flow(deadline_s: float) -> Flow[Any]:
             return (yield from send(sent.server, sent.command, deadline_s=deadline_s))[0]
@@ -163,12 +163,12 @@ class Rig:
             self.transport.remembers = True
 
     def candidates(self, followed: bool) -> list[Sent]:
-        """What may be sent again, the latest first: lanes are kept for an hour. followed: by another request."""
+        """Requests of the last hour, the latest first: lanes live for an hour. followed: another request came after."""
         sent = self.transport.followed if followed else list(self.transport.last.values())
         return [each for each in reversed(sent) if self.clock.now_ms - each.at_ms < HOUR_MS]
 
     def check_answer(self, sent: Sent, answer: Any, model: Model) -> None:
-        """The same answer as before; of a claim what is still held; a refusal if its lane went on."""
+        """The same answer as before; for a claim the jobs still held; a refusal if the lane has a later request."""
         last = self.transport.last.get(sent.lane)
         if last is None or last.sequence != sent.sequence:
             assert isinstance(answer, ReplyError)

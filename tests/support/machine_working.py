@@ -1,8 +1,8 @@
-"""The first half of the state machine: queues, putting jobs in, and working on them; the rest is in test_machine.py.
+"""The first half of the state machine: queues, enqueuing, and working on jobs. The rest is in test_machine.py.
 
-Promises: each rule makes a call and has the model do the same; answers are compared at once, what stands in the
+Promises: each rule makes a call and does the same in the model. It compares the answers at once, and the content of the
 server after each step.
-Risks: rules see to it that there are jobs to act on, so a step can be several calls.
+Risks: a step can be several calls, since rules first make jobs to act on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WorkingMachine(RuleBasedStateMachine):
         self.client, self.queue = self.rig.client, self.rig.queue
         self.model = Model()
         self.claimed: list[Job] = []
-        self.gone: list[str] = []
+        self.removed: list[str] = []
 
     def teardown(self) -> None:
         self.rig.close()
@@ -89,15 +89,15 @@ class WorkingMachine(RuleBasedStateMachine):
         return [self.claimed[-1 - pick % len(self.claimed)] for pick in picks] if self.claimed else []
 
     def pick_once(self, picks: list[int]) -> list[Job]:
-        """A job that is named twice in one call is one job."""
+        """Removes repeated names: a job that is named twice in one call is one job."""
         return list(dict.fromkeys(self.pick(picks)))
 
     def pick_named(self, picks: list[int]) -> list[str]:
-        known = [*self.model.jobs, *self.gone[-5:]]
+        known = [*self.model.jobs, *self.removed[-5:]]
         return [known[pick % len(known)] for pick in picks] if known else []
 
     def priorities(self, priority: int | None) -> list[int]:
-        """Raises what the client raises for a priority that is not there."""
+        """Raises the client's error for a priority that does not exist."""
         if priority is None:
             return list(range(1, self.model.settings.priorities + 1))
         if priority > self.model.settings.priorities:
@@ -145,7 +145,7 @@ class WorkingMachine(RuleBasedStateMachine):
         if not sure:
             return
         assert self.client.delete_queue(self.queue) is True
-        self.gone += self.model.jobs
+        self.removed += self.model.jobs
         self.model.delete_queue()
         self.rig.transport.forget()
 
@@ -168,7 +168,7 @@ class WorkingMachine(RuleBasedStateMachine):
             with pytest.raises(QueueNotFound):
                 call()
 
-    # putting in
+    # enqueuing
 
     @precondition(exists)
     @rule(drawn=st.lists(JOBS, max_size=6))
@@ -176,7 +176,7 @@ class WorkingMachine(RuleBasedStateMachine):
         self.put([self.new_job(each) for each in drawn])
 
     def new_job(self, drawn: Any) -> NewJob:
-        """Of JOBS."""
+        """Draws from JOBS."""
         body, priority, time, attempts, status, key = drawn
         return NewJob(body, priority=priority, attempts=attempts, status=TEXTS[status], key=key, **self.when(time))
 
@@ -210,14 +210,14 @@ class WorkingMachine(RuleBasedStateMachine):
         self.claimed += jobs
 
     def hold(self) -> None:
-        """Sees to it that some job runs, so that most steps on running jobs have one."""
+        """Makes sure that a job runs, so that most steps on running jobs have one."""
         if not self.model.of(RUNNING):
             if not self.model.due(self.now_ms):
                 self.put([NewJob(b"%d" % i, priority=1 + i % 2) for i in range(3)])
             self.dequeue(2)
 
     def lose(self) -> None:
-        """Sees to it that some job has failed."""
+        """Makes sure that a job has failed."""
         self.hold()
         running = {job.descriptor for job in self.model.of(RUNNING)}
         jobs = [job for job in self.claimed if job.descriptor in running and self.model.held(job)]
@@ -228,10 +228,10 @@ class WorkingMachine(RuleBasedStateMachine):
             self.model.fail(self.model.jobs[jobs.pop().descriptor], "", 0, self.now_ms)
 
     def check_line(self, given: list[str], line: list[str]) -> None:
-        """Of each priority the first ones were given, in their order."""
-        for level in {descriptor.split(":")[2] for descriptor in given}:
-            part = [descriptor for descriptor in given if descriptor.split(":")[2] == level]
-            assert part == [descriptor for descriptor in line if descriptor.split(":")[2] == level][: len(part)]
+        """Checks that the first jobs of each priority were claimed, in their order."""
+        for priority in {descriptor.split(":")[2] for descriptor in given}:
+            part = [descriptor for descriptor in given if descriptor.split(":")[2] == priority]
+            assert part == [descriptor for descriptor in line if descriptor.split(":")[2] == priority][: len(part)]
 
     @precondition(exists)
     @rule(limit=st.integers(0, 5))
@@ -275,8 +275,8 @@ class WorkingMachine(RuleBasedStateMachine):
 
     @precondition(exists)
     @rule(picks=PICKS)
-    def ack_plain(self, picks: list[int]) -> None:
-        """The common ack: successes alone, nothing said."""
+    def ack_simply(self, picks: list[int]) -> None:
+        """The usual ack: successes without a status."""
         self.hold()
         jobs = self.pick_once(picks)
         held = [job for job in jobs if self.model.held(job)]
@@ -288,7 +288,7 @@ class WorkingMachine(RuleBasedStateMachine):
     @precondition(exists)
     @rule(picks=PICKS, own=st.booleans())
     def release(self, picks: list[int], own: bool) -> None:
-        """own: from leases of their own."""
+        """own: jobs with leases of their own."""
         self.hold()
         jobs, refused = self.pick_once(picks), []
         if own:
@@ -306,7 +306,7 @@ class WorkingMachine(RuleBasedStateMachine):
     @precondition(exists)
     @rule(what=st.sampled_from(["succeeded", "failed", "release", "own lease", "checkpoint"]))
     def a_token_of_an_earlier_claim(self, what: str) -> None:
-        """The job runs again, under another token: its first holder can do nothing to it."""
+        """Runs a job again, under another token. Its first holder has no right to it any more."""
         self.hold()
         stale = [job for job in self.claimed if self.model.held(job)][-1:]
         assert self.client.release(stale) == []

@@ -1,7 +1,7 @@
 """The memory store in the place of a real server, with the methods that the tests of behaviour use.
 
-Promises that a test sees no difference but the kind's name. Risks: it is no process: it can not be killed, paused or
-configured; tests that do so take a real one.
+Promises that a test sees no difference but the name of the kind. It is not a process: tests that kill, pause or
+configure a server take a real one.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class MemoryKind:
         return self.memory.clock.now_us() // 1000
 
     def jump_clock(self, seconds: float) -> None:
-        """Moves the clock without telling anybody, as a real server's clock jumps."""
+        """Moves the clock alone, as a real server's clock jumps."""
         self.memory.clock.move(seconds)
 
     def start(self) -> Self:
-        """It runs."""
+        """Does nothing: the store runs."""
         return self
 
     def __enter__(self) -> Self:
@@ -120,5 +120,5 @@ class MemoryKind:
         self.stop()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the store."""
         self.memory.close()

@@ -1,7 +1,7 @@
-"""What a queue is, as plain Python: jobs in a dict, leases in another, no Redis and nothing of the product's logic.
+"""A model of a queue in simple Python: jobs in a dict, leases in another. No Redis, none of the product's logic.
 
-Promises: every answer is worked out from the documented behaviour of the methods; time is passed in, never read.
-Risks: where the documentation leaves the choice open (which running jobs go first), the caller says what was chosen.
+Promises: every answer follows from the documented behaviour of the methods. Time is passed in, never read.
+Risks: where the documentation leaves a choice (which running jobs are deleted first), the caller passes the choice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reservation(NamedTuple):
 
     @property
     def field(self) -> tuple[bytes, bytes]:
-        """As it stands in the server."""
+        """As the server stores it."""
         return self.first.to_bytes(8, "big"), self.jobs.to_bytes(2, "big") + self.issued_ms.to_bytes(6, "big")
 
 
@@ -62,7 +62,7 @@ class ModelJob:
         return self.at_ms, self.id
 
     def info(self) -> JobInfo:
-        """What lookup tells, but for the claim descriptor."""
+        """The job info, without the claim descriptor."""
         run_after_ms = {PENDING: self.at_ms, RUNNING: self.claimed_ms}.get(self.state)
         updated_ms = {PENDING: self.updated_ms, RUNNING: max(self.claimed_ms, self.updated_ms)}
         return JobInfo(
@@ -83,7 +83,7 @@ class ModelJob:
 
 @dataclass
 class Model:
-    """One queue over its shards. config: None while the queue is not there."""
+    """One queue over its shards. config: None while the queue does not exist."""
 
     config: QueueConfig | None = None
     jobs: dict[str, ModelJob] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Model:
     jumped_ms: dict[str, int] = field(default_factory=dict)
     last_id: dict[str, int] = field(default_factory=dict)
     reservations: list[Reservation] = field(default_factory=list)
-    gone_reservations: list[Reservation] = field(default_factory=list)
+    ended_reservations: list[Reservation] = field(default_factory=list)
 
     @property
     def settings(self) -> QueueConfig:
@@ -106,7 +106,7 @@ class Model:
         return sorted((job for job in found if shard in (None, job.shard)), key=lambda job: job.order)
 
     def due(self, now_ms: int) -> list[ModelJob]:
-        """In the order of claims: by priority, run-after, arrival. On several shards each one's order holds alone."""
+        """In the order of claims: by priority, run-after, arrival. With several shards, in the order of each."""
         return sorted(
             (job for job in self.of(PENDING) if job.at_ms <= now_ms),
             key=lambda job: (job.priority, job.order),
@@ -126,7 +126,7 @@ class Model:
     # changes
 
     def enqueue(self, descriptors: list[str], jobs: Iterable[NewJob], now_ms: int) -> None:
-        """Ids grow in the order given, for jobs with a key and those without one apart: they may leave in two calls."""
+        """Ids grow in the order given, but jobs with a key may leave in another call than those without."""
         before = {(shard, keyed): last for shard, last in self.last_id.items() for keyed in (True, False)}
         for descriptor, new in zip(descriptors, jobs, strict=True):
             at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms)
@@ -147,11 +147,11 @@ class Model:
         self.reservations.append(reservation)
 
     def load(self, reservation: Reservation, queue: str, jobs: list[NewJob], now_ms: int) -> None:
-        """The jobs' arrival is their ticket's, but for those that have a time of their own."""
+        """Jobs get the arrival time of their reservation, except those with a run-after time."""
         for id_, new in enumerate(jobs, reservation.first):
             timed = new.run_after_ms or new.delay_ms
             at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms) if timed else reservation.issued_ms
-            updated_ms = now_ms if new.status else reservation.issued_ms  # what is plain has no time kept beside its id
+            updated_ms = now_ms if new.status else reservation.issued_ms  # a simple job has no time but that of its id
             descriptor = f"{queue}:s{reservation.shard}:p{new.priority}:{id_}"
             job = ModelJob(descriptor, new.body, new.attempts, new.attempts, at_ms, updated_ms, new.status)
             assert descriptor not in self.jobs
@@ -161,12 +161,12 @@ class Model:
     def end_reservations(self, reservations: Iterable[Reservation]) -> None:
         for reservation in list(reservations):
             self.reservations.remove(reservation)
-            self.gone_reservations.append(reservation)
+            self.ended_reservations.append(reservation)
 
     def claim(self, jobs: Iterable[Job], now_ms: int) -> None:
         for given in jobs:
             job = self.jobs[given.descriptor]
-            assert job.state is PENDING, "a job was given out that does not wait"
+            assert job.state is PENDING, "claimed a job that is not pending"
             assert (given.body, given.attempts_allowed) == (job.body, job.allowed)
             assert (given.attempts_remaining, given.claimed_ms) == (job.left, now_ms)
             job.state, job.token, job.claimed_ms = RUNNING, given.token, now_ms
@@ -180,13 +180,13 @@ class Model:
             self.drop([job.descriptor])
 
     def trim(self, priorities: Iterable[tuple[str, int]]) -> None:
-        """After an ack: what is over the cap goes, the oldest first; what a cap of 0 came too late for, by collect."""
+        """After an ack: removes the oldest beyond the cap. A cap that became 0 later is left to collect."""
         if self.settings.keep_succeeded:
             self._keep_newest(priorities)
 
     def _keep_newest(self, priorities: Iterable[tuple[str, int]]) -> None:
-        for shard, level in priorities:
-            kept = self.of(SUCCEEDED, level, shard)
+        for shard, priority in priorities:
+            kept = self.of(SUCCEEDED, priority, shard)
             self.drop(job.descriptor for job in kept[: max(0, len(kept) - self.settings.keep_succeeded)])
 
     def fail(self, job: ModelJob, status: str, delay_ms: int, now_ms: int) -> None:
@@ -245,7 +245,7 @@ class Model:
         self.end_reservations(self.reservations)
 
     def expire(self, shard: str, jumped: bool, now_ms: int) -> tuple[int, int, int]:
-        """A monitor's look at a shard: leases that ran out, jobs tried again, jobs failed."""
+        """One run of a monitor on a shard. Returns expired leases, jobs tried again, jobs failed."""
         if jumped:
             self.jumped_ms[shard] = now_ms
         ours = [lease for lease in self.leases if lease[0] == shard]
@@ -264,7 +264,7 @@ class Model:
         return len(ended), retried, len(crashed) - retried
 
     def collect(self, shard: str, now_ms: int) -> tuple[int, int, int]:
-        """How many succeeded and failed jobs and tickets go."""
+        """The numbers of succeeded jobs, failed jobs and reservations that are removed."""
         if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
             return 0, 0, 0
         old = [each for each in self.reservations if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
@@ -277,7 +277,7 @@ class Model:
         ]
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))
-        self._keep_newest((shard, level) for level in range(1, self.settings.priorities + 1))
+        self._keep_newest((shard, priority) for priority in range(1, self.settings.priorities + 1))
         return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed), len(old)
 
     def configure(self, **changes: Any) -> None:
@@ -293,12 +293,12 @@ class Model:
 
 
 def run_after(run_after_ms: int | None, delay_ms: int | None, now_ms: int) -> int:
-    """A time of 0 is no time."""
+    """A time of 0 means none."""
     return run_after_ms or now_ms + (delay_ms or 0)
 
 
 def appended(old: str, new: str) -> str:
-    """The newest text is whole; the oldest goes, whole characters of it."""
+    """Keeps the newest text whole. Removes the oldest by whole characters."""
     return (old + new).encode()[-STATUS_BYTES:].decode(errors="ignore")
 
 
@@ -307,7 +307,7 @@ def prepended(old: str, new: str) -> str:
 
 
 def split(total: int, available: Iterable[int]) -> Iterator[int]:
-    """How many each gives, the first ones first, until there are `total`."""
+    """How many to take from each, the first ones first, until there are `total`."""
     for count in available:
         yield min(count, total)
         total -= min(count, total)

@@ -74,14 +74,14 @@ def take(client: redis.Redis, *numbers: int, key: bytes = LEASES) -> None:
 
 
 def renewed(client: redis.Redis, key: bytes = DONE) -> int:
-    """Wait for a renewal call that nobody waited for yet; returns how many tokens it carried."""
+    """Waits for the next renewal call. Returns the number of its tokens."""
     popped: Any = client.blpop([key], timeout=DEADLINE_S)
     assert popped is not None, "expected a renewal, none came"
     return int(popped[1])
 
 
 def failed(renewer: LeaseRenewer, count: int = 1) -> str:
-    """Wait for `count` failures in all; returns the last error."""
+    """Waits for `count` failures in all. Returns the last error."""
     wait_until(lambda: renewer.stats().failures >= count, f"{count} failures")
     return renewer.stats().last_error
 

@@ -1,7 +1,7 @@
 """What a type checker says of tasks: mypy (strict, in `make check`) checks the types here, and that every error
 expected by a `type: ignore` is one.
 
-Promises and risks nothing at run time: nobody imports it.
+No module imports it at run time.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ async def results() -> None:
     assert_type(given.enqueue(1).result(), str)
     assert_type(typed_context.enqueue(1).result(), dict[str, int])
     assert_type(typed_context_bare.enqueue(x=1).result(), bytes)
-    assert_type(app.send("name", 1), Handle[Any])  # nobody knows here what it returns
+    assert_type(app.send("name", 1), Handle[Any])  # the type of its result is unknown here
     assert_type(await app.asend("name", 1), Handle[Any])
     assert_type(app.by_name("name").enqueue(1).result(), Any)
     assert_type(app.handle("q:1:p1:1"), Handle[Any])

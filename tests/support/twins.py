@@ -1,4 +1,4 @@
-"""What each piece of `pinlater._core` does, in plain Python: the reference of its tests and its bench.
+"""Each piece of `pinlater._core` in simple Python: the reference of its tests and its bench.
 
 Promises: the same values, and the same error type for the same bad input; the formats are read from
 docs/design.md, not from the Rust. Risks: slow; messages differ, so they are tested by themselves.
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one dequeue gave."""
+    """The result of one dequeue."""
 
     token: bytes
     jobs: list[Job]
@@ -183,7 +183,7 @@ class CommandHead:
 
     def __init__(self, arguments: Iterable[bytes | str | int]) -> None:
         self._arguments = tuple(arguments)
-        pack_commands([self._arguments])  # refuses what can not be packed
+        pack_commands([self._arguments])  # refuses what cannot be packed
 
     def command(self, arguments: Iterable[bytes | str | int]) -> bytes:
         """As `CommandHead.command`."""
@@ -191,7 +191,7 @@ class CommandHead:
 
 
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes:
-    """RESP arrays of bulk strings; what is bytes is packed already."""
+    """RESP arrays of bulk strings. A command that is bytes is packed already."""
     packed = b""
     for command in commands:
         if isinstance(command, bytes):

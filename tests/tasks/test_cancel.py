@@ -188,14 +188,14 @@ async def test_a_job_removed_while_its_claim_is_under_way_does_not_start(server:
             proxy.arm(Cut.DELAY, match=of_claim)
             async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
                 await asyncio.to_thread(proxy.wait_cut)
-                hear = own.driver.waker.on_other
+                hear = own.driver.subscriber.on_other
                 assert hear is not None
 
                 def note(channel: bytes, ids: bytes) -> None:
                     hear(channel, ids)
                     heard.set()
 
-                own.driver.waker.on_other = note
+                own.driver.subscriber.on_other = note
                 assert await client.delete_jobs(descriptors=[job]) == 1
                 await asyncio.wait_for(heard.wait(), 30)
                 assert worker.stats.claimed == 0
@@ -239,10 +239,10 @@ async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(
 @asynccontextmanager
 async def deaf(server: Server, proxy: CutProxy, own: AsyncClient) -> AsyncIterator[None]:
     """The subscription of a worker's client is killed, and made anew after the block; its other connections go on."""
-    waker, at = own.driver.waker, own.session.shards["1"].server
+    subscriber, at = own.driver.subscriber, own.session.shards["1"].server
     proxy.refuse()
     server.call("CLIENT", "KILL", "TYPE", "pubsub")
-    await until(lambda: not waker.listening(at), "no subscription")
+    await until(lambda: not subscriber.listening(at), "no subscription")
     yield
     proxy.accept()
 
@@ -292,7 +292,7 @@ async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscrip
                 async with deaf(server, proxy, own):
                     assert await client.delete_jobs(descriptors=[job]) == 1
                 at = own.session.shards["1"].server
-                await until(lambda: own.driver.waker.listening(at), "the subscription")
+                await until(lambda: own.driver.subscriber.listening(at), "the subscription")
                 proxy.release()
                 await until(lambda: worker.stats.cancelled == 1, "its end")
                 await client.enqueue("q", b"next")
@@ -325,8 +325,8 @@ async def test_a_job_whose_removal_was_not_heard_learns_it_at_its_checkpoint(app
 
     @app.task(attempts=9)
     async def task(context: Context) -> None:
-        assert own.driver.waker.on_other is not None
-        own.driver.waker.on_other = None  # as if the subscription were away
+        assert own.driver.subscriber.on_other is not None
+        own.driver.subscriber.on_other = None  # as if the subscription were away
         await Handle(app.clients, context.job.descriptor).acancel()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)

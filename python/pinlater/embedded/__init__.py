@@ -1,1 +1,1 @@
-"""The private Valkey server of one user."""
+"""The embedded server: a private Valkey of one user, shared by the processes of that user."""

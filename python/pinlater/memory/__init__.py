@@ -1,6 +1,5 @@
 """The memory store: Redis's part of PinLater in this process, for tests and trials without a server.
 
-Promises the transitions themselves: the shipped Lua scripts run, on the few Redis commands they use. Risks: nothing is
-kept when the process ends. `pinlater.memory.server` has the server, `lua` runs the scripts, `commands` and `values` are
-what they run on.
+`server` accepts connections, `lua` runs the shipped scripts, `commands` and `sorted_sets` are the Redis commands that
+they use, `store` and `values` hold the data. Nothing is kept after the process ends.
 """

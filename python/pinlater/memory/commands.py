@@ -1,7 +1,7 @@
-"""The Redis commands that the scripts, the clients and the tests of queues use, on values in memory.
+"""The Redis commands that scripts, clients and tests of queues use, on values in memory.
 
-Promises that each does what Redis documents for the forms it takes, and that an unknown command or form is refused, not
-guessed. Risks: what no caller here needs is missing: most types and forms, memory limits.
+Promises that each command does what Redis documents for the forms that it takes, and that other commands and forms are
+refused. What none of these callers needs is missing: most types and forms, and memory limits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pinlater.memory.store import OK, SYNTAX, Arguments, CommandError, Status, S
 from pinlater.memory.values import SortedSet, number_text, scan_page
 
 _NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
-#: The Redis whose commands these are.
+#: The version of Redis that the commands follow, and that INFO reports.
 VERSION: Final = "7.2.0"
 
 
 def run(store: Store, name: bytes, arguments: Arguments) -> Any:
-    """The reply of a command: bytes, int, None, a list, Status. Raises CommandError."""
+    """Runs a command. Returns its reply: bytes, int, None, a list or a Status. Raises CommandError."""
     command = _COMMANDS.get(name.upper())
     if command is None:
         raise CommandError(f"ERR unknown command '{name.decode(errors='replace')}', with args beginning with: ")
@@ -61,7 +61,7 @@ def _info(store: Store, arguments: Arguments) -> bytes:
 
 def _config(store: Store, arguments: Arguments) -> Any:
     if arguments[0].upper() != b"RESETSTAT":
-        raise CommandError(f"ERR CONFIG {arguments[0].decode()}: not of the memory store")
+        raise CommandError(f"ERR CONFIG {arguments[0].decode()}: not in the memory store")
     store.calls.clear()
     return OK
 
@@ -107,7 +107,7 @@ def _publish(store: Store, arguments: Arguments) -> int:
 
 def _pubsub(store: Store, arguments: Arguments) -> list[bytes | int]:
     if arguments[0].upper() != b"NUMSUB":
-        raise CommandError(f"ERR PUBSUB {arguments[0].decode(errors='replace')}: not of the memory store")
+        raise CommandError(f"ERR PUBSUB {arguments[0].decode(errors='replace')}: not in the memory store")
     return [part for channel in arguments[1:] for part in (channel, store.listeners(channel))]
 
 
@@ -177,9 +177,9 @@ def _hexists(store: Store, arguments: Arguments) -> int:
 
 def _hdel(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], dict) or {}
-    gone = sum(found.pop(field, None) is not None for field in arguments[1:])
+    removed = sum(found.pop(field, None) is not None for field in arguments[1:])
     store.drop_empty(arguments[0])
-    return gone
+    return removed
 
 
 def _hincrby(store: Store, arguments: Arguments) -> int:
@@ -241,12 +241,12 @@ def _srem(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], set) or set()
     before = len(found)
     found.difference_update(arguments[1:])
-    gone = before - len(found)
+    removed = before - len(found)
     store.drop_empty(arguments[0])
-    return gone
+    return removed
 
 
-#: Name -> the function, and how many arguments it needs.
+#: Name -> the function, and the least number of arguments.
 _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"PING": (_ping, 0),
     b"TIME": (_time, 0),
@@ -285,7 +285,7 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     **SORTED_SETS,
 }
 
-#: What a script that only reads may not call.
+#: Commands that a read-only script may not call.
 WRITING: Final = frozenset(
     {b"DEL", b"UNLINK", b"FLUSHALL", b"FLUSHDB", b"HSET", b"HDEL", b"HINCRBY", b"ZADD", b"ZPOPMIN", b"ZPOPMAX"}
     | {b"SET", b"RPUSH", b"PEXPIRE", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}

@@ -1,9 +1,12 @@
-"""Runs Lua scripts in this process as Redis runs them: the shipped scripts, on a memory store.
+"""Runs Lua scripts in this process, on a memory store, as Redis runs them.
 
-Promises Redis's rules at the border: what a command replies and a script returns is changed as Redis's documentation
-says, numbers are written so that no digit is lost, and a script that only reads can not write. Risks: of Redis's
-libraries only `redis.call`, `redis.error_reply` and `struct` are there, the latter for big-endian unsigned numbers and
-strings of a fixed size.
+Promises:
+- Replies of commands and results of scripts are converted as Redis documents.
+- Numbers keep all their digits.
+- A read-only script cannot write.
+
+Of Redis's libraries it has only `redis.call`, `redis.error_reply` and `struct`, the latter for big-endian unsigned
+numbers and strings of a fixed size.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ local function parse(format)
     local kind, digits = string.match(format, '^([BIc])(%d*)', at)
     local size = kind == 'B' and 1 or tonumber(digits)
     if not size or kind == 'I' and (size > 6 or sub(format, 1, 1) ~= '>') then
-      error('struct: not of the memory store: ' .. format)
+      error('struct: not in the memory store: ' .. format)
     end
     items[#items + 1] = { text = kind == 'c', size = size }
     at = at + 1 + #digits
@@ -89,7 +92,7 @@ end
 
 
 def require_lupa() -> Any:
-    """The Lua of Redis, version 5.1, as a module. Raises InvalidArgument where it is not installed."""
+    """The module of Lua 5.1, which Redis uses. Raises InvalidArgument if lupa is not installed."""
     try:
         from lupa import lua51
     except ImportError:
@@ -100,7 +103,7 @@ def require_lupa() -> Any:
 
 
 class Scripts:
-    """The scripts that were loaded into a store."""
+    """The scripts that are loaded into a store."""
 
     def __init__(self, store: Store) -> None:
         lua51 = require_lupa()
@@ -114,12 +117,12 @@ class Scripts:
         setup(self._call)
 
     def load(self, source: bytes) -> bytes:
-        """SCRIPT LOAD: the digest. Raises CommandError for what does not compile."""
+        """SCRIPT LOAD. Returns the digest. Raises CommandError for a script that does not compile."""
         digest = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
         if digest not in self._loaded:
             first, _, rest = source.partition(b"\n") if source.startswith(b"#!") else (b"", b"", source)
             try:
-                # on one line with what follows: the lines of errors are the source's
+                # takes the place of the first line, so that line numbers in errors are the source's
                 function = self._lua.compile(b"local KEYS, ARGV = ... " + (b"\n" if first else b"") + rest)
             except self._error as error:
                 raise CommandError(f"ERR Error compiling script (new function): {error}") from None
@@ -135,7 +138,7 @@ class Scripts:
         return digest.lower() in self._loaded
 
     def run(self, digest: bytes, arguments: Sequence[bytes]) -> Any:
-        """EVALSHA: arguments are how many keys, the keys, and ARGV. Raises CommandError."""
+        """EVALSHA. arguments: the number of keys, the keys, then ARGV. Raises CommandError."""
         digest = digest.lower()
         if digest not in self._loaded:
             raise CommandError("NOSCRIPT No matching script. Please use EVAL.")
@@ -169,7 +172,7 @@ class Scripts:
         return reply
 
     def _reply(self, value: Any) -> Any:
-        """What a script returned, as a reply."""
+        """Converts a script's result to a reply."""
         if isinstance(value, bytes) or value is None:
             return value
         if isinstance(value, bool):
@@ -191,11 +194,11 @@ class Scripts:
 
 
 class _Refusal(CommandError):
-    """An error reply that a script gave."""
+    """An error reply that a script returned."""
 
 
 def _text(value: Any) -> bytes:
-    """An argument that is no string."""
+    """Converts an argument that is not a string."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return number_text(value)
     raise CommandError("ERR Lua redis lib command arguments must be strings or integers")

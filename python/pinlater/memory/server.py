@@ -1,8 +1,7 @@
-"""A server of this process whose data is a memory store: real sockets, so that clients, workers and renewers run on it
-as they are, in this process or another.
+"""A server in a thread of this process, whose data is a memory store.
 
-Promises that nothing of it is left when it is closed or the process ends. Risks: it is a thread beside those of the
-test: a handler that holds the GIL holds it up too.
+It listens on a real socket, so clients, workers and renewers of this process and of others use it unchanged. Promises
+that nothing is left after it is closed or the process ends. Risks: a handler that holds the GIL delays it.
 """
 
 from __future__ import annotations
@@ -22,23 +21,25 @@ from urllib.parse import urlsplit
 import hiredis
 import uvloop
 
+from pinlater.memory.advance import expire_leases
 from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts, require_lupa
-from pinlater.memory.passing import let_expire
 from pinlater.memory.store import OK, Clock, CommandError, Status, Store
 from pinlater.model.errors import InvalidArgument
 
 T = TypeVar("T")
 _START_S: Final = 10.0
-#: Of connections, as Redis counts them.
+#: Ids of connections, as in CLIENT LIST.
 _IDS: Final = count(1)
 
 
 class MemoryServer:
     """Redis's part of PinLater, in memory. Use it in a `with` block, or close it.
 
-    url: for Client, AsyncClient and PinLater, of this process and of others while this one lives. clock: the time of
-    its jobs. Raises InvalidArgument where the package lupa is not installed.
+    - clock: the time of its jobs.
+    - url: for Client, AsyncClient and PinLater, in this process and in others while this one lives.
+
+    Raises InvalidArgument if the package lupa is not installed.
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
@@ -48,7 +49,7 @@ class MemoryServer:
         self._scripts = Scripts(self._store)
         self._listeners: dict[bytes, set[_Peer]] = {}
         self._peers: set[_Peer] = set()
-        #: Key of a list -> who waits for an element, the first first.
+        #: Key of a list -> connections that wait for an element, in their order.
         self._blocked: dict[bytes, list[_Peer]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="pinlater-memory-"))
         atexit.register(self._remove_folder)
@@ -72,24 +73,24 @@ class MemoryServer:
 
     @property
     def url(self) -> str:
-        """unix://… of its socket."""
+        """The URL of its socket (`unix://…`)."""
         return f"unix://{self.path}"
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock on: jobs become due and leases run out, as if nobody had renewed them meanwhile."""
+        """Moves the clock on. Jobs become due and leases expire, as if no worker had renewed them."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise InvalidArgument(f"advance: expected seconds, 0 or more, got {seconds!r:.60}")
 
         def move() -> None:
             self.clock.move(seconds)
             self._store.expire()
-            let_expire(self._store, self._scripts)
+            expire_leases(self._store, self._scripts)
             self._serve_blocked()
 
         self._on_loop(move)
 
     def clear(self) -> None:
-        """Forgets every job, queue and script."""
+        """Removes every job, queue and script."""
 
         def forget() -> None:
             self._store.clear()
@@ -98,7 +99,7 @@ class MemoryServer:
         self._on_loop(forget)
 
     def close(self) -> None:
-        """Ends it; its clients see a server that went away. Twice is fine."""
+        """Ends the server. Its clients lose their connections. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -108,7 +109,7 @@ class MemoryServer:
     def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # on its thread
+    # on the server's thread
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -137,11 +138,12 @@ class MemoryServer:
 
     def _serve_blocked(self) -> None:
         for key in [key for key in self._blocked if key in self._store.values]:
-            peers, found = self._blocked.get(key, []), self._store.get(key, list)  # who was served may serve others
+            # a served peer runs its next commands at once, which may serve others
+            peers, found = self._blocked.get(key, []), self._store.get(key, list)
             while peers and found:
                 peers.pop(0).unblock([key, found.pop(0)])
             self._store.drop_empty(key)
-            if not self._blocked.get(key, True):  # who is served goes on, and may wait again
+            if not self._blocked.get(key, True):  # a served peer may wait here again
                 del self._blocked[key]
 
 
@@ -174,15 +176,15 @@ class _Peer(asyncio.Protocol):
         except hiredis.ProtocolError:
             self.transport.abort()
         else:
-            self._go_on()
+            self._run_commands()
 
     def unblock(self, reply: list[bytes]) -> None:
-        """What it waited for is there; then what it sent meanwhile is run."""
+        """Answers the blocking command, then runs the commands that came after it."""
         self._blocked_on = None
         self.answer(reply)
-        self._go_on()
+        self._run_commands()
 
-    def _go_on(self) -> None:
+    def _run_commands(self) -> None:
         try:
             while self._blocked_on is None and (command := self._reader.gets()) is not False:
                 self._server._store.expire()
@@ -211,13 +213,13 @@ class _Peer(asyncio.Protocol):
         except (CommandError, IndexError, ValueError) as error:
             self.answer(error if isinstance(error, CommandError) else CommandError(f"ERR syntax error: {error}"))
 
-    # commands of a connection, and of scripts
+    # commands of connections, Pub/Sub and scripts
 
     def _blpop(self, arguments: list[bytes]) -> None:
         key, timeout = arguments
         if timeout != b"0":
-            raise CommandError("ERR BLPOP with a timeout: not of the memory store")
-        self._server._store.get(key, list)  # or it is of another type
+            raise CommandError("ERR BLPOP with a timeout: not in the memory store")
+        self._server._store.get(key, list)  # raises for a key of another type
         self._server._blocked.setdefault(key, []).append(self)
         self._blocked_on = key
 
@@ -232,7 +234,7 @@ class _Peer(asyncio.Protocol):
             self.answer(b"".join(b"id=%d name=%b\n" % (peer._id, peer._name) for peer in self._server._peers))
             return
         if verb not in (b"SETNAME", b"SETINFO"):
-            raise CommandError(f"ERR CLIENT {verb.decode(errors='replace')}: not of the memory store")
+            raise CommandError(f"ERR CLIENT {verb.decode(errors='replace')}: not in the memory store")
         if verb == b"SETNAME":
             self._name = arguments[1]
         self.answer(OK)
@@ -274,7 +276,7 @@ class _Peer(asyncio.Protocol):
             scripts.flush()
             self.answer(OK)
         else:
-            raise CommandError(f"ERR SCRIPT {verb.decode(errors='replace')}: not of the memory store")
+            raise CommandError(f"ERR SCRIPT {verb.decode(errors='replace')}: not in the memory store")
 
     def _evalsha(self, arguments: list[bytes]) -> None:
         self._server._store.calls["evalsha"] += 1
@@ -301,7 +303,7 @@ _OWN: Final[dict[bytes, Callable[[_Peer, list[bytes]], None]]] = {
 
 
 def _encode(reply: Any, parts: list[bytes]) -> None:
-    """RESP2."""
+    """Appends the RESP2 bytes of a reply."""
     if isinstance(reply, Status):
         parts.append(b"+%b\r\n" % reply)
     elif isinstance(reply, bytes):
@@ -320,12 +322,12 @@ def _encode(reply: Any, parts: list[bytes]) -> None:
 
 # memory:// URLs
 
-_named: Final[dict[str, MemoryServer]] = {}
-_naming: Final = threading.Lock()
+_servers: Final[dict[str, MemoryServer]] = {}
+_servers_lock: Final = threading.Lock()
 
 
 def check_url(url: str) -> None:
-    """Raises InvalidArgument for a memory:// URL that is none, and where lupa is not installed."""
+    """Raises InvalidArgument for a malformed memory:// URL, and if lupa is not installed."""
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise InvalidArgument(f"server URL: expected memory:// or memory://name, got {url!r}")
@@ -333,7 +335,7 @@ def check_url(url: str) -> None:
 
 
 class Attachment:
-    """A hold of a store. release() does nothing: the store is there until the process ends."""
+    """A hold on a store. release() does nothing: the store stays until the process ends."""
 
     def __init__(self, redis_url: str) -> None:
         self.redis_url = redis_url
@@ -343,15 +345,15 @@ class Attachment:
 
 
 def absolute(url: str) -> str:
-    """The URL itself: a store's name has no folder."""
+    """The URL unchanged: a store has no directory."""
     return url
 
 
 def attach(url: str) -> Attachment:
-    """The store that a memory:// URL names: one a name in this process, there until it ends."""
+    """The store of a memory:// URL. Each name has one store in this process, which stays until the process ends."""
     name = urlsplit(url).netloc
-    with _naming:
-        server = _named.get(name)
+    with _servers_lock:
+        server = _servers.get(name)
         if server is None:
-            server = _named[name] = MemoryServer()
+            server = _servers[name] = MemoryServer()
     return Attachment(server.url)

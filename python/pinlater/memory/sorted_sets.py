@@ -1,7 +1,4 @@
-"""The commands of sorted sets. What holds for commands.py holds here.
-
-Promises nothing more. Risks: none of its own.
-"""
+"""The commands of sorted sets, with the same promises as `commands.py`."""
 
 from __future__ import annotations
 
@@ -79,36 +76,36 @@ def _zpop(last: bool) -> Callable[[Store, Arguments], list[bytes]]:
         count = int(arguments[1]) if len(arguments) > 1 else 1
         if count <= 0:
             return []
-        gone = found.by_rank(-count, -1) if last else found.by_rank(0, count - 1)
-        found.cut(gone)
+        popped = found.by_rank(-count, -1) if last else found.by_rank(0, count - 1)
+        found.cut(popped)
         store.drop_empty(arguments[0])
-        return _members(gone[::-1] if last else gone, True)
+        return _members(popped[::-1] if last else popped, True)
 
     return pop
 
 
 def _zrem(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = sum(found.remove(member) for member in arguments[1:])
+    removed = sum(found.remove(member) for member in arguments[1:])
     store.drop_empty(arguments[0])
-    return gone
+    return removed
 
 
 def _zremrangebyrank(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = found.cut(found.by_rank(int(arguments[1]), int(arguments[2])))
+    removed = found.cut(found.by_rank(int(arguments[1]), int(arguments[2])))
     store.drop_empty(arguments[0])
-    return gone
+    return removed
 
 
 def _zremrangebyscore(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], SortedSet) or SortedSet()
-    gone = found.cut(found.by_score(arguments[1], arguments[2]))
+    removed = found.cut(found.by_score(arguments[1], arguments[2]))
     store.drop_empty(arguments[0])
-    return gone
+    return removed
 
 
-#: Name -> the function, and how many arguments it needs.
+#: Name -> the function, and the least number of arguments.
 SORTED_SETS: Final = {
     b"ZADD": (_zadd, 3),
     b"ZSCORE": (_zscore, 2),

@@ -1,6 +1,6 @@
-"""The keys and values of a memory store, its clock, and what a reply can be.
+"""The keys and values of a memory store, its clock, and its kinds of replies.
 
-Promises that a key holds one kind of value, and that an empty one is gone. Risks: none of its own.
+Promises that a key holds one kind of value, and that a key without elements does not exist.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ V = TypeVar("V", Hash, SortedSet, set[bytes], list[bytes], bytes)
 
 
 class CommandError(Exception):
-    """An error reply: its text, code first."""
+    """An error reply. Its text begins with the code."""
 
 
 class Status(bytes):
-    """A simple string reply, as +OK."""
+    """A simple string reply, such as +OK."""
 
 
 OK: Final = Status(b"OK")
@@ -31,7 +31,7 @@ Arguments = Sequence[bytes]
 
 
 class Clock:
-    """The wall clock of a store: the machine's, and what a test moved it by."""
+    """The wall clock of a store: the machine's clock, plus what a test added."""
 
     def __init__(self) -> None:
         self._moved_us = 0
@@ -41,32 +41,35 @@ class Clock:
         return time.time_ns() // 1000 + self._moved_us
 
     def move(self, seconds: float) -> None:
-        """Later; earlier if negative."""
+        """Moves the clock on; back if negative."""
         self._moved_us += round(seconds * 1_000_000)
 
 
 class Store:
-    """Keys and values of one database. publish: hands a message to a channel and returns how many got it; listeners:
-    how many would.
+    """Keys and values of one database.
+
+    - publish: sends a message to a channel, and returns the number of its subscribers.
+    - listeners: the number of subscribers of a channel.
+    - expiries: key -> when it expires (microseconds since 1970).
+    - calls: command -> number of calls.
     """
 
     def __init__(self, clock: Clock, publish: Callable[[bytes, bytes], int], listeners: Callable[[bytes], int]) -> None:
         self.clock = clock
         self.publish, self.listeners = publish, listeners
         self.values: dict[bytes, Hash | SortedSet | set[bytes] | list[bytes] | bytes] = {}
-        #: Key -> when it goes (μs), if it is there by then.
         self.expiries: dict[bytes, int] = {}
         self.calls: Counter[str] = Counter()
 
     def get(self, key: bytes, kind: type[V]) -> V | None:
-        """The value of a key, if it is there. Raises CommandError for one of another kind."""
+        """The value of a key, or None. Raises CommandError for a value of another kind."""
         found = self.values.get(key)
         if found is not None and not isinstance(found, kind):
             raise CommandError(_WRONG_TYPE)
         return found
 
     def make(self, key: bytes, kind: type[V]) -> V:
-        """The value of a key, made if it is not there."""
+        """The value of a key. Makes an empty one if the key does not exist."""
         found = self.get(key, kind)
         if found is None:
             found = kind()
@@ -74,19 +77,19 @@ class Store:
         return found
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Removes all keys."""
         self.values.clear()
         self.expiries.clear()
 
     def expire(self) -> None:
-        """Drops the keys whose time is over."""
+        """Removes the keys that have expired."""
         now_us = self.clock.now_us()
         for key in [key for key, end_us in self.expiries.items() if end_us <= now_us]:
             del self.expiries[key]
             self.values.pop(key, None)
 
     def drop_empty(self, key: bytes) -> None:
-        """A key without elements is no key."""
+        """Removes a key whose value has no elements."""
         if not self.values.get(key, True):
             del self.values[key]
             self.expiries.pop(key, None)

@@ -1,7 +1,7 @@
-"""What a key of the memory store holds: a hash or a sorted set, and how numbers are written in replies.
+"""Values of keys in the memory store: hashes and sorted sets, scans over them, and numbers as text.
 
-Promises order by score and then by bytes, as Redis has it, and that a scan over pages meets every field that is there
-all the while. Risks: a change in the middle of a sorted set shifts what stands behind it; for tests that is nothing.
+Promises Redis's order (by score, then by bytes), and that a scan in pages returns every field that exists from its
+start to its end.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 Hash = dict[bytes, bytes]
 
-#: Smaller hashes are scanned in one page, as Redis does with those it packs.
+#: A scan returns a smaller hash as one page, as Redis does with packed hashes.
 ONE_PAGE: Final = 512
 
 
 class SortedSet:
-    """Members by score."""
+    """Members with scores, in order. A change costs time in proportion to the size, which tests do not notice."""
 
     __slots__ = ("_order", "scores")
 
@@ -29,7 +29,7 @@ class SortedSet:
         return len(self._order)
 
     def add(self, member: bytes, score: float) -> bool:
-        """True if the member is new."""
+        """Sets the score of a member. Returns whether the member is new."""
         old = self.scores.get(member)
         if old == score:
             return False
@@ -40,7 +40,7 @@ class SortedSet:
         return old is None
 
     def remove(self, member: bytes) -> bool:
-        """True if it was there."""
+        """Removes a member. Returns whether it existed."""
         score = self.scores.pop(member, None)
         if score is None:
             return False
@@ -48,20 +48,20 @@ class SortedSet:
         return True
 
     def by_rank(self, first: int, last: int) -> list[tuple[float, bytes]]:
-        """From rank to rank, both included; from the end where negative."""
+        """Entries from rank to rank, both included. A negative rank counts from the end."""
         count = len(self._order)
         first = max(first + count, 0) if first < 0 else first
         last = last + count if last < 0 else last
         return self._order[first : last + 1] if last >= 0 else []
 
     def by_score(self, lowest: bytes, highest: bytes) -> list[tuple[float, bytes]]:
-        """From score to score, as Redis writes them: `(` in front excludes it, `-inf` and `+inf`."""
+        """Entries from score to score, in Redis's notation: `(` excludes the score, `-inf` and `+inf`."""
         first = _edge(self._order, lowest, lower=True)
         return self._order[first : max(first, _edge(self._order, highest, lower=False))]
 
-    def cut(self, gone: Iterable[tuple[float, bytes]]) -> int:
-        """Removes members that stand in a row; returns how many."""
-        row = list(gone)
+    def cut(self, entries: Iterable[tuple[float, bytes]]) -> int:
+        """Removes consecutive entries. Returns their number."""
+        row = list(entries)
         if row:
             first = bisect_left(self._order, row[0])
             del self._order[first : first + len(row)]
@@ -73,14 +73,14 @@ class SortedSet:
 def _edge(order: list[tuple[float, bytes]], bound: bytes, *, lower: bool) -> int:
     excluded = bound[:1] == b"("
     score = float(bound[1:] if excluded else bound)
-    look = bisect_left if excluded is not lower else bisect_right
-    return look(order, score, key=lambda entry: entry[0])
+    bisect = bisect_left if excluded is not lower else bisect_right
+    return bisect(order, score, key=lambda entry: entry[0])
 
 
 def scan_page(fields: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
     """The next cursor (0: the end), and the fields of a page.
 
-    Fields go by a number of their own, so that what comes and goes between two pages moves no other.
+    Fields are ordered by a number of their own, so that changes between two pages do not move other fields.
     """
     numbered = sorted((_number(field), field) for field in fields)
     if len(numbered) <= ONE_PAGE and not cursor:
@@ -97,5 +97,5 @@ def _number(field: bytes) -> int:
 
 
 def number_text(value: float) -> bytes:
-    """As Redis writes a score, and an argument that a script gives as a number."""
+    """A number as Redis writes it, in a score or in a script's argument."""
     return b"%d" % value if abs(value) < 1e17 and value == int(value) else b"%.17g" % value

@@ -1,15 +1,16 @@
-"""Every error PinLater raises, in one tree, and the one table that turns what a server says into them.
+"""All errors of PinLater in one tree, and the tables that map error replies to them.
 
 PinLaterError
 ├── InvalidArgument (also ValueError)   the call is wrong; nothing was sent
+├── ClientClosed (also RuntimeError)    the client was closed; nothing was changed
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
-│   └── ConfigConflict                  somebody else keeps changing the configuration
+│   └── ConfigConflict                  another client keeps changing the configuration
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
 │   ├── ServerFull                      maxmemory; nothing was changed
-│   ├── ServerRefused                   wrong password, missing permission, a command the server does not know
+│   ├── ServerRefused                   wrong password, missing permission, unknown command
 │   ├── ServerTooOld
 │   ├── FormatUnsupported               a queue on it has data of another version of PinLater
 │   ├── ServerReplyError                an answer no version of PinLater gives
@@ -17,12 +18,12 @@ PinLaterError
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
 ├── PartialOutcome                      done for some jobs, certainly not for others
 ├── PartialEnqueue                      some parts of a large enqueue were refused
-├── PartialDelete                       a queue is still there on some shards
-├── BodyUnreadable                      a job's body is not what its task's codec wrote
-├── ClaimLost                           a running job belongs to somebody else by now
-├── TaskFailed                          the job whose result was asked for stays failed
+├── PartialDelete                       a queue still exists on some shards
+├── BodyUnreadable                      the task's codec cannot read the job's body
+├── ClaimLost                           another worker has the job, or it was removed
+├── TaskFailed                          the job failed for good
 ├── AppFailed                           the user's code raised before the first job
-├── ResultGone                          there is neither the job nor a result of it
+├── ResultGone                          neither the job nor its result exists any more
 └── ResultTimeout (also TimeoutError)   no result in time; the job may still end
 """
 
@@ -37,23 +38,23 @@ if TYPE_CHECKING:
 
 
 class PinLaterError(Exception):
-    """Base of all errors of PinLater."""
+    """Base class of all errors of PinLater."""
 
 
 class InvalidArgument(PinLaterError, ValueError):
-    """An argument is not what was expected; nothing was sent and nothing changed."""
+    """An argument is wrong. Nothing was sent, and nothing was changed."""
 
 
 class ClientClosed(PinLaterError, RuntimeError):
-    """The client was closed before the call, or while it waited for a job; nothing was changed."""
+    """The client was closed before the call, or while the call waited for a job. Nothing was changed."""
 
 
 class QueueError(PinLaterError):
-    """The queue is not in a state that allows the call; nothing was changed."""
+    """The queue's state does not allow the call. Nothing was changed."""
 
 
 class QueueNotFound(QueueError):
-    """There is no such queue."""
+    """The queue does not exist."""
 
 
 class EnqueueRefused(QueueError):
@@ -61,19 +62,19 @@ class EnqueueRefused(QueueError):
 
 
 class ConfigConflict(QueueError):
-    """Whenever the call was sent, until its deadline, somebody else had changed the queue's configuration."""
+    """Until the deadline, another client changed the queue's configuration before each try of the call."""
 
 
 class ServerError(PinLaterError):
-    """The server could not or would not do it."""
+    """The server could not carry out the call, or refused it."""
 
 
 class ServerUnavailable(ServerError):
-    """No server answered; it is certain that nothing was changed."""
+    """No server answered. Certainly nothing was changed."""
 
 
 class ServerFull(ServerError):
-    """The server reached its maxmemory: it takes no new jobs, everything else works."""
+    """The server reached its maxmemory. It takes no new jobs; everything else works."""
 
 
 class ServerRefused(ServerError):
@@ -89,36 +90,36 @@ class FormatUnsupported(ServerError):
 
 
 class ServerReplyError(ServerError):
-    """The server answered something this version of PinLater does not know."""
+    """This version of PinLater does not know the server's answer."""
 
 
 class EmbeddedServerError(ServerError):
-    """The embedded server cannot be had."""
+    """The embedded server cannot be started or used."""
 
 
 class OutcomeUnknown(PinLaterError):
-    """The call was sent and no answer came in time: it may have been carried out, or not.
+    """The call was sent, but no answer came in time. It may have been carried out, or not.
 
-    `resolve()` sends the same request again, on the same lane: it is carried out at most once, and the answer is the
-    real one. On an AsyncClient `resolve()` returns an awaitable. It can be called again while it raises OutcomeUnknown,
-    for an hour.
+    `resolve()` sends the same request again on the same lane. The request is carried out at most once, and the answer
+    is the real one. On an AsyncClient, `resolve()` returns an awaitable. While it raises OutcomeUnknown, it can be
+    called again, for an hour.
     """
 
     def __init__(self, message: str, resume: Callable[[float], Any]) -> None:
         super().__init__(message)
-        #: deadline (monotonic seconds) -> the flow that asks again
+        #: Deadline (monotonic seconds) -> the flow that sends the request again.
         self.resume = resume
-        #: set by the client whose call this was
+        #: Runs such a flow. Set by the client that made the call.
         self.drive: Callable[[Callable[[float], Any]], Any] | None = None
 
     def part(self, index: int) -> OutcomeUnknown:
-        """What is unknown to one of several whose requests left as one: resolve() gives its own part of the answer."""
+        """The unknown outcome of one of several calls that left as one request: resolve() returns its own part."""
         own = OutcomeUnknown(str(self), lambda deadline_s: _part_of(self.resume(deadline_s), index))
         own.drive = self.drive
         return own
 
     def resolve(self) -> Any:
-        """Returns what the call would have returned, or raises what it would have raised."""
+        """Returns the result of the call, or raises its error."""
         if self.drive is None:
             raise PinLaterError("resolve(): this error did not come from a client")
         return self.drive(self.resume)
@@ -132,14 +133,16 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
 
 
 class PartialOutcome(PinLaterError):
-    """A call on jobs in several places (shards, queues, or over 1,000 jobs of one) was not carried out in all of them.
+    """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs.
 
-    result: what the call returns of the jobs in `done`. done: the jobs, as the caller gave them, of the places that
-    answered. failed: for each place where certainly nothing was changed, its jobs and the error. unknown: for each
-    place where it may have been carried out, its jobs and the OutcomeUnknown, whose resolve() gives what the call
-    returns of them. Each job given stands in one of the three (named twice: once). A call that goes in rounds
-    (retry_failed, delete_jobs by state, purge) names no jobs: `result` is the count so far, and calling it again goes
-    on.
+    - result: the call's result for the jobs in `done`.
+    - done: the jobs whose requests were carried out, as the caller passed them.
+    - failed: for each request that certainly changed nothing, its jobs and the error.
+    - unknown: for each request that may have been carried out, its jobs and the OutcomeUnknown. Its resolve() returns
+      the call's result for them.
+
+    Each job is in one of the three, and only once. A call without a list of jobs (retry_failed, delete_jobs by state,
+    purge) has empty lists; `result` is the count so far, and another call goes on.
     """
 
     def __init__(
@@ -160,8 +163,8 @@ class PartialOutcome(PinLaterError):
 class PartialEnqueue(PinLaterError):
     """A large enqueue_many was carried out in part.
 
-    `results` has, for each job in order, its descriptor (str) or the error of the part it was in; resolve() of an
-    unknown outcome gives the job's descriptor.
+    results: for each job in order, its descriptor (str) or the error of its part. resolve() of an OutcomeUnknown
+    returns the job's descriptor.
     """
 
     def __init__(self, results: Sequence[str | PinLaterError]) -> None:
@@ -169,7 +172,7 @@ class PartialEnqueue(PinLaterError):
         self.results = list(results)
         for position, result in enumerate(results):
             if isinstance(result, OutcomeUnknown):
-                # the answer for a part is the descriptors of its jobs, in this order
+                # the answer for a part is the list of its jobs' descriptors, in this order
                 self.results[position] = result.part(before[id(result)])
                 before[id(result)] += 1
         failed = [result for result in self.results if isinstance(result, PinLaterError)]
@@ -179,49 +182,50 @@ class PartialEnqueue(PinLaterError):
 
 
 class PartialDelete(PinLaterError):
-    """A queue could not be deleted on every shard; `errors` maps shard names to what went wrong there."""
+    """A queue could not be deleted on every shard. errors: shard name -> the error of that shard."""
 
     def __init__(self, queue: str, errors: dict[str, PinLaterError]) -> None:
         self.errors = errors
-        told = "; ".join(f"shard {shard}: {error}" for shard, error in errors.items())
-        super().__init__(f"delete_queue {queue!r}: not deleted everywhere, call it again: {told}")
+        by_shard = "; ".join(f"shard {shard}: {error}" for shard, error in errors.items())
+        super().__init__(f"delete_queue {queue!r}: not deleted everywhere, call it again: {by_shard}")
 
 
 class BodyUnreadable(PinLaterError):
-    """A job's body can not be read; the message says at which part."""
+    """A job's body cannot be read. The message names the part."""
 
 
 class ClaimLost(PinLaterError):
-    """A running job was given to another worker, or removed: what this one does is not kept."""
+    """Another worker has the running job, or it was removed. PinLater discards what this worker does with it."""
 
 
 class TaskFailed(PinLaterError):
-    """The job whose result was asked for stays failed. descriptor: which one. status: its custom status: what is kept
-    of its failed attempts, the newest last.
+    """The job failed for good, so it has no result.
+
+    descriptor: the job. status: its custom status, with its failed attempts, the newest last.
     """
 
     def __init__(self, descriptor: str, status: str) -> None:
-        super().__init__(f"job {descriptor} failed: {status.strip() or 'nothing is kept of why'}")
+        super().__init__(f"job {descriptor} failed: {status.strip() or 'no reason was kept'}")
         self.descriptor = descriptor
         self.status = status
 
 
 class AppFailed(PinLaterError):
-    """The user's code that comes before the first job raised: the module of the app or handler, or the lifespan.
+    """The user's code raised before the first job: in the module of the app or handler, or in the lifespan.
 
-    `__cause__`: what.
+    `__cause__` is the user's error.
     """
 
 
 class ResultGone(PinLaterError):
-    """There is neither the job nor a result of it."""
+    """Neither the job nor its result exists any more."""
 
 
 class ResultTimeout(PinLaterError, TimeoutError):
-    """No result came in time. The job goes on; asking again is fine."""
+    """No result came in time. The job goes on, and another call may get its result."""
 
 
-#: First word of an error reply of our scripts -> the error it becomes.
+#: First word of a script's error reply -> the error to raise.
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
@@ -233,7 +237,7 @@ SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "FORMAT_UNSUPPORTED": FormatUnsupported,
 }
 
-#: First word of an error reply of the server -> the error it becomes. All of them mean that the script did not run.
+#: First word of a server's error reply -> the error to raise. With all of these the script did not run.
 SERVER_CODES: dict[str, type[PinLaterError]] = {
     "OOM": ServerFull,
     "NOAUTH": ServerRefused,
@@ -247,14 +251,14 @@ SERVER_CODES: dict[str, type[PinLaterError]] = {
     "NOREPLICAS": ServerUnavailable,
     "BUSY": ServerUnavailable,
     "TRYAGAIN": ServerUnavailable,
-    "NOSCRIPT": ServerUnavailable,  # flushed again while it was loaded
+    "NOSCRIPT": ServerUnavailable,  # flushed again between load and call
 }
 
 
 def from_reply(text: str, where: str) -> PinLaterError:
     """The error for an error reply.
 
-    text: the reply, its code first. where: which call, queue and server, for the message.
+    text: the reply, code first. where: call, queue and server, for the message.
     """
     code, _, rest = text.partition(" ")
     kind = SCRIPT_CODES.get(code) or SERVER_CODES.get(code) or ServerReplyError
@@ -264,7 +268,7 @@ def from_reply(text: str, where: str) -> PinLaterError:
 
 
 def checked(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Calls the native part: the one edge where its refusals become InvalidArgument."""
+    """Calls a function of `pinlater._core` and turns its refusals into InvalidArgument. No other code does."""
     try:
         return function(*arguments, **options)
     except (ValueError, TypeError, OverflowError) as error:

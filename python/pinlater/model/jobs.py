@@ -1,7 +1,6 @@
-"""The words for a job: what is put in (NewJob), what a worker holds (Job), what is known of one (JobInfo), and how one
-ends (Ack).
+"""Values of jobs: to enqueue (NewJob), claimed (Job), looked up (JobInfo), to end (Ack).
 
-Promises plain, immutable values. The bytes behind them are made and read by `pinlater._core`.
+Promises immutable values. `pinlater._core` packs and unpacks their bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Ack", "Checkpoint", "Claimed", "CountsByState", "Job", "JobInfo", "N
 
 
 class State(Enum):
-    """Where a job is in its life. The value is its name in the CLI and in JSON."""
+    """The state of a job. The value is its name in the CLI and in JSON."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
@@ -33,7 +32,7 @@ class State(Enum):
 
     @classmethod
     def of(cls, value: State | str) -> State:
-        """The state itself or the one of that name; else InvalidArgument."""
+        """The state, or the state of that name. Raises InvalidArgument."""
         try:
             return cls(value)
         except ValueError:
@@ -44,15 +43,16 @@ class State(Enum):
 _CODES: Final = {State.PENDING: 0, State.IN_PROGRESS: 1, State.SUCCEEDED: 2, State.FAILED: 3}
 _STATES: Final = {code: state for state, code in _CODES.items()}
 
-#: A job that the caller holds: the Job of a dequeue, or (descriptor, token of the claim).
+#: A job that the caller holds: the Job from a dequeue, or (descriptor, token of the claim).
 Claimed: TypeAlias = Job | tuple[str, bytes]
 
 
 class Ack(NamedTuple):
-    """How one running job ends, with more than the bare outcome.
+    """The end of one running job, with details.
 
-    job: the Job, or (descriptor, token); (descriptor, None) where the call names its `source`. status: text appended to
-    the job's custom status, at most 3,000 bytes. delay_ms: of a failed job: how long until it is tried again.
+    - job: the Job, or (descriptor, token); (descriptor, None) if the call has a `source`.
+    - status: text that is appended to the job's custom status, at most 3,000 bytes.
+    - delay_ms: time until a failed job is tried again.
     """
 
     job: Claimed | tuple[str, None] | str
@@ -64,9 +64,11 @@ class Ack(NamedTuple):
 class Checkpoint:
     """Progress of one running job.
 
-    job: the Job, or (descriptor, token). body: replaces the body. move_to_pending: puts the job back in line, at
-    run_after_ms or after delay_ms, else at once. attempts: sets attempts allowed and remaining. status: put in front of
-    the custom status.
+    - job: the Job, or (descriptor, token).
+    - body: the new body.
+    - move_to_pending: releases the job; it runs again at run_after_ms, after delay_ms, or at once.
+    - attempts: new number of attempts allowed and remaining.
+    - status: text that is put in front of the custom status.
     """
 
     job: Claimed | tuple[str, None] | str
@@ -80,11 +82,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What is known of a job. Times are milliseconds since 1970 by Redis's clock.
+    """A looked-up job. Times are milliseconds since 1970 by Redis's clock.
 
-    run_after_ms: of a pending job; of a running one the time of its claim; None of a finished one. updated_ms: last
-    change of state or status. crashes: how often its worker died, or let the lease run out. claim: claim descriptor of
-    a running job, else "". body: None unless asked for.
+    - run_after_ms: of a pending job, its run-after time; of a running job, the time of its claim; else None.
+    - updated_ms: the last change of state or status.
+    - crashes: how often its worker died or let the lease expire.
+    - claim: the claim descriptor of a running job, else "".
+    - body: None unless the call asked for it.
     """
 
     descriptor: str
@@ -102,7 +106,7 @@ class JobInfo:
 
     @property
     def headline(self) -> str:
-        """The newest line of the status that begins an entry: what is indented belongs to the line above it."""
+        """The newest entry of the status, without its indented lines."""
         lines = self.status.splitlines()
         return next((line for line in reversed(lines) if line[:1].strip()), lines[-1] if lines else "")
 
@@ -130,7 +134,7 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True)
 class CountsByState:
-    """How many jobs there are. pending: due now; scheduled: due later."""
+    """Numbers of jobs. pending: due now. scheduled: due later."""
 
     pending: int = 0
     scheduled: int = 0
@@ -140,7 +144,7 @@ class CountsByState:
 
     @classmethod
     def unpack(cls, packed: bytes) -> list[CountsByState]:
-        """Reads the reply of `count`: one for each level, level 1 first."""
+        """Reads the reply of `count`: one value a priority, priority 1 first."""
         return [cls(*numbers) for numbers in struct.iter_unpack(">5I", packed)]
 
     def __add__(self, other: CountsByState) -> CountsByState:

@@ -1,7 +1,6 @@
-"""What a queue is told to do, and how it is stored.
+"""The configuration of a queue, its checks, and its bytes (docs/design.md §3).
 
-Promises that a packed configuration reads back as it was, and that every bad value is named before anything is sent.
-docs/design.md §3 has the bytes.
+Promises that unpacking returns what was packed, and that a bad value raises an error that names it before any request.
 """
 
 from __future__ import annotations
@@ -35,12 +34,17 @@ MAX_U32: Final = 2**32 - 1
 class QueueConfig:
     """Configuration of a queue, the same on every shard.
 
-    lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1. paused: no job is given out. refuse_enqueue: no
-    job is taken in. priorities: how many there are, 1 to 100; can only grow. keep_succeeded: how many succeeded jobs
-    are kept a shard and priority (0: none); once it is lowered, a monitor removes what is over within 30 s.
-    succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept. body_limit: largest body in bytes, up to
-    256 MiB. crash_limit: a job whose worker died so often is failed, and a crash uses up no attempt; 0: each uses one
-    up, and there is no limit. quarantine_queue: where a monitor moves jobs that reached the limit; "": they stay.
+    - lease_ms: how long a claim lasts without renewal, 100 to 2^32 - 1.
+    - paused: workers get no jobs.
+    - refuse_enqueue: producers cannot enqueue.
+    - priorities: number of priorities, 1 to 100; it can only grow.
+    - keep_succeeded: number of succeeded jobs kept on each shard and priority. After it is lowered, a monitor removes
+      the surplus within 30 s.
+    - succeeded_ttl_s, failed_ttl_s: seconds for which finished jobs are kept.
+    - body_limit: largest body in bytes, up to 256 MiB.
+    - crash_limit: a job fails after this many crashes of its workers, and a crash costs no attempt. 0: no limit, and
+      each crash costs an attempt.
+    - quarantine_queue: a monitor moves jobs that reached crash_limit there; "": they stay.
     """
 
     lease_ms: int = 30_000
@@ -162,7 +166,7 @@ def check_shard_name(name: object) -> str:
 
 
 def check_quarantine(queue: str, config: QueueConfig) -> None:
-    """Raises InvalidArgument for a quarantine queue that is the queue itself, or that no job would ever reach."""
+    """Raises InvalidArgument if the quarantine queue is the queue itself, or if no job can reach it."""
     if config.quarantine_queue == queue:
         raise InvalidArgument(f"quarantine_queue: expected another queue than {queue!r} itself")
     if config.quarantine_queue and not config.crash_limit:

@@ -1,6 +1,6 @@
-"""Modules that a room uses although they stand in a room above it: they are registered by name.
+"""Modules that a lower room uses, registered by name by a higher room.
 
-Promises that a registered module is imported when it is first used, and not before.
+Promises that a registered module is imported at its first use, not before.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _modules: Final = dict[str, str]()
 
 
 def register(name: str, module: str) -> None:
-    """From now on `registered(name)` gives the module of this import path."""
+    """Makes `registered(name)` return the module of this import path."""
     _modules[name] = module
 
 
 def registered(name: str) -> Any:
-    """The module registered under a name, imported; None if there is none."""
+    """Imports and returns the module registered under a name; None if there is none."""
     module = _modules.get(name)
     return None if module is None else importlib.import_module(module)
 

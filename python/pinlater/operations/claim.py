@@ -24,7 +24,7 @@ from pinlater.operations.inspect import REPLY_BYTES, peek_at
 from pinlater.operations.leases import release
 from pinlater.operations.queues import ASK_AGAIN_S, known_queue_shards
 from pinlater.store.effects import Argument, AwaitNotification, Flow, Listen, completed, together
-from pinlater.store.requests import Arguments, CommonKeys, read, write
+from pinlater.store.requests import CommonKeys, ScriptArguments, read, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A waiter claims once in so long though nobody rang: covers a lost ring, and a dead holder of the timer. Jittered, so
@@ -224,7 +224,7 @@ def claim_at(
             queue_shard.late_claims[claim.token] = queue_shard.unknown_sent_s
             return claim
     descriptor = claim_descriptor(session, source)
-    if limit == 1 and quota is None and queue_shard.plain_claims >= PLAIN_RUN and not blocking_list:
+    if limit == 1 and quota is None and queue_shard.simple_claims >= PLAIN_RUN and not blocking_list:
         claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim
@@ -238,13 +238,13 @@ def claim_at(
 
 
 def _claim(
-    queue_shard: QueueShard, arguments: Arguments, deadline_s: float, blocking_list: bytes = b""
+    queue_shard: QueueShard, arguments: ScriptArguments, deadline_s: float, blocking_list: bytes = b""
 ) -> Flow[_core.Claim]:
     sent_s = time.monotonic()
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(claim_parts(reply), queue_shard.queue, queue_shard.shard.name)
-        queue_shard.plain_claims = queue_shard.plain_claims + 1 if claim.jobs and len(reply) == _PLAIN_REPLY else 0
+        queue_shard.simple_claims = queue_shard.simple_claims + 1 if claim.jobs and len(reply) == _PLAIN_REPLY else 0
         if claim.left:
             queue_shard.left = claim.left
             queue_shard.left_at_s = time.monotonic()

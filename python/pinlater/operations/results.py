@@ -16,7 +16,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ResultGone, ResultTimeout, TaskFailed, checked
 from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
-from pinlater.store.effects import Argument, AwaitMessage, Flow, Joined, Send, Sleep, Watch, all_of, complete
+from pinlater.store.effects import Argument, AwaitMessage, Coalesce, Flow, Send, Sleep, Subscribe, all_of, complete
 from pinlater.store.keys import result_channel
 from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard, Session
@@ -89,11 +89,13 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
     """
     queue_shard, priority, id_ = _parsed(session, descriptor)
     end_s = time.monotonic() + wait_s
-    watch: Any = None
+    subscription: Any = None
     try:
         while True:
             patient = deadline_s >= end_s
-            told: bytes = yield Joined((queue_shard, patient), (priority, id_, deadline_s), partial(_look, queue_shard))
+            told: bytes = yield Coalesce(
+                (queue_shard, patient), (priority, id_, deadline_s), partial(_look, queue_shard)
+            )
             if told[:1] == _ANSWER:
                 return told[1:]
             _raise_end(descriptor, told)
@@ -101,15 +103,15 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
             if left_s <= 0:
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
             deadline_s = max(deadline_s, end_s)
-            if watch is None or watch.lost:
-                watch = yield Watch(queue_shard.shard.server, _channel(queue_shard, id_))
-                if watch is None:
+            if subscription is None or subscription.lost:
+                subscription = yield Subscribe(queue_shard.shard.server, _channel(queue_shard, id_))
+                if subscription is None:
                     yield Sleep(min(left_s, LOOK_AGAIN_S))
             else:
-                yield AwaitMessage(watch, min(left_s, SAFETY_S))
+                yield AwaitMessage(subscription, min(left_s, SAFETY_S))
     finally:
-        if watch is not None:
-            watch.close()
+        if subscription is not None:
+            subscription.close()
 
 
 def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:

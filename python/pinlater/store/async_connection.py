@@ -1,8 +1,8 @@
-"""Sockets of an event loop that redis-py connected (TLS, AUTH, URL), spoken to directly from then on: as protocols of
-their transports, so that what arrives is parsed where the loop reads it, without streams or tasks between.
+"""Connections of an event loop. redis-py connects them (TLS, AUTH, URL); then they are asyncio protocols of their own.
 
-Promises that an exchange ends with every answer, or with why no more came. Risks nothing; who uses a link twice at a
-time breaks it.
+The loop's read callback parses what arrives: no streams and no tasks stand between, which saves most of a request.
+Promises that a request ends with all its answers, or with the reason why the others are missing. A connection carries
+one request at a time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import hiredis
 import pinlater._core as _core
 from pinlater.store.effects import ReplyError
 
-#: Of what may wait for hours: a peer that is gone without a word is noticed after 10 s and 3 probes.
+#: TCP probes after 10 s of silence, three of them: a connection that may wait for hours notices a dead peer.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 _FOREVER_S = float("inf")
 
 
 def _take_socket(connection: Any) -> asyncio.StreamWriter:
-    """Takes the socket off a redis-py connection, which counts as disconnected from then on. The writer is to be kept:
-    its end is its socket's.
+    """Takes the socket from a redis-py connection, which then counts as disconnected. The caller keeps the writer: its
+    garbage collection would close the socket.
     """
     writer: asyncio.StreamWriter = connection._writer
     connection._reader = connection._writer = None
@@ -35,19 +35,19 @@ def _take_socket(connection: Any) -> asyncio.StreamWriter:
 
 
 def _keep_alive(transport: asyncio.WriteTransport) -> None:
-    end = transport.get_extra_info("socket")
-    if end.family != socket.AF_UNIX:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = transport.get_extra_info("socket")
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
-            end.setsockopt(socket.IPPROTO_TCP, option, value)
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Connection(asyncio.Protocol):
-    """One connection for one exchange at a time."""
+    """A connection that carries one request at a time."""
 
     def __init__(self, connection: Any) -> None:
         self._writer = _take_socket(connection)
-        self._driver = self._writer.transport
+        self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
         self._answers: list[Any] = []
@@ -55,13 +55,15 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Exception | None] | None = None
         self._good = True
         self._poll = select.poll()
-        self._poll.register(self._driver.get_extra_info("socket").fileno(), select.POLLIN)
-        self._driver.set_protocol(self)
-        _keep_alive(self._driver)
+        self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._transport.set_protocol(self)
+        _keep_alive(self._transport)
 
-    async def exchange(self, packed: bytes, count: int, wait_s: float) -> tuple[list[Any], Exception | None]:
-        """Sends commands; returns their `count` answers (an error reply as ReplyError), or those that came within
-        `wait_s` (may be infinite) and why there are no more.
+    async def request(self, packed: bytes, count: int, wait_s: float) -> tuple[list[Any], Exception | None]:
+        """Sends packed commands. Returns the answers, and the reason why some are missing (None: all are there).
+
+        packed: the commands. count: how many answers they get; an error reply is a ReplyError. wait_s: time for all
+        answers, may be infinite.
         """
         answers: list[Any] = []
         self._answers, self._wanted = answers, count
@@ -70,8 +72,8 @@ class Connection(asyncio.Protocol):
         if wait_s != _FOREVER_S:
             timer = self._loop.call_later(wait_s, self._end, TimeoutError(f"no answer within {wait_s:.3g} s"))
         try:
-            # the transport keeps what the socket does not take; the answers are waited for anyhow
-            self._driver.write(packed)
+            # no drain(): the transport buffers what the socket does not take, and this waits for the answers anyway
+            self._transport.write(packed)
             return answers, await waiter
         finally:
             if timer is not None:
@@ -79,23 +81,23 @@ class Connection(asyncio.Protocol):
             self._waiter, self._answers = None, []
 
     def is_open(self) -> bool:
-        """Whether the server has not closed it while it was free; nothing was sent on it, so another one can be taken.
+        """Whether a free connection can carry a request.
 
-        The socket is asked too: the loop may not have come to read its end yet, and what is sent on a closed one is
-        uncertain.
+        Also polls the socket: the loop may not have read the server's close yet, and a request on a closed connection
+        has an unknown outcome.
         """
-        return self._good and not self._driver.is_closing() and not self._poll.poll(0)
+        return self._good and not self._transport.is_closing() and not self._poll.poll(0)
 
     def close(self) -> None:
-        """Drops it; an answer still under way is never read."""
-        self._driver.abort()
+        """Drops the connection. Nobody reads an answer that comes later."""
+        self._transport.abort()
 
-    # protocol
+    # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
-        """Parses; ends the exchange with its last answer."""
+        """Parses answers. The last one ends the request."""
         if self._waiter is None:
-            self._good = False  # nobody asked
+            self._good = False  # an answer without a request
             return
         try:
             self._reader.feed(data)
@@ -110,7 +112,7 @@ class Connection(asyncio.Protocol):
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The exchange under way gets no more answers."""
+        """Ends the current request."""
         self._end(ConnectionResetError(f"no answer: {exc or 'the server closed the connection'}"))
 
     def _end(self, why: Exception | None) -> None:
@@ -119,70 +121,74 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(why)
 
 
-class Subscription(asyncio.Protocol):
-    """A subscription to channels. on_message gets the channel and each message; on_lost, if set, is called when it
-    ends, unless close() ended it or nothing was confirmed yet.
+class PubSubConnection(asyncio.Protocol):
+    """A connection that is subscribed to channels.
+
+    - on_message: called with the channel and each message.
+    - on_lost: called when the connection ends, unless close() ended it or the server has confirmed no channel yet.
     """
 
     def __init__(self, connection: Any, on_message: Callable[[bytes, bytes], None]) -> None:
         self._writer = _take_socket(connection)
-        self._driver = self._writer.transport
+        self._transport = self._writer.transport
         self._reader = hiredis.Reader()
         self._on_message = on_message
         self.on_lost: Callable[[], None] | None = None
         self.ended = False
-        self._stands = False
-        #: One a channel, in the order in which the server confirms them; of an add of several the last has the future.
+        self._confirmed_once = False
+        #: One entry a channel, in the order in which the server confirms them. A call for several channels puts its
+        #: future at the last one.
         self._confirming: deque[asyncio.Future[None] | None] = deque()
-        self._driver.set_protocol(self)
-        _keep_alive(self._driver)
+        self._transport.set_protocol(self)
+        _keep_alive(self._transport)
 
-    def add(self, *channels: bytes) -> asyncio.Future[None]:
-        """Also these. The future ends with the server's word: PermissionError is its refusal, ConnectionResetError the
-        end before it.
+    def subscribe(self, *channels: bytes) -> asyncio.Future[None]:
+        """Subscribes to more channels. The future ends when the server confirms.
+
+        Its errors: PermissionError if the server refuses, ConnectionResetError if the connection ends before.
         """
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.ended:
             confirmed.set_exception(ConnectionResetError("the subscription was lost"))
         else:
             self._confirming += [None] * (len(channels) - 1) + [confirmed]
-            self._driver.write(_core.pack_commands([("SUBSCRIBE", *channels)]))
+            self._transport.write(_core.pack_commands([("SUBSCRIBE", *channels)]))
         return confirmed
 
-    def remove(self, channel: bytes) -> None:
-        """This one no more."""
+    def unsubscribe(self, channel: bytes) -> None:
+        """Ends the subscription to one channel."""
         if not self.ended:
-            self._driver.write(_core.pack_commands([("UNSUBSCRIBE", channel)]))
+            self._transport.write(_core.pack_commands([("UNSUBSCRIBE", channel)]))
 
     def close(self) -> None:
-        """Nothing is heard from now on."""
+        """Drops the connection without a call of on_lost."""
         self.ended = True
-        self._driver.abort()
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Tells of each message."""
+        """Parses messages and confirmations."""
         try:
             self._reader.feed(data)
             while (message := self._reader.gets()) is not False:
-                self._tell(message)
+                self._dispatch(message)
         except hiredis.ProtocolError:
-            self._driver.abort()
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ended by the server, or by what lies between."""
+        """Calls on_lost if the server or the network ended the connection."""
         self._refuse(ConnectionResetError(f"the subscription was lost: {exc}"))
         ended, self.ended = self.ended, True
-        if self._stands and not ended and self.on_lost is not None:
+        if self._confirmed_once and not ended and self.on_lost is not None:
             self.on_lost()
 
-    def _tell(self, message: Any) -> None:
+    def _dispatch(self, message: Any) -> None:
         if not isinstance(message, list):
             self._refuse(PermissionError(str(message)))
-            self._driver.abort()
+            self._transport.abort()
         elif message[0] == b"message":
             self._on_message(message[1], message[2])
         elif message[0] == b"subscribe":
-            self._stands = True
+            self._confirmed_once = True
             confirmed = self._confirming.popleft() if self._confirming else None
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
@@ -192,4 +198,4 @@ class Subscription(asyncio.Protocol):
         for confirmed in confirming:
             if confirmed is not None and not confirmed.done():
                 confirmed.set_exception(why)
-                confirmed.exception()  # who was to await it may have gone
+                confirmed.exception()  # marks it as retrieved: the caller may have been cancelled

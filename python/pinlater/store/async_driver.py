@@ -1,6 +1,7 @@
-"""Carries out effects on an event loop: redis-py's asyncio connections, one checked out an exchange.
+"""Carries out effects on an event loop.
 
-Promises that an exchange once begun is read to its end or its connection is dropped, whoever is cancelled meanwhile.
+Each request has a connection of its own while it runs. Promises that a started request is read to its end or that its
+connection is dropped, also if the caller is cancelled.
 """
 
 from __future__ import annotations
@@ -15,49 +16,55 @@ from redis.exceptions import RedisError
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.store.async_connection import Connection
-from pinlater.store.async_waker import AsyncWaker
-from pinlater.store.async_watcher import AsyncWatcher
+from pinlater.store.async_subscriber import AsyncSubscriber
 from pinlater.store.coalescer import Coalescer
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
+    Coalesce,
     Effect,
     Flow,
-    Joined,
     Listen,
     NoAnswer,
     Send,
     Sleep,
+    Subscribe,
     T,
-    Watch,
 )
 from pinlater.store.servers import Server
 from pinlater.store.sync_driver import MAX_FREE, connect_error
 
 
 class AsyncDriver:
-    """Drives flows. connect_timeout_s, read_timeout_s: for one connect, one exchange."""
+    """Runs flows.
+
+    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one request.
+    """
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self.free: dict[Server, list[Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
-        self._joined: dict[Hashable, Coalescer[Any]] = {}
+        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self._coalescers: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: set[Connection] = set()
         self._inherited: tuple[Any, ...] = ()
         self._closed = False
 
     async def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
+        """Runs a flow to its end and returns its result.
+
+        Raises ClientClosed if the client is closed before the flow starts, or while it waits for something other than
+        an answer.
+        """
         result: Any = None
         try:
             self._check_open()
             while True:
                 effect = flow.send(result)
                 if type(effect) is list and len(effect) == 1:  # as most are
-                    result = [await self._exchange(effect[0])]
+                    result = [await self._send(effect[0])]
                 else:
                     result = await self._perform(effect)
         except StopIteration as stop:
@@ -66,28 +73,31 @@ class AsyncDriver:
             flow.close()
 
     def after_fork(self, channel: bytes) -> None:
-        """In a forked child: leaves the parent's connections alone. They are kept, for their end in the child would
-        take them off the poll of the parent's loop too: the two processes share it.
+        """In a forked child: starts without connections.
+
+        Keeps the parent's objects alive. Closing them here would remove them from the epoll set of the parent's loop,
+        which the two processes share.
         """
-        self._inherited = self._inherited, self.free, self._pools, self.waker, self._watcher
-        self.free, self._pools, self._joined, self._tasks = {}, {}, {}, set()
-        self.waker, self._watcher = AsyncWaker(channel, self.connect), AsyncWatcher(self.connect)
+        self._inherited = self._inherited, self.free, self._pools, self.subscriber
+        self.free, self._pools, self._coalescers, self._tasks = {}, {}, {}, set()
+        self.subscriber = AsyncSubscriber(channel, self.connect)
 
     def stop_blocking(self) -> None:
-        """Blocking exchanges get no more answers: what was sent is uncertain."""
+        """Drops the connections of blocking requests. Their outcomes are unknown."""
         for connection in self._blocking:
             connection.close()
 
     async def close(self) -> None:
-        """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
+        """Closes every connection. Running calls end; a call that waits for a job ends at once. A second call does
+        nothing.
+        """
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        await self.waker.close()
-        self._watcher.close()
+        self.subscriber.close()
         free, self.free = self.free, {}
-        for links in free.values():
-            for connection in links:
+        for connections in free.values():
+            for connection in connections:
                 connection.close()
 
     def _check_open(self) -> None:
@@ -97,27 +107,27 @@ class AsyncDriver:
     async def _perform(self, effect: Effect) -> Any:
         match effect:
             case list():
-                return await asyncio.gather(*map(self._exchange, effect))
+                return await asyncio.gather(*map(self._send, effect))
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
             case Listen(servers):
-                return await self._while_open(self.waker.listen(servers))
+                return await self._while_open(self.subscriber.listen(servers))
             case AwaitNotification(seconds, since):
-                await self._while_open(self.waker.wait(seconds, since))
-            case Watch(server, channel):
-                return await self._while_open(self._watcher.watch(server, channel))
-            case AwaitMessage(watch, seconds):
-                await self._while_open(watch.wait(seconds))
-            case Joined():
+                await self._while_open(self.subscriber.wait(seconds, since))
+            case Subscribe(server, channel):
+                return await self._while_open(self.subscriber.subscribe(server, channel))
+            case AwaitMessage(subscription, seconds):
+                await self._while_open(subscription.wait(seconds))
+            case Coalesce():
                 try:
-                    return await self._join(effect)
+                    return await self._coalesce(effect)
                 except PinLaterError:
                     self._check_open()
                     raise
         return None
 
     async def _while_open(self, wait: Coroutine[Any, Any, T]) -> T:
-        """A wait, which close() ends, and which does not begin after it."""
+        """Runs a wait that close() ends. Raises ClientClosed if the client is closed before or after it."""
         try:
             self._check_open()
             result = await wait
@@ -126,14 +136,14 @@ class AsyncDriver:
         self._check_open()
         return result
 
-    def _join(self, effect: Joined) -> asyncio.Future[Any]:
-        joined = self._joined.get(effect.key)
-        if joined is None:
+    def _coalesce(self, effect: Coalesce) -> asyncio.Future[Any]:
+        coalescer = self._coalescers.get(effect.key)
+        if coalescer is None:
             make = effect.make
-            joined = self._joined[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
-        return joined.add(effect.item, 0)
+            coalescer = self._coalescers[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
+        return coalescer.add(effect.item, 0)
 
-    async def _exchange(self, effect: Send) -> list[Any]:
+    async def _send(self, effect: Send) -> list[Any]:
         server = effect.server
         connection = self._take(server)
         if connection is None:
@@ -144,7 +154,7 @@ class AsyncDriver:
         if effect.blocking:
             self._blocking.add(connection)
         try:
-            answers, why = await connection.exchange(
+            answers, why = await connection.request(
                 _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
             )
         except BaseException:
@@ -156,15 +166,18 @@ class AsyncDriver:
             connection.close()
             lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
+        self._release(server, connection)
+        return answers
+
+    def _release(self, server: Server, connection: Connection) -> None:
         free = self.free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed:
             free.append(connection)
         else:
             connection.close()
-        return answers
 
     def _take(self, server: Server) -> Connection | None:
-        """A free connection that is still open, if there is one."""
+        """A free connection that is still open, or None."""
         free = self.free.get(server)
         while free:
             connection = free.pop()
@@ -174,15 +187,12 @@ class AsyncDriver:
         return None
 
     async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
-        """A connected redis-py connection to a server of a known good version, within so long. Raises ServerError."""
-        url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
-        # an exchange has one timeout as a whole; a second one a read would cost as much as the read
-        arguments["socket_timeout"] = None
-        known = self._pools.get(server)
-        if known is None or known[0] != url:
-            known = (url, redis.asyncio.ConnectionPool.from_url(url, **arguments))
-            self._pools[server] = known
-        connection = known[1].connection_class(**known[1].connection_kwargs)
+        """Connects to a server and checks its version. Returns a redis-py connection. Raises ServerError.
+
+        within_s: time for the connect and the check.
+        """
+        pool = await self._pool(server)
+        connection = pool.connection_class(**pool.connection_kwargs)
         try:
             async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -198,3 +208,13 @@ class AsyncDriver:
             raise
         server.contacted = True
         return connection
+
+    async def _pool(self, server: Server) -> redis.asyncio.ConnectionPool:
+        """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
+        url, arguments = await asyncio.to_thread(server.connection_arguments, *self._timeouts)
+        # a request has one timeout; a timeout a read would cost as much as the read itself
+        arguments["socket_timeout"] = None
+        known = self._pools.get(server)
+        if known is None or known[0] != url:
+            known = self._pools[server] = (url, redis.asyncio.ConnectionPool.from_url(url, **arguments))
+        return known[1]

@@ -1,8 +1,12 @@
-"""Calls that wait in the same turn of the event loop leave as one script call.
+"""Sends the calls that wait in one turn of the event loop as one script call.
 
-Promises that each caller gets its own answer, that a caller is checked alone before it joins (so nobody fails for a
-neighbour), that two of one job leave one after the other, and that cancelling one cancels nothing: its job may still be
-put in. Risks nothing for a lone caller: its call leaves in the same turn.
+Promises:
+- Each caller gets its own answer.
+- A caller's arguments are checked before it joins, so that no call fails because of another.
+- Two calls for one job leave one after the other.
+- A single call leaves in the same turn.
+
+Risks: a cancelled call is still carried out, since the others depend on its batch.
 """
 
 from __future__ import annotations
@@ -15,43 +19,47 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
-#: Items that leave together, and the future of each.
-_Batch: TypeAlias = tuple[list[Item], list[asyncio.Future[Any]]]
+#: Items that leave in one script call, and their futures.
+_Batch: TypeAlias = tuple[list[T], list[asyncio.Future[Any]]]
 
-#: At most so many items a flush: what one script call takes.
+#: Most items of a flush: as many as one script call takes.
 MAX_ITEMS: Final = 1000
-#: At most so many bytes a flush.
+#: Most bytes of a flush.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
 
-class Coalescer(Generic[Item]):
-    """Gathers items of one kind (a queue's enqueues, a queue and shard's acks); `run` carries out a list of them."""
+class Coalescer(Generic[T]):
+    """Gathers items of one kind: the enqueues of a queue, or the acks of a queue shard.
 
-    def __init__(self, run: Callable[[list[Item]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
+    - run: carries out a list of items, and returns their results in order.
+    - tasks: holds the running tasks.
+    """
+
+    def __init__(self, run: Callable[[list[T]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
         self._run = run
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
-        #: What leaves with the next flush: batch after batch.
-        self._waiting: list[_Batch[Item]] = []
-        #: Of the last batch; and the keys of its items.
-        self._items: list[Item] = []
+        #: The batches of the next flush, which leave one after the other.
+        self._waiting: list[_Batch[T]] = []
+        #: Items, futures and keys of the last batch.
+        self._items: list[T] = []
         self._futures: list[asyncio.Future[Any]] = []
         self._keys: set[Any] = set()
         self._count = self._bytes = 0
 
-    def add(self, item: Item, size: int, keys: Collection[Any] = ()) -> asyncio.Future[Any]:
-        """Joins the next flush; the future gets this item's result, or the error of its batch.
+    def add(self, item: T, size: int, keys: Collection[Any] = ()) -> asyncio.Future[Any]:
+        """Adds an item to the next flush. The future gets its result, or the error of its batch.
 
-        keys: items that have one in common do not leave together, but one after the other.
+        size: in bytes. keys: two items with a key in common leave in different batches, in order.
         """
         count, self._bytes = self._count, self._bytes + size
         if not count or count >= MAX_ITEMS or self._bytes > MAX_BYTES:
-            self._begin(size)
+            self._start_flush(size)
         elif keys and not self._keys.isdisjoint(keys):
-            self._begin_batch()
+            self._start_batch()
         future: asyncio.Future[Any] = self._new_future()
         self._items.append(item)
         self._futures.append(future)
@@ -60,14 +68,14 @@ class Coalescer(Generic[Item]):
         self._count += 1
         return future
 
-    def _begin(self, size: int) -> None:
-        """What comes now leaves with a flush of its own, and what is there before it."""
+    def _start_flush(self, size: int) -> None:
+        """Flushes what waits, and schedules the next flush."""
         self._flush()
         self._bytes = size
         self._loop.call_soon(self._flush)
-        self._begin_batch()
+        self._start_batch()
 
-    def _begin_batch(self) -> None:
+    def _start_batch(self) -> None:
         self._items, self._futures, self._keys = [], [], set()
         self._waiting.append((self._items, self._futures))
 
@@ -75,13 +83,13 @@ class Coalescer(Generic[Item]):
         if not self._count:
             return
         batches, self._waiting, self._count, self._bytes = self._waiting, [], 0, 0
-        self._items, self._futures = [], []  # nothing is held longer than it is needed
+        self._items, self._futures = [], []  # or the last batch would stay in memory
         task = self._loop.create_task(self._carry_out(batches))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, batches))
 
-    def _ended(self, batches: list[_Batch[Item]], task: asyncio.Task[None]) -> None:
-        """Tells those whose items were not carried out; here, for a task that is cancelled early never begins."""
+    def _ended(self, batches: list[_Batch[T]], task: asyncio.Task[None]) -> None:
+        """Fails the futures of a task that did not end well. A done callback, as a cancelled task may never start."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
@@ -91,11 +99,11 @@ class Coalescer(Generic[Item]):
             if not future.done():
                 future.set_exception(why)
 
-    async def _carry_out(self, batches: list[_Batch[Item]]) -> None:
+    async def _carry_out(self, batches: list[_Batch[T]]) -> None:
         for batch in batches:
             await self._carry_out_batch(*batch)
 
-    async def _carry_out_batch(self, items: list[Item], futures: list[asyncio.Future[Any]]) -> None:
+    async def _carry_out_batch(self, items: list[T], futures: list[asyncio.Future[Any]]) -> None:
         results: list[Any]
         try:
             results = await self._run(items)

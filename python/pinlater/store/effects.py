@@ -1,9 +1,10 @@
-"""What a flow is made of: the effects it may yield, the answers it gets, and how flows are put together. No I/O stands
-here.
+"""Effects, their answers, and ways to combine flows.
 
-A flow is a generator that yields effects; a driver (sync_transport, async_transport) carries them out and sends each
-result back in. Promises that flows run together are sent together, one pipeline a server, and that each ends whatever
-becomes of the others.
+A flow is a generator that yields effects. A driver (`sync_driver.py`, `async_driver.py`) carries out each effect and
+sends its result into the flow. Nothing in this file does I/O.
+
+Promises that flows which run together send together, in one pipeline a server, and that each ends on its own whatever
+happens to the others.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.store.servers import Server
 
 Argument: TypeAlias = bytes | str | int
-#: Its arguments, or packed as it is sent.
+#: The words of a command, or its bytes as they are sent.
 Command: TypeAlias = tuple[Argument, ...] | bytes
 
-
-#: What was sent is given so long to be answered, though the deadline be nearer: to stop listening at once would make
-#: outcomes unknown that are about to be known.
+#: Shortest wait for an answer, even if the deadline is nearer: less would lose answers that are about to arrive.
 LEAST_WAIT_S: Final = 1.0
 
 
-@dataclass(slots=True)  # not frozen: that costs more than the rest of its making
+@dataclass(slots=True)  # not frozen: that doubles the cost of making one
 class Send:
-    """Effect: commands for one server, in one pipeline. Result: one answer a command, in order.
+    """Effect: send commands to one server, in one pipeline. Result: one answer a command, in order.
 
-    deadline_s: monotonic seconds; a nearer one shortens the wait for the answers. blocking: the commands wait on the
-    server for what may never come; so do the answers.
+    deadline_s: end of the wait for the answers, in monotonic seconds. blocking: the commands may block on the server
+    without limit, so the wait has no limit.
     """
 
     server: Server
@@ -40,7 +39,7 @@ class Send:
     blocking: bool = False
 
     def wait_s(self, read_timeout_s: float) -> float:
-        """How long to wait for an answer, if the commands leave now."""
+        """Time to wait for an answer, from now."""
         if self.blocking:
             return float("inf")
         left_s = self.deadline_s - time.monotonic()
@@ -49,15 +48,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Effect: time passes."""
+    """Effect: wait. Result: None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Effect: the client's wake channel is subscribed on these servers, and confirmed (or a server is down). Result:
-    rings so far.
+    """Effect: subscribe to the client's own channel on these servers, except those that do not answer. Result: the
+    number of notifications so far.
     """
 
     servers: Sequence[Server]
@@ -65,18 +64,17 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class AwaitNotification:
-    """Effect: wait until there were more rings than `since`, a subscription is lost, or seconds have passed. Result:
-    None.
-    """
+    """Effect: wait for a notification after number `since`, the loss of a subscription, or `seconds`. Result: None."""
 
     seconds: float
     since: int
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Effect: subscribes to a channel of a server. Result: the watch, whose `lost` says that nothing is heard any more
-    and whose close() ends it, or None if the server does not answer.
+class Subscribe:
+    """Effect: subscribe to a channel of a server. Result: the subscription, or None if the server does not answer.
+
+    The subscription has `lost` (no message comes any more) and close().
     """
 
     server: Server
@@ -85,16 +83,17 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class AwaitMessage:
-    """Effect: wait until the watch heard something, it is lost, or seconds have passed. Result: None."""
+    """Effect: wait for a message, the loss of the subscription, or `seconds`. Result: None."""
 
-    watch: Any
+    subscription: Any
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Effect: a question that others join: those of one key that are asked in the same turn of an event loop are
-    answered by one flow. make: the flow of a list of items, which gives an answer an item. Result: this item's.
+class Coalesce:
+    """Effect: run one flow for all items of a key that are yielded in one turn of an event loop. Result: the item's.
+
+    make: makes the flow for a list of items; it returns one result an item.
     """
 
     key: Hashable
@@ -102,7 +101,7 @@ class Joined:
     make: Callable[[list[Any]], Flow[list[Any]]]
 
 
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitNotification | Watch | AwaitMessage | Joined
+Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitNotification | Subscribe | AwaitMessage | Coalesce
 T = TypeVar("T")
 R = TypeVar("R")
 Flow: TypeAlias = Generator[Effect, Any, T]
@@ -110,21 +109,21 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class ReplyError:
-    """Answer: an error reply, code first."""
+    """Answer: an error reply. text: its code, then its message."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Answer: no reply came. sent: whether the server may have got the command."""
+    """Answer: there is no reply. sent: the server may have received the command."""
 
     sent: bool
     error: PinLaterError
 
 
 def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any]]:
-    """Sends commands that may as well be carried out twice; returns the answers. Where they were lost, once more."""
+    """Sends idempotent commands and returns the answers. Sends them once more if an answer was lost."""
     answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
     if any(isinstance(answer, NoAnswer) and answer.sent for answer in answers):
         answers = (yield [Send(server, commands, deadline_s)])[0]
@@ -132,18 +131,19 @@ def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any
 
 
 def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
-    """Runs flows side by side, what they send to one server in one pipeline; returns results or PinLaterErrors, in
-    order.
+    """Runs flows concurrently; returns their results or PinLaterErrors, in order.
+
+    What they send to one server at a time goes into one pipeline.
     """
     results: list[Any] = [None] * len(flows)
     waiting: dict[int, Effect] = {}
-    wake_s: dict[int, float] = {}
+    sleep_end_s: dict[int, float] = {}
 
     def advance(index: int, value: Any) -> None:
         try:
             effect = waiting[index] = flows[index].send(value)
             if isinstance(effect, Sleep):
-                wake_s[index] = time.monotonic() + effect.seconds  # they sleep side by side, not one after the other
+                sleep_end_s[index] = time.monotonic() + effect.seconds  # sleeps overlap
         except StopIteration as stop:
             results[index] = stop.value
         except PinLaterError as error:
@@ -158,10 +158,10 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
                 del waiting[index]
                 advance(index, answers)
         else:
-            index = min(waiting, key=lambda index: wake_s.get(index, 0.0))
+            index = min(waiting, key=lambda index: sleep_end_s.get(index, 0.0))
             effect = waiting.pop(index)
             if isinstance(effect, Sleep):
-                effect = Sleep(max(0.0, wake_s.pop(index) - time.monotonic()))
+                effect = Sleep(max(0.0, sleep_end_s.pop(index) - time.monotonic()))
             advance(index, (yield effect))
     return results
 
@@ -182,7 +182,7 @@ def _send_merged(sends: dict[int, list[Send]]) -> Flow[dict[int, list[list[Any]]
 
 
 def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
-    """A flow and what its caller makes of its result; resolve() of an unknown outcome does both."""
+    """Runs a flow and passes its result through `finish`. So does resolve() of an unknown outcome."""
     try:
         result = yield from flow
     except OutcomeUnknown as error:
@@ -191,7 +191,7 @@ def complete(flow: Flow[T], finish: Callable[[T], R]) -> Flow[R]:
 
 
 def completed(error: OutcomeUnknown, finish: Callable[[Any], Any]) -> OutcomeUnknown:
-    """An unknown outcome of whose answer resolve() gives what the caller makes of it."""
+    """The same unknown outcome, whose resolve() passes the result through `finish`."""
     resume = error.resume
     return OutcomeUnknown(str(error), lambda deadline_s: complete(resume(deadline_s), finish))
 
@@ -199,11 +199,13 @@ def completed(error: OutcomeUnknown, finish: Callable[[Any], Any]) -> OutcomeUnk
 def all_of(
     flows: Sequence[Flow[T]], combine: Callable[[list[T]], R], items_of: Callable[[int], list[Any]] | None = None
 ) -> Flow[R]:
-    """Runs flows side by side to their ends, then combines their results.
+    """Runs flows concurrently to their ends, then combines their results.
 
-    items_of: what the caller gave of a flow, by the flow's index; None for reads. If only unknown outcomes keep it from
-    the end, resolve() settles those, and then combines. Raises PartialOutcome if some writes were certainly not carried
-    out and others were, or may have been; the first error if none was, and for reads.
+    - items_of: index of a flow -> the caller's items of that flow; None for reads.
+
+    Raises the first error if no write was carried out, and for reads. Raises PartialOutcome if some writes were
+    certainly not carried out and others were, or may have been. Raises OutcomeUnknown if every other write was carried
+    out; its resolve() settles the unknown ones and combines all results.
     """
     results = yield from together(flows)
     return (yield from _settle(results, combine, items_of))
@@ -221,7 +223,7 @@ def _settle(
     if errors:
         raise OutcomeUnknown(str(errors[0]), lambda deadline_s: _resume_all(results, combine, items_of, deadline_s))
     return combine([result for result in results if not isinstance(result, PinLaterError)])
-    yield  # a flow, though it has nothing to send
+    yield  # makes this a generator
 
 
 def _partial(
@@ -240,8 +242,8 @@ def _partial(
         else:
             found.append(result)
             done += items
-    lost, open_ = (sum(len(items) for items, _ in parts) for parts in (failed, unknown))
-    message = f"{len(done)} jobs done, {lost} certainly not, {open_} unknown: {failed[0][1]}"
+    refused, open_ = (sum(len(items) for items, _ in parts) for parts in (failed, unknown))
+    message = f"{len(done)} jobs done, {refused} certainly not, {open_} unknown: {failed[0][1]}"
     return PartialOutcome(message, combine(found), done, failed, unknown)
 
 

@@ -1,7 +1,6 @@
-"""Every Redis key of PinLater, and nothing else that knows how one is spelled.
+"""The names of all Redis keys and channels of PinLater. docs/design.md §3 has their contents.
 
-Promises that all keys of a queue and shard share one hash tag, so that they stand in one slot of a cluster. The
-contents of each key: docs/design.md §3.
+Promises that the keys of a queue shard share one hash tag, and so one slot of a cluster.
 """
 
 from typing import Final
@@ -10,7 +9,7 @@ PREFIX: Final = "pl:"
 
 
 def tag(queue: str, shard: str) -> str:
-    """`{queue/shard}`: what the hash slot is computed from."""
+    """The hash tag of a queue shard: `{queue/shard}`."""
     return f"{{{queue}/{shard}}}"
 
 
@@ -34,20 +33,20 @@ def registry_key(shard: str) -> bytes:
 
 
 def wake_channel(session: bytes) -> bytes:
-    """The Pub/Sub channel on which a client (8 bytes of session) is woken."""
+    """The Pub/Sub channel that notifies one client (session: 8 bytes)."""
     return f"{PREFIX}wake:{session.hex()}".encode()
 
 
 def blocking_list_key(queue: str, shard: str, channel: bytes) -> bytes:
-    """The list on which a client blocks for a queue and shard: the scripts find its wake channel at the end."""
+    """The list on which a client's blocking claim waits. Its name ends in the client's channel, which scripts use."""
     return queue_key(queue, shard, channel.decode())
 
 
 def cancel_channel(queue: str, shard: str) -> bytes:
-    """Where workers of a queue and shard hear of running jobs that were removed."""
+    """The channel that tells workers of a queue shard which running jobs were removed."""
     return f"{PREFIX}wake:{tag(queue, shard)}".encode()
 
 
 def result_channel(queue: str, shard: str) -> bytes:
-    """What the channel of a job's result begins with; the id in hex follows."""
+    """The start of the channel of a job's result. The job's id in hex follows."""
     return f"{PREFIX}wake:{tag(queue, shard)}:".encode()

@@ -1,8 +1,9 @@
-"""Lanes: how a request whose answer was lost is sent again without being carried out twice.
+"""Lanes (request slots): a request whose answer was lost is sent again, and still carried out once.
 
-A lane is a session (8 random bytes of a client in a process) and a slot; it carries one request at a time, numbered.
-The scripts keep the last reply of each lane for an hour. Promises that a number is used for one request only, and that
-a lane whose outcome is unknown is not used again.
+A lane is a session (8 random bytes of a client in a process) and a slot number. It carries one numbered request at a
+time. The scripts keep the last reply of each lane for an hour.
+
+Promises that each number names one request, and that no other request uses a lane whose outcome is unknown.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import Final
 
 from pinlater.model.errors import PinLaterError
 
-MAX_SLOTS: Final = 65_536  # a slot is a u16 on the wire
+MAX_SLOTS: Final = 65_536  # a slot number is a u16 on the wire
 _MAX_SEQUENCE: Final = 2**32 - 1
 _pack_sequence: Final = struct.Struct(">I").pack
 
 
 class Lane:
-    """One slot: `field` names it in Redis, `sequence` is its present request (4 bytes), the `number`-th."""
+    """One request slot.
+
+    - field: its name in Redis.
+    - number: of its current request. sequence: the same as 4 bytes.
+    """
 
     __slots__ = ("field", "number", "sequence")
 
@@ -29,32 +34,34 @@ class Lane:
 
 
 class LanePool:
-    """The lanes of one session on one queue and shard. Safe for threads: each method is one list operation."""
+    """The lanes of one session on one queue shard. Safe for threads: each change is one list operation.
+
+    release: takes a lane whose outcome is known, for the next request.
+    """
 
     def __init__(self, session: bytes) -> None:
         self._session = session
         self._free: list[Lane] = []
-        self._made = 0
-        #: The request's outcome is known: the lane may carry another.
-        self.give_back = self._free.append
+        self._slots = 0
+        self.release = self._free.append
 
     def take(self) -> Lane:
-        """A lane with a fresh sequence, for one request."""
+        """A lane with a new number, for one request."""
         while True:
             try:
                 lane = self._free.pop()
             except IndexError:
                 lane = self._make()
-            if lane.number < _MAX_SEQUENCE:  # else its numbers are used up
+            if lane.number < _MAX_SEQUENCE:  # drops a lane that has no numbers left
                 lane.number += 1
                 lane.sequence = _pack_sequence(lane.number)
                 return lane
 
     def _make(self) -> Lane:
-        slot = self._made
-        self._made += 1
+        slot = self._slots
+        self._slots += 1
         if slot >= MAX_SLOTS:
             raise PinLaterError(
-                f"more than {MAX_SLOTS:,} requests of one client are in flight or unknown on one queue and shard"
+                f"expected at most {MAX_SLOTS:,} requests of one client in flight or unknown on one queue shard"
             )
         return Lane(self._session, slot)

@@ -1,9 +1,9 @@
-"""How one request becomes an answer: lanes, resends, script loading, configuration changes, deadlines. No I/O stands
-here.
+"""How one request becomes one answer: resends, script loading, configuration changes, deadlines. No I/O.
 
-Promises that a write whose answer was lost is only ever sent again on its own lane, to its own shard, and that the
-caller gets the real answer or OutcomeUnknown. Risks only time: a request is sent again until its deadline, and each try
-is given LEAST_WAIT_S.
+Promises that a write whose answer was lost is sent again only on its own lane and to its own shard, and that the caller
+gets the real answer or OutcomeUnknown.
+
+Risks: a request can end up to LEAST_WAIT_S after its deadline, since each try waits that long for its answer.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
 
-# Between two tries of one request: from 20 ms, doubled, to half a second.
+#: Pauses between two tries of one request: 20 ms at first, then doubled up to half a second.
 FIRST_PAUSE_S: Final = 0.02
 LAST_PAUSE_S: Final = 0.5
-# sequence and h
+#: The head of a reply: the request's sequence (4 bytes) and the highest id of the queue shard (8 bytes).
 _HEAD_BYTES: Final = 12
 
-#: What a BLPOP is answered where this user, or this server, lets no client block; other errors pass.
+#: First words of BLPOP's errors that come back each time: the user may not block, or the server does not know BLPOP.
 _NEVER_BLOCKS: Final = ("NOPERM", "ERR", "WRONGTYPE")
 
-Arguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
+#: ARGV of a script, or a function that makes it from the queue's configuration.
+ScriptArguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
 
 
 class CommonKeys(list[Argument]):
-    """Arguments of a call that needs only the keys before the bar of its script's KEYS line, of so many priorities."""
+    """Arguments of a call that needs only the keys before the bar of its script's KEYS line.
+
+    priorities: how many priorities those keys cover.
+    """
 
     __slots__ = ("priorities",)
 
@@ -58,8 +62,8 @@ class CommonKeys(list[Argument]):
         self.priorities = priorities
 
 
-def read(queue_shard: QueueShard, verb: str, arguments: Arguments, deadline_s: float) -> Flow[list[Any]]:
-    """Carries out a reading script; sends it again until the deadline (monotonic seconds) while no answer comes."""
+def read(queue_shard: QueueShard, verb: str, arguments: ScriptArguments, deadline_s: float) -> Flow[list[Any]]:
+    """Runs a script that only reads, again and again until an answer comes. deadline_s: monotonic seconds."""
     script = load_scripts()[verb]
     pauses, changes = _pauses(), _pauses(at_once=True)
     while True:
@@ -71,73 +75,82 @@ def read(queue_shard: QueueShard, verb: str, arguments: Arguments, deadline_s: f
         if isinstance(answer, list):
             if len(answer) > 1 and answer[0] == nonce:
                 return answer
-            answer = NoAnswer(True, ServerReplyError(f"{verb} of {queue_shard}: the answer is not for this request"))
+            answer = _foreign(verb, queue_shard)
         error = _error_of(answer, verb, queue_shard)
         if isinstance(error, QueueNotFound | ConfigConflict):
             queue_shard.stored = None
         if isinstance(error, ConfigConflict):
             yield from _pause_or_raise(changes, deadline_s, error)
-            continue
-        told = isinstance(answer, ReplyError) and not isinstance(error, ServerUnavailable)
-        if (
-            told
-            or not isinstance(error, ServerUnavailable | ServerReplyError)
-            or not queue_shard.shard.server.contacted
-        ):
+        elif _may_pass(error, answer) and queue_shard.shard.server.contacted:
+            yield from _pause_or_raise(pauses, deadline_s, error)
+        else:
             raise error
-        yield from _pause_or_raise(pauses, deadline_s, error)
+
+
+def _may_pass(error: PinLaterError, answer: Any) -> bool:
+    """Whether another try of a reading script may succeed."""
+    if isinstance(answer, ReplyError):
+        return isinstance(error, ServerUnavailable)
+    return isinstance(error, ServerUnavailable | ServerReplyError)
 
 
 def write(
     queue_shard: QueueShard,
     verb: str,
-    arguments: Arguments,
+    arguments: ScriptArguments,
     deadline_s: float,
     *,
     patient: bool = True,
     finish: Callable[[list[Any]], Any] | None = None,
     blocking_list: bytes = b"",
 ) -> Flow[Any]:
-    """Carries out a writing script at most once; returns its reply, or what `finish` makes of it (see complete).
+    """Runs a script that writes, at most once. Returns its reply, or what `finish` makes of it (see `complete`).
 
-    patient: wait for a server that is certainly not reached; else raise ServerUnavailable at once (the caller has
-    another shard). bell: a list; carried out only once something is in it, however long that takes. Raises
-    OutcomeUnknown at the deadline (monotonic seconds) if an earlier try may have been carried out.
+    - deadline_s: monotonic seconds.
+    - patient: try again while the server cannot be reached; else raise ServerUnavailable at once.
+    - blocking_list: the key of a list. The server runs the script once the list has an element, without a deadline.
+
+    Raises OutcomeUnknown at the deadline if the script may have run.
     """
     script, lane, stored = load_scripts()[verb], queue_shard.lanes.take(), queue_shard.stored
     command = answer = None
     if stored is not None and not stored.deleted:
-        # nearly every call ends here; what does not begins anew as a _Write, with the first answer
+        # the fast path of nearly every call; any other answer goes on as a _Write
         try:
             command = _write_command(queue_shard, script, stored, lane.field, lane.sequence, arguments)
             if blocking_list:
-                answer = yield from _after_ring(queue_shard, blocking_list, command)
+                answer = yield from _blocking(queue_shard, blocking_list, command)
             else:
                 answer = (yield [Send(queue_shard.shard.server, [command], deadline_s)])[0][0]
             if type(answer) is not list and _not_loaded(answer):
                 answer = yield from _load(queue_shard.shard.server, script, command, deadline_s)
         except BaseException:
-            queue_shard.lanes.give_back(lane)  # abandoned, as in _Write.__del__
+            queue_shard.lanes.release(lane)  # as in _Write.__del__
             raise
         parts = _parts(answer, lane.sequence)
         if parts:
-            queue_shard.lanes.give_back(lane)
-            if parts[1] > queue_shard.h:
-                queue_shard.h = parts[1]
+            queue_shard.lanes.release(lane)
+            if parts[1] > queue_shard.highest_id:
+                queue_shard.highest_id = parts[1]
             return parts if finish is None else finish(parts)
     flow = _Write(queue_shard, script, arguments, lane, command).run(deadline_s, patient, answer)
     return (yield from flow if finish is None else complete(flow, finish))
 
 
 class _Write:
-    """A write on its lane. `maybe_done`: some try may have been carried out, so only its own lane can tell. command: as
-    it was sent.
+    """A write on its lane, which it keeps until the outcome is known or nothing refers to the write any more.
 
-    The lane is its own until the outcome is known, or until nobody can ask for it any more.
+    - command: what was sent already, if something was.
+    - maybe_done: a try may have been carried out, so that only a resend on the same lane gets its outcome.
     """
 
     def __init__(
-        self, queue_shard: QueueShard, script: Script, arguments: Arguments, lane: Lane, command: Command | None = None
+        self,
+        queue_shard: QueueShard,
+        script: Script,
+        arguments: ScriptArguments,
+        lane: Lane,
+        command: Command | None = None,
     ) -> None:
         self.queue_shard = queue_shard
         self.script = script
@@ -145,39 +158,38 @@ class _Write:
         self.field, self.sequence = lane.field, lane.sequence
         self.maybe_done = False
         self._lanes = [lane]
-        self._command = command  # as sent: a resend says the same, whatever the configuration is by now
-        self._asked = False  # somebody holds an OutcomeUnknown, and may resolve it more than once
+        self._command = command  # a resend repeats it, even if the configuration has changed
+        self._unknown_raised = False  # a caller holds an OutcomeUnknown, and may resolve it more than once
         self._outcome: list[Any] | PinLaterError | None = None
 
     def __del__(self) -> None:
-        # Abandoned: cancelled, or its OutcomeUnknown forgotten. Should a try still arrive, the lane's next number makes
-        # it stale.
-        self._let_go()
+        # The caller was cancelled, or dropped its OutcomeUnknown. The lane's next request makes a late try stale.
+        self._release_lane()
 
     def run(self, deadline_s: float, patient: bool, answer: Any = None) -> Flow[list[Any]]:
-        """The reply, once and for all: whoever asks again is told the same, also where the lane went on meanwhile.
+        """The reply. A later call returns the same reply, even if the lane carries another request by then.
 
-        answer: of the first try, if there was one.
+        answer: the answer to the first try, if there was one.
         """
         outcome = self._outcome
         if outcome is None:
             try:
                 outcome = yield from self._run(deadline_s, patient, answer)
             except OutcomeUnknown as error:
-                self._asked = True
+                self._unknown_raised = True
                 outcome = self._outcome or error
             except PinLaterError as error:
                 outcome = self._outcome or error
         if not isinstance(outcome, OutcomeUnknown):
-            self._outcome = outcome if self._asked else None
-            self._let_go()
+            self._outcome = outcome if self._unknown_raised else None
+            self._release_lane()
         if isinstance(outcome, PinLaterError):
             raise outcome
         return outcome
 
-    def _let_go(self) -> None:
-        with suppress(IndexError):  # given back before
-            self.queue_shard.lanes.give_back(self._lanes.pop())
+    def _release_lane(self) -> None:
+        with suppress(IndexError):  # released before
+            self.queue_shard.lanes.release(self._lanes.pop())
 
     def _run(self, deadline_s: float, patient: bool, answer: Any) -> Flow[list[Any]]:
         pauses, changes = _pauses(), _pauses(at_once=True)
@@ -186,13 +198,10 @@ class _Write:
                 answer = yield from self._try(deadline_s)
             parts = _parts(answer, self.sequence)
             if parts:
-                self.queue_shard.h = max(self.queue_shard.h, parts[1])
+                self.queue_shard.highest_id = max(self.queue_shard.highest_id, parts[1])
                 return parts
             if isinstance(answer, list | bytes):
-                answer = NoAnswer(
-                    True,
-                    ServerReplyError(f"{self.script.verb} of {self.queue_shard}: the answer is not for this request"),
-                )
+                answer = _foreign(self.script.verb, self.queue_shard)
             self.maybe_done = self.maybe_done or (isinstance(answer, NoAnswer) and answer.sent)
             error = _error_of(answer, self.script.verb, self.queue_shard)
             if isinstance(error, QueueNotFound | ConfigConflict):
@@ -200,7 +209,7 @@ class _Write:
             changed = isinstance(error, ConfigConflict)
             if changed:
                 self._command = None
-            elif not self._again(error, patient):
+            elif not self._may_try_again(error, patient):
                 raise error
             try:
                 yield from _pause_or_raise(changes if changed else pauses, deadline_s, error)
@@ -209,7 +218,7 @@ class _Write:
             answer = None
 
     def _try(self, deadline_s: float) -> Flow[Any]:
-        """One try; an answer, or what kept the configuration from being read, as a Failure that was not sent."""
+        """One try: an answer, or an unsent NoAnswer if the configuration could not be read."""
         if self._command is None:
             try:
                 self._command = yield from self._make_command(deadline_s)
@@ -218,12 +227,11 @@ class _Write:
         return (yield from _evaluate(self.queue_shard.shard.server, self.script, self._command, deadline_s))
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        config = yield from known_config(
-            self.queue_shard, deadline_s, patient=False
-        )  # who is patient tries again as a whole
+        # not patient: a patient write tries again as a whole
+        config = yield from known_config(self.queue_shard, deadline_s, patient=False)
         return _write_command(self.queue_shard, self.script, config, self.field, self.sequence, self.arguments)
 
-    def _again(self, error: PinLaterError, patient: bool) -> bool:
+    def _may_try_again(self, error: PinLaterError, patient: bool) -> bool:
         if self.maybe_done:
             # none of these says anything of the try that was lost
             if isinstance(error, QueueNotFound | ServerRefused | ServerTooOld | FormatUnsupported):
@@ -237,16 +245,17 @@ class _Write:
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
-def _after_ring(queue_shard: QueueShard, blocking_list: bytes, command: Command) -> Flow[Any]:
-    """The answer to a command that the server holds back until the bell rings."""
-    rang, answer = (yield [Send(queue_shard.shard.server, [("BLPOP", blocking_list, "0"), command], blocking=True)])[0]
-    if isinstance(rang, ReplyError) and rang.text.startswith(_NEVER_BLOCKS):
-        queue_shard.blocking_list = b""  # it would be refused again and again
+def _blocking(queue_shard: QueueShard, blocking_list: bytes, command: Command) -> Flow[Any]:
+    """The answer to a command that the server holds back until the list has an element."""
+    commands: list[Command] = [("BLPOP", blocking_list, "0"), command]
+    popped, answer = (yield [Send(queue_shard.shard.server, commands, blocking=True)])[0]
+    if isinstance(popped, ReplyError) and popped.text.startswith(_NEVER_BLOCKS):
+        queue_shard.blocking_list = b""  # the server would refuse each time
     return answer
 
 
 def known_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig]:
-    """The configuration of a queue on a shard, read if it is not known. Raises QueueNotFound."""
+    """The configuration of a queue on a shard; reads it if it is unknown. Raises QueueNotFound."""
     if queue_shard.stored is None:
         yield from load_config(queue_shard, deadline_s, patient=patient)
     stored = queue_shard.stored
@@ -257,7 +266,7 @@ def known_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = 
 
 
 def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig | None]:
-    """Reads and remembers what the shard has of a queue: its configuration, a deleted one's included, or None."""
+    """Reads and keeps the configuration of a queue on a shard. None if the shard has never had the queue."""
     script = load_scripts()["config"]
     pauses = _pauses()
     while True:
@@ -275,14 +284,14 @@ def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = T
 
 
 def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
-    """Makes a queue on a shard if it is not there; True if it was made. Remembers the configuration it has now."""
+    """Creates a queue on a shard unless it exists, and keeps its configuration. Returns whether it was created."""
 
-    def made(reply: list[Any]) -> bool:
+    def keep(reply: list[Any]) -> bool:
         queue_shard.stored = StoredConfig.unpack(reply[2][1:])
         return bool(reply[2][:1] == b"\1")
 
     request = _Create(queue_shard, load_scripts()["create"], [settings, carried], queue_shard.lanes.take())
-    return (yield from complete(request.run(deadline_s, True), made))
+    return (yield from complete(request.run(deadline_s, True), keep))
 
 
 class _Create(_Write):
@@ -292,10 +301,10 @@ class _Create(_Write):
         return _command(
             self.queue_shard, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)]
         )
-        yield  # a flow, though it has nothing to send
+        yield  # makes this a generator
 
 
-def _arguments(arguments: Arguments, config: StoredConfig | None) -> Sequence[Argument]:
+def _arguments(arguments: ScriptArguments, config: StoredConfig | None) -> Sequence[Argument]:
     if callable(arguments):
         assert config is not None
         return arguments(config.config)
@@ -309,22 +318,28 @@ def _command(
 
 
 def _write_command(
-    queue_shard: QueueShard, script: Script, stored: StoredConfig, field: bytes, sequence: bytes, arguments: Arguments
+    queue_shard: QueueShard,
+    script: Script,
+    stored: StoredConfig,
+    field: bytes,
+    sequence: bytes,
+    arguments: ScriptArguments,
 ) -> Command:
-    """field, sequence: of a lane."""
+    """field, sequence: the lane's."""
     config = stored.config
-    given = arguments(config) if callable(arguments) else arguments
+    values = arguments(config) if callable(arguments) else arguments
     request = (field, sequence, stored.version) if script.versioned else (field, sequence)
-    if type(given) is CommonKeys:
-        head = queue_shard.head(script.verb, given.priorities, common=True)
+    if type(values) is CommonKeys:
+        head = queue_shard.head(script.verb, values.priorities, common=True)
     else:
         head = queue_shard.head(script.verb, config.priorities)
-    return head.command([*request, *given])
+    return head.command([*request, *values])
 
 
 def _parts(answer: Any, sequence: bytes) -> list[Any]:
-    """`[sequence, h, payload, …]` of the reply of the request of this sequence, whose first three are one string; else
-    nothing.
+    """`[sequence, highest id, payload, …]` of the reply to the request of this sequence; [] for any other answer.
+
+    In the reply the first three are one string.
     """
     if type(answer) is bytes:
         if answer[:4] == sequence and len(answer) >= _HEAD_BYTES:
@@ -336,22 +351,25 @@ def _parts(answer: Any, sequence: bytes) -> list[Any]:
 
 
 def _not_loaded(answer: Any) -> bool:
-    """The server does not know the script, so it was certainly not run."""
+    """Whether the server does not know the script, and so did not run it."""
     return isinstance(answer, ReplyError) and answer.text.startswith("NOSCRIPT")
 
 
 def _evaluate(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
-    """EVALSHA; where the server does not know the script, it is loaded and the call sent once more (it was certainly
-    not run).
-    """
+    """The answer to a script's EVALSHA. Loads the script and repeats the call if the server does not know it."""
     answer = (yield [Send(server, [command], deadline_s)])[0][0]
     return (yield from _load(server, script, command, deadline_s)) if _not_loaded(answer) else answer
 
 
 def _load(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
-    """The script, and the command once more; its answer."""
+    """Sends the script, then the command again; returns the command's answer."""
     loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
-    return loaded if isinstance(loaded, ReplyError) else answer  # why it can not be run says more than that it was not
+    return loaded if isinstance(loaded, ReplyError) else answer  # a failed load gives the reason
+
+
+def _foreign(verb: str, queue_shard: QueueShard) -> NoAnswer:
+    """Takes the place of an answer to another request: this one's answer was lost."""
+    return NoAnswer(True, ServerReplyError(f"{verb} of {queue_shard}: the answer is not for this request"))
 
 
 def _error_of(answer: Any, verb: str, queue_shard: QueueShard) -> PinLaterError:

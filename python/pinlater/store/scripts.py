@@ -1,8 +1,7 @@
-"""The Lua transitions, read from `lua/` once and ready to send.
+"""The Lua scripts: read from `lua/` once, assembled from their parts, and ready to send. No I/O with servers.
 
-Promises that a script's header is the truth: its KEYS and ARGV lines make the names its body uses, so a key that is not
-declared does not exist there, and a header that does not fit fails at import. Risks nothing at run time; nothing here
-talks to a server.
+Promises that a script's header is true. Its KEYS and ARGV lines define the names that the body uses, so an undeclared
+key has no name there. A header that does not fit the body raises an error when the scripts are loaded.
 """
 
 import hashlib
@@ -16,7 +15,8 @@ from pinlater.store.keys import script_keys
 
 LUA_DIRECTORY: Final = Path(__file__).parents[1] / "lua"
 
-# A full Redis refuses "admit" (create, enqueue, prepare, load); everything else must still run, so that it drains.
+#: A server at its maxmemory refuses scripts of kind "admit" (create, enqueue, prepare, load). All others must still
+#: run, so that the queue drains.
 _SHEBANGS: Final = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 _FIELD: Final = re.compile(r"^-- (KIND|NEEDS|KEYS|ARGV|REPLY)\s+(.*)$", re.MULTILINE)
 _HERE: Final = re.compile(r"^ *-- HERE (.+)$", re.MULTILINE)
@@ -28,7 +28,7 @@ _CONSTANT: Final = re.compile(r"\b[A-Z]+_[A-Z_]+\b")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb: its source as sent, its SHA-1 (hex), its kind, and the names of its keys.
+    """The script of one verb.
 
     `keys` are key names of `keys.py`; one that ends in `*`: a key a priority. The first `common` of them are all
     that most calls need. `arguments` are the names of ARGV; the last may end in `…` (any number). versioned: one of
@@ -45,22 +45,19 @@ class Script:
     versioned: bool
 
     def names(self, queue: str, shard: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
-        """KEYS of a call. common: of one that needs no more than most do."""
+        """KEYS of a call. common: only the keys that most calls need."""
         first = script_keys(queue, shard, self.keys[: self.common], priorities)
         return first if common else first + script_keys(queue, shard, self.keys[self.common :], priorities)
 
     @property
     def writes(self) -> bool:
-        """Whether the script carries a lane and changes something."""
+        """Whether the script changes data, and so needs a lane."""
         return self.kind != "read"
 
 
 @cache
 def load_scripts() -> dict[str, Script]:
-    """Returns every script by verb.
-
-    Raises ValueError, naming file and line, for a header that is incomplete or does not fit the body.
-    """
+    """Every script by verb. Raises ValueError for a header that is incomplete or does not fit its body."""
     return {path.stem: _load(path) for path in sorted(LUA_DIRECTORY.glob("*.lua"))}
 
 
@@ -91,12 +88,12 @@ def _part(name: str) -> str:
 
 
 def _whole(code: str) -> str:
-    """Puts parts where the code asks for them (`-- HERE name…`): within the case that needs their functions."""
+    """Replaces each line `-- HERE name…` by those parts: a branch that needs their functions pays for them alone."""
     return _HERE.sub(lambda match: "\n".join(map(_part, match[1].split())), code)
 
 
 def _strip(code: str) -> str:
-    """Drops comment lines and indentation, and puts numbers for names of bytes: what is left is what Redis keeps."""
+    """Removes comment lines and indentation, and replaces names of bytes by their numbers."""
     lines = (line.strip() for line in code.splitlines())
     left = "\n".join(line for line in lines if line and not line.startswith("--"))
     return _CONSTANT.sub(lambda match: _config_layout().get(match[0], match[0]), left)
@@ -150,35 +147,46 @@ def _families(keys: tuple[str, ...]) -> list[str]:
 
 def _argument_names(arguments: tuple[str, ...]) -> list[str]:
     lines = []
-    plain = [name for name in arguments if not name.endswith("…")]
-    if plain:
-        lines.append(f"local {', '.join(plain)} = " + ", ".join(f"ARGV[{i + 1}]" for i in range(len(plain))))
-    if len(plain) < len(arguments):
-        lines.append(f"local {arguments[-1][:-1]}0 = {len(plain)}")
+    single = [name for name in arguments if not name.endswith("…")]
+    if single:
+        lines.append(f"local {', '.join(single)} = " + ", ".join(f"ARGV[{i + 1}]" for i in range(len(single))))
+    if len(single) < len(arguments):
+        lines.append(f"local {arguments[-1][:-1]}0 = {len(single)}")
     return lines
 
 
 def _check(name: str, common: tuple[str, ...], more: tuple[str, ...], arguments: tuple[str, ...], code: str) -> None:
-    """A key or argument that the header names and the code never uses is dead; one not named does not exist."""
-    keys = common + more
+    """Raises ValueError if the code and the header do not name the same keys and arguments."""
+    _check_families(name, common, more)
+    _check_keys(name, common + more, code, has_common=bool(more))
+    _check_arguments(name, arguments, code)
+
+
+def _check_families(name: str, common: tuple[str, ...], more: tuple[str, ...]) -> None:
     for part in (common, more):
         families = [key.endswith("*") for key in part]
         if families != sorted(families) or (more and part is common and not any(families)):
             raise ValueError(
                 f"{name}: KEYS: expected the key families (x*) last, before a bar at least one, got {' '.join(part)}"
             )
+
+
+def _check_keys(name: str, keys: tuple[str, ...], code: str, *, has_common: bool) -> None:
     takes_all = "unpack(KEYS)" in code
     for key in keys:
         used = rf"\b{key[:-1]}0\b" if key.endswith("*") else rf"\bkey_{key}\b"
         if not takes_all and not re.search(used, code):
             raise ValueError(f"{name}: KEYS: {key} is never used")
     for key in set(re.findall(r"\bkey_(\w+)", code)):
-        if key not in keys and not (more and key == "priorities"):
+        if key not in keys and not (has_common and key == "priorities"):
             raise ValueError(f"{name}: KEYS: the code uses {key}, which the header does not name")
+
+
+def _check_arguments(name: str, arguments: tuple[str, ...], code: str) -> None:
     for argument in arguments:
-        plain = argument.rstrip("…")
-        if not _NAME.match(plain):
+        word = argument.rstrip("…")
+        if not _NAME.match(word):
             raise ValueError(f"{name}: ARGV: expected names, got {argument!r}")
-        used_name = plain + "0" if argument.endswith("…") else plain
+        used_name = word + "0" if argument.endswith("…") else word
         if not re.search(rf"\b{used_name}\b", code):
             raise ValueError(f"{name}: ARGV: {argument} is never used")

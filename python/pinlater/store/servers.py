@@ -1,6 +1,6 @@
-"""Redis and Valkey servers by URL: what a connection is made from, and what a server must be.
+"""Redis and Valkey servers by URL: connection arguments, and the check of a server's version.
 
-Promises that a server too old to run our scripts is refused by name, before anything is sent to it.
+Promises that a server too old for the scripts is refused by name before any request.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from pinlater.model.errors import InvalidArgument, ServerTooOld
 from pinlater.model.registry import registered, registered_names
 
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
-#: What one read of a socket takes at most.
+#: Size of one read of a socket.
 READ_BYTES: Final = 65_536
-#: Schemes of servers that somebody else runs.
+#: Schemes of servers that PinLater does not start.
 REMOTE_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
 
 class Attachment(Protocol):
-    """A server that this process holds: it runs until its last holder releases it."""
+    """This process's hold on a server, which runs until its last holder releases it."""
 
     @property
     def redis_url(self) -> str:
-        """Where it listens."""
+        """The URL on which it listens."""
 
     def release(self) -> None:
-        """Ends this hold. Twice is fine."""
+        """Ends this hold. A second call does nothing."""
 
 
 class Starter(Protocol):
-    """A module that starts servers of its own, registered under the scheme of their URLs (`embedded://`)."""
+    """A module that starts servers, registered under the scheme of their URLs (`embedded://`)."""
 
     def check_url(self, url: str) -> object:
-        """Raises InvalidArgument for a URL that it cannot serve."""
+        """Raises InvalidArgument for a URL that the module cannot serve."""
 
     def absolute(self, url: str) -> str:
         """The URL, independent of the working directory."""
 
     def attach(self, url: str) -> Attachment:
-        """Starts the server if it does not run, and holds it."""
+        """Holds the server, and starts it if it does not run."""
 
 
 def absolute(url: object) -> Any:
-    """A server URL, independent of the working directory; anything that is not one as it is."""
+    """A server URL, independent of the working directory. Returns any other value unchanged."""
     starter = _starter_of(url)
     return url if starter is None else starter.absolute(cast(str, url))
 
@@ -59,7 +59,11 @@ def _starter_of(url: object) -> Starter | None:
 
 
 class Server:
-    """One server. `contacted`: a connection to it has worked before (then a refused one is worth waiting for)."""
+    """One server.
+
+    - contacted: a connection to it has worked before, so a refused one is worth another try.
+    - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
+    """
 
     def __init__(self, url: str) -> None:
         known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
@@ -76,10 +80,9 @@ class Server:
         return hide_password(self.url)
 
     def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
-        """The URL and keyword arguments redis-py's connection pools are made from; starts an embedded server if it is
-        one.
+        """URL and keyword arguments for a connection pool of redis-py. Starts an embedded server.
 
-        Nothing is retried by redis-py: a write that is sent again must say so on its lane.
+        redis-py retries nothing: only `requests.py` may repeat a write, since it uses the same lane.
         """
         return self.resolve(), {
             "socket_connect_timeout": connect_timeout_s,
@@ -91,28 +94,28 @@ class Server:
         }
 
     def resolve(self) -> str:
-        """The URL to connect to; an embedded server, or a memory store, is started if it does not run."""
+        """The URL to connect to. Starts an embedded server or a memory store that does not run."""
         if self._starter is None:
             return self.url
-        attachment = self._attachment  # another thread may let go of it meanwhile
+        attachment = self._attachment  # one read: another thread may release it
         if attachment is None:
             attachment = self._attachment = self._starter.attach(self.url)
         return attachment.redis_url
 
     def restart_embedded(self) -> None:
-        """Lets go of an embedded server that does not answer; the next resolve() starts it again."""
+        """Releases an embedded server that does not answer; the next resolve() starts it again."""
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.release()
 
     def release(self) -> None:
-        """Lets go of an embedded server; its last user stops it."""
+        """Releases an embedded server. It stops after its last user."""
         self.restart_embedded()
 
     def check_version(self, info: str) -> None:
-        """info: the reply of INFO server. Raises ServerTooOld; keeps the version (`Valkey 9.1.2`, `Redis 7.0.15`).
+        """Keeps the version. info: the reply to INFO server. Raises ServerTooOld.
 
-        A server of 32 bits is refused as well: scripts write times by a C long.
+        A 32-bit server is refused as well: its scripts would write times as 32-bit numbers.
         """
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
@@ -120,31 +123,31 @@ class Server:
         if numbers < MIN_VERSION:
             raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
         if found.get("arch_bits", "64") != "64":
-            raise ServerTooOld(f"server {self}: expected one built for 64 bits, got {found['arch_bits']}")
+            raise ServerTooOld(f"server {self}: expected a 64-bit build, got {found['arch_bits']}")
         self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
         self.contacted = True
 
 
 @functools.cache
 def _library() -> dict[str, Any]:
-    """How a connection names its library, as redis-py does by itself; but that reads its metadata each time."""
-    made = getattr(redis, "DriverInfo", None)
-    if made is not None:
-        return {"driver_info": made()}
+    """The name of the client library, cached: redis-py reads its package metadata for each connection."""
+    driver_info = getattr(redis, "DriverInfo", None)
+    if driver_info is not None:
+        return {"driver_info": driver_info()}
     from redis.utils import get_lib_version  # of redis-py 6
 
     return {"lib_name": "redis-py", "lib_version": get_lib_version()}  # type: ignore[no-untyped-call]
 
 
 def check_url(url: str) -> None:
-    """Raises InvalidArgument for a URL that redis-py can not read."""
+    """Raises InvalidArgument for a URL that redis-py cannot read."""
     Server(url)
     if (starter := _starter_of(url)) is not None:
         starter.check_url(url)
         return
     try:
         pool = redis.ConnectionPool.from_url(url, **_library())
-        pool.connection_class(**pool.connection_kwargs)  # made, not connected
+        pool.connection_class(**pool.connection_kwargs)  # makes a connection object; does not connect
     except (ValueError, TypeError, redis.RedisError) as error:
         raise InvalidArgument(f"server URL {hide_password(url)!r}: {error}") from None
 
@@ -152,12 +155,12 @@ def check_url(url: str) -> None:
 def _scheme(url: object) -> str | None:
     try:
         return urlsplit(url).scheme if isinstance(url, str) else None
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return None
 
 
 def hide_password(url: object) -> str:
-    """The URL as it may stand in a message or a log."""
+    """The URL for messages and logs."""
     if not isinstance(url, str):
         return repr(url)
     try:

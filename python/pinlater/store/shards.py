@@ -1,7 +1,7 @@
-"""Shards: where the jobs of a queue may be, and what a client knows of each place.
+"""Shards, and what a client remembers of each queue on each shard.
 
-Promises that placement by key is the same in every client that has the same shard names (rendezvous hashing). What it
-knows of a queue (its configuration, how much is left) is a memory that scripts correct.
+Promises that clients with the same shard names place a key on the same shard (rendezvous hashing). What a client
+remembers (configurations, numbers of due jobs) may be out of date; scripts check it.
 """
 
 from __future__ import annotations
@@ -41,24 +41,33 @@ class Shard:
 
 
 class QueueShard:
-    """A queue on a shard, as one session knows it.
+    """A queue on a shard, and what one session remembers of it. All times are monotonic seconds.
 
-    stored: its configuration when last read. left, left_at_s: due jobs a level when last told, and when (monotonic). h:
-    the highest id answered. silent_until_s: its server did not answer; others are preferred until then (monotonic).
+    - stored: its configuration, as last read.
+    - left: due jobs a priority, as of left_at_s.
+    - highest_id: the highest id in any reply.
+    - silent_until_s: its server did not answer; the session prefers other shards until then.
+    - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
+    - unknown_claim: a claim whose answer was lost. The next claim first asks for that answer, so that the jobs do not
+      wait for the end of their lease. unknown_sent_s: when it was sent.
+    - late_claims: token -> when its claim was sent, for claims whose answer a later request got. Their lease runs from
+      that time. The code that takes the jobs removes the entry.
+    - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
+    - waiters: calls of this client that wait for a notification from here.
     """
 
     __slots__ = (
         "_heads",
         "blocking_list",
-        "h",
+        "highest_id",
         "lanes",
         "late_claims",
         "left",
         "left_at_s",
-        "plain_claims",
         "queue",
         "shard",
         "silent_until_s",
+        "simple_claims",
         "stored",
         "unknown_claim",
         "unknown_sent_s",
@@ -73,31 +82,24 @@ class QueueShard:
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
-        #: Claims in a row that were answered by a plain job: then the next job, too, is most likely there and plain.
-        self.plain_claims = 0
-        #: A claim whose answer was lost: the next claim asks for it first, so that its jobs do not wait for their lease
-        #: to end.
+        self.simple_claims = 0
         self.unknown_claim: OutcomeUnknown | None = None
         self.unknown_sent_s = 0.0
-        #: Token -> when its claim was sent (monotonic s), of claims whose answer came by a later one: their lease runs
-        #: since then. Who takes the jobs takes the entry.
         self.late_claims: dict[bytes, float] = {}
-        #: The list on which this client blocks with its next claim behind; b"": it does not.
         self.blocking_list = b""
-        #: Calls of this client that wait for a ring from here.
         self.waiters: set[object] = set()
-        self.h = b""
+        self.highest_id = b""
         self._heads: dict[tuple[str, int, bool], CommandHead] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
-        """KEYS of a script. common: of a call that needs no more than most do."""
+        """KEYS of a script. common: only the keys that most calls need."""
         return load_scripts()[verb].names(self.queue, self.shard.name, priorities, common=common)
 
     def head(self, verb: str, priorities: int, *, common: bool = False) -> CommandHead:
-        """EVALSHA of a script, up to its keys: the same in every call."""
+        """The start of a script's EVALSHA, up to the keys: the same in every call. common: as for `keys`."""
         known = self._heads.get((verb, priorities, common))
         if known is None:
             keys = self.keys(verb, priorities, common=common)
@@ -107,9 +109,9 @@ class QueueShard:
 
 
 class Session:
-    """One client object in one process: its random name, its shards, and what it knows of queues.
+    """One client object in one process: its random name, its shards, and what it remembers of queues.
 
-    forked: this process is a fork of the one that it belongs to; renew() makes it this one's.
+    forked: this process is a fork, and the session is still its parent's; renew() makes a new one.
     """
 
     def __init__(self, shards: Mapping[str, str]) -> None:
@@ -126,39 +128,39 @@ class Session:
         _sessions.add(self)
 
     def renew(self) -> None:
-        """Becomes a new session, so that two processes never share a lane."""
+        """Starts a new session, so that two processes never share a lane."""
         self.id = secrets.token_bytes(8)
         self.channel = wake_channel(self.id)
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}
-        self._told: dict[str, QueueShard] = {}
+        self._configured: dict[str, QueueShard] = {}
         self.forked = False
 
     def queue_shard(self, queue: str, shard: str) -> QueueShard:
-        """What is known of a queue on a shard."""
-        # what is no text may have no hash
+        """The queue shard of this queue on this shard. Raises InvalidArgument for a bad name."""
+        # another type than str may have no hash
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
-            made = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
-            known = self._queues.setdefault((queue, shard), made)
+            new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            known = self._queues.setdefault((queue, shard), new)
         return known
 
     def queue_shards(self, queue: str) -> list[QueueShard]:
-        """What is known of a queue, on every shard, in the shards' order. One list for all who ask."""
+        """The queue shards of a queue, in the order of the shards. Every caller gets the same list."""
         known = self._queue_shards.get(queue) if isinstance(queue, str) else None
         if known is None:
             known = self._queue_shards[queue] = [self.queue_shard(queue, shard) for shard in self.shards]
         return known
 
     def known_config(self, queue: str) -> QueueConfig | None:
-        """A queue's configuration, if one of its shards told it."""
-        told = self._told.get(queue) if isinstance(queue, str) else None
-        if told is not None and told.stored is not None and not told.stored.deleted:
-            return told.stored.config
+        """A queue's configuration, if this session has read it from a shard."""
+        found = self._configured.get(queue) if isinstance(queue, str) else None
+        if found is not None and found.stored is not None and not found.stored.deleted:
+            return found.stored.config
         for queue_shard in self.queue_shards(queue):
             if queue_shard.stored is not None and not queue_shard.stored.deleted:
-                self._told[queue] = queue_shard
+                self._configured[queue] = queue_shard
                 return queue_shard.stored.config
         return None
 
@@ -182,7 +184,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def shard_for_key(key: bytes, shards: list[str]) -> str:
-    """Rendezvous hashing: the shard on which all jobs of this key are placed."""
+    """The shard of all jobs with this key (rendezvous hashing)."""
     return max(
         shards,
         key=lambda shard: (
@@ -193,10 +195,13 @@ def shard_for_key(key: bytes, shards: list[str]) -> str:
 
 
 def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[str, str]:
-    """Shard names and URLs from what the caller gave: a URL, a mapping, or nothing (PINLATER_URL, else the embedded
-    server).
+    """Shard names and their URLs.
 
-    A URL may also read `1=redis://a:6379,2=redis://b:6379`. `embedded://./data` is below the working directory of now.
+    - url: one URL, or several shards as `1=redis://a:6379,2=redis://b:6379`.
+    - shards: names and URLs; not together with `url`.
+
+    Without either, the environment variable PINLATER_URL counts, then the embedded server. `embedded://./data` is
+    resolved against the current working directory.
     """
     if url is not None and shards is not None:
         raise InvalidArgument("expected a URL or shards, got both")

@@ -1,8 +1,11 @@
-"""Carries out effects with blocking sockets: redis-py connections, one checked out a call.
+"""Carries out effects with blocking sockets.
 
-Promises that a connection on which anything went wrong is dropped, so that no answer is ever read by another request.
-Safe for threads and forks: a forked child starts with no connections. Risks: a signal whose handler runs while an
-answer is waited for begins its timeout anew; a timer that fires again and again keeps a silent server from timing out.
+Each request has a connection of its own while it runs. Promises:
+- A connection is dropped after any error, so that no request reads the answer to another.
+- Threads may share a driver. A forked child starts without connections.
+
+Risks: a signal handler that runs during a read restarts the read's timeout. A timer that fires again and again can keep
+a silent server from timing out.
 """
 
 from __future__ import annotations
@@ -18,79 +21,82 @@ from typing import Any, Final
 
 import hiredis
 import redis
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    RedisError,
-)
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
+    Coalesce,
     Effect,
     Flow,
-    Joined,
     Listen,
     NoAnswer,
     ReplyError,
     Send,
     Sleep,
+    Subscribe,
     T,
-    Watch,
 )
 from pinlater.store.servers import READ_BYTES, Server
-from pinlater.store.sync_waker import SyncWaker
-from pinlater.store.sync_watcher import SyncWatcher
+from pinlater.store.sync_subscriber import SyncSubscriber
 
-#: More free connections than this a server are closed: a burst of threads does not hold sockets for ever.
+#: Each server keeps up to this many free connections, so that a burst of threads does not hold sockets for ever.
 MAX_FREE: Final = 64
 
 
 class SyncDriver:
-    """Drives flows. connect_timeout_s, read_timeout_s: for one connect, one read."""
+    """Runs flows.
+
+    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one read.
+    """
 
     def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self._free: dict[Server, list[_Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self._waker, self.watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
+        self.subscriber = SyncSubscriber(channel, self.connect)
         self._lock = threading.Lock()
         self._closed = False
 
     def drive(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end and returns its result. Raises ClientClosed if it has not begun, or only waits."""
+        """Runs a flow to its end and returns its result.
+
+        Raises ClientClosed if the client is closed before the flow starts, or while it waits for something other than
+        an answer.
+        """
         result: Any = None
         try:
             if self._closed:
                 self._check_open()
             while True:
                 effect = flow.send(result)
-                result = self._exchange(effect) if type(effect) is list else self._perform(effect)
+                result = self._send_all(effect) if type(effect) is list else self._perform(effect)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
             flow.close()
 
     def after_fork(self, channel: bytes) -> None:
-        """In a forked child: forgets the parent's connections without a word on them."""
+        """In a forked child: forgets the parent's connections, and sends nothing on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self._waker, self.watcher = SyncWaker(channel, self.connect), SyncWatcher(self.connect)
+        self.subscriber = SyncSubscriber(channel, self.connect)
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes every connection; calls under way end, those that wait for a job at once. Twice is fine."""
+        """Closes every connection. Running calls end; a call that waits for a job ends at once. A second call does
+        nothing.
+        """
         self._closed = True
-        self._waker.close()
-        self.watcher.close()
+        self.subscriber.close()
         with self._lock:
             free, self._free = self._free, {}
-        for links in free.values():
-            for link in links:
-                link.close()
+        for connections in free.values():
+            for connection in connections:
+                connection.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -101,96 +107,91 @@ class SyncDriver:
             case Sleep(seconds):
                 time.sleep(seconds)
             case Listen(servers):
-                rings = self._waker.listen(servers)
+                notifications = self.subscriber.listen(servers)
                 self._check_open()
-                return rings
+                return notifications
             case AwaitNotification(seconds, since):
-                self._waker.wait(seconds, since)
+                self.subscriber.wait(seconds, since)
                 self._check_open()
-            case Watch(server, channel):
+            case Subscribe(server, channel):
                 self._check_open()
-                return self.watcher.watch(server, channel)
-            case AwaitMessage(watch, seconds):
-                watch.wait(seconds)
+                return self.subscriber.subscribe(server, channel)
+            case AwaitMessage(subscription, seconds):
+                subscription.wait(seconds)
                 self._check_open()
-            case Joined(_, item, make):
+            case Coalesce(_, item, make):
                 return self.drive(make([item]))[0]
         return None
 
-    def _exchange(self, sends: list[Send]) -> list[list[Any]]:
-        """Sends to every server first, then reads: the servers work side by side."""
+    def _send_all(self, sends: list[Send]) -> list[list[Any]]:
+        """Sends to every server before it reads, so that the servers work side by side."""
         if len(sends) == 1:
             return [self._read(sends[0], self._send(sends[0]))]
         opened = [self._send(effect) for effect in sends]
-        return [self._read(effect, link) for effect, link in zip(sends, opened, strict=True)]
+        return [self._read(effect, connection) for effect, connection in zip(sends, opened, strict=True)]
 
     def _send(self, effect: Send) -> _Connection | NoAnswer:
         server, packed = effect.server, _core.pack_commands(effect.commands)
-        link = self._take(server)
-        if link is None:
+        connection = self._take(server)
+        if connection is None:
             try:
-                link = _connection_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
+                connection = _connection_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
             except PinLaterError as error:
                 return NoAnswer(False, error)
         try:
-            link.send(packed, effect.wait_s(self._timeouts[1]))
+            connection.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
-            link.close()
+            connection.close()
             return NoAnswer(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
-        return link
+        return connection
 
-    def _read(self, effect: Send, link: _Connection | NoAnswer) -> list[Any]:
-        if isinstance(link, NoAnswer):
-            return [link] * len(effect.commands)
+    def _read(self, effect: Send, connection: _Connection | NoAnswer) -> list[Any]:
+        if isinstance(connection, NoAnswer):
+            return [connection] * len(effect.commands)
         answers: list[Any] = []
         try:
-            link.receive(answers, len(effect.commands))
+            connection.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
-            link.close()
+            connection.close()
             lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        self._give_back(effect.server, link)
+        self._release(effect.server, connection)
         return answers
 
     def _take(self, server: Server) -> _Connection | None:
-        """A free connection that is still open, if there is one."""
+        """A free connection that is still open, or None."""
         free = self._free.get(server)
         while free:
             try:
-                link = free.pop()
+                connection = free.pop()
             except IndexError:
                 break  # another thread took it
-            if not link.poll(0):  # what is sent on a closed one is uncertain, and has to stay there
-                return link
-            link.close()
+            if not connection.poll(0):  # a request on a connection that the server closed has an unknown outcome
+                return connection
+            connection.close()
         return None
 
-    def _give_back(self, server: Server, link: _Connection) -> None:
+    def _release(self, server: Server, connection: _Connection) -> None:
         free = self._free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed:
-            free.append(link)
+            free.append(connection)
         else:
-            link.close()
+            connection.close()
 
     def connect(self, server: Server, within_s: float = float("inf")) -> Any:
-        """A connected redis-py connection to a server of a known good version. Raises ServerError.
+        """Connects to a server and checks its version. Returns a redis-py connection. Raises ServerError.
 
-        within_s: for the connect, and for each answer on the way.
+        within_s: time for the connect, and for each answer during it.
         """
-        url, arguments = server.connection_arguments(*self._timeouts)
-        with self._lock:
-            known = self._pools.get(server)
-            if known is None or known[0] != url:
-                known = (url, redis.ConnectionPool.from_url(url, **arguments))
-                self._pools[server] = known
+        pool = self._pool(server)
         limits = {
             "socket_connect_timeout": min(self._timeouts[0], within_s),
             "socket_timeout": min(self._timeouts[1], within_s),
         }
-        connection = known[1].connection_class(**{**known[1].connection_kwargs, **limits})
+        connection = pool.connection_class(**{**pool.connection_kwargs, **limits})
         try:
             connection.connect()
             if server.version is None:
@@ -206,10 +207,20 @@ class SyncDriver:
         server.contacted = True
         return connection
 
+    def _pool(self, server: Server) -> redis.ConnectionPool:
+        """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
+        url, arguments = server.connection_arguments(*self._timeouts)
+        with self._lock:
+            known = self._pools.get(server)
+            if known is None or known[0] != url:
+                known = self._pools[server] = (url, redis.ConnectionPool.from_url(url, **arguments))
+        return known[1]
+
 
 class _Connection:
-    """A connection that redis-py made, spoken to directly: its own sending and reading cost several times the system
-    calls.
+    """The socket of a redis-py connection, used directly: redis-py's own methods cost several times the system calls.
+
+    poll: poll(0) of a free connection returns an event once the server has closed it.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -218,26 +229,26 @@ class _Connection:
         self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        #: Of a free one: whether the server has closed it.
         self.poll = poll.poll
         self._wait_s = 0.0
 
     def send(self, packed: bytes, wait_s: float) -> None:
-        """wait_s: for each read of the answers. Raises OSError."""
+        """Sends packed commands. wait_s: time for each read of the answers. Raises OSError."""
         if wait_s != self._wait_s:
             self._wait_s = wait_s
             self._socket.settimeout(wait_s)
         self._socket.sendall(packed)
 
     def receive(self, answers: list[Any], count: int) -> None:
-        """Adds the replies as they come, until there are `count`; an error reply as ReplyError. Raises OSError, or
-        hiredis.ProtocolError.
+        """Appends replies to `answers` until there are `count`; an error reply is a ReplyError.
+
+        Raises OSError or hiredis.ProtocolError.
         """
         while True:
             try:
                 data = self._socket.recv(READ_BYTES)
             except BlockingIOError:
-                raise TimeoutError("timed out") from None  # as a wait in the kernel ends
+                raise TimeoutError("timed out") from None  # SO_RCVTIMEO passed, see _KernelConnection
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
@@ -247,15 +258,15 @@ class _Connection:
                     return
 
     def close(self) -> None:
-        """Drops it; an answer still under way is never read."""
+        """Drops the connection. Nobody reads an answer that comes later."""
         self._connection.disconnect()
 
 
 class _KernelConnection(_Connection):
-    """One whose socket waits in the kernel alone: Python would poll before each system call of one with a timeout."""
+    """A connection whose timeout is the kernel's: Python polls before each system call on a socket with a timeout."""
 
     def send(self, packed: bytes, wait_s: float) -> None:
-        """See _Link."""
+        """See _Connection."""
         if wait_s != self._wait_s:
             self._wait_s = wait_s
             self._socket.settimeout(None)
@@ -268,18 +279,18 @@ class _KernelConnection(_Connection):
 
 
 def _connection_of(connection: Any) -> _Connection:
-    """TLS has its own calls, which know Python's timeouts alone; so has gevent."""
-    plain = type(connection._sock).recv is _socket.socket.recv
-    return _KernelConnection(connection) if plain else _Connection(connection)
+    """A kernel timeout works on plain sockets only: those of TLS and gevent have calls of their own."""
+    is_plain = type(connection._sock).recv is _socket.socket.recv
+    return _KernelConnection(connection) if is_plain else _Connection(connection)
 
 
 def _timeval(seconds: float) -> bytes:
-    """As the kernel takes it, where nothing is for ever."""
+    """A struct timeval; at least 1 µs, since 0 means no timeout."""
     return struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 1_000_000))
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:
-    """What a failed connect becomes."""
+    """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
         return ServerRefused(f"server {server}: login refused: {error}")
     return ServerUnavailable(f"server {server}: not reached: {error}")

@@ -149,10 +149,10 @@ class Fetcher:
     @property
     def ready(self) -> bool:
         """The wake channel is subscribed on every server, claims are answered, and the last of no queue failed."""
-        waker = self._client.driver.waker
+        subscriber = self._client.driver.subscriber
         servers = {shard.server for shard in self._client.session.shards.values()}
         failing = any(source.not_before_s for source in self._polls.values())
-        return self.claims > 0 and not failing and all(map(waker.listening, servers))
+        return self.claims > 0 and not failing and all(map(subscriber.listening, servers))
 
     def rank(self, job: Job) -> tuple[int, int]:
         """Of jobs that wait for a slot: the first is the next to run."""

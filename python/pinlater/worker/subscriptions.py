@@ -41,19 +41,19 @@ class Subscriptions:
         jobs are told that were removed, and of their ids.
         """
         self._closed = False
-        waker = self._client.driver.waker
-        waker.on_notification, waker.on_lost = rang, self._on_lost
-        waker.hear(self._cancel_channels, removed)
+        subscriber = self._client.driver.subscriber
+        subscriber.on_notification, subscriber.on_lost = rang, self._on_lost
+        subscriber.add_channels(self._cancel_channels, removed)
 
     def close(self) -> None:
         """None is made again."""
         self._closed = True
-        self._client.driver.waker.on_lost = None
+        self._client.driver.subscriber.on_lost = None
 
     def forget(self) -> None:
         """What they hear is not told any more."""
-        waker = self._client.driver.waker
-        waker.on_notification = waker.on_other = None
+        subscriber = self._client.driver.subscriber
+        subscriber.on_notification = subscriber.on_other = None
 
     def _cancel_channels(self, server: Server) -> list[bytes]:
         shards = self._client.session.shards.values()
@@ -63,7 +63,7 @@ class Subscriptions:
 
     def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
         """The places whose server rings us; the others are subscribed meanwhile."""
-        listening = self._client.driver.waker.listening
+        listening = self._client.driver.subscriber.listening
         heard = [queue_shard for queue_shard in queue_shards if listening(queue_shard.shard.server)]
         if len(heard) < len(queue_shards):
             for queue_shard in queue_shards:
@@ -71,7 +71,7 @@ class Subscriptions:
         return heard
 
     def _on_lost(self, server: Server) -> None:
-        if server not in self._making and not self._client.driver.waker.listening(server) and not self._closed:
+        if server not in self._making and not self._client.driver.subscriber.listening(server) and not self._closed:
             self._making.add(server)
             self._background(self._make(server))
 
@@ -88,9 +88,9 @@ class Subscriptions:
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""
-        waker = self._client.driver.waker
+        subscriber = self._client.driver.subscriber
         try:
-            await waker.listen([server])
+            await subscriber.listen([server])
         except ServerRefused as error:
             return str(error)
-        return "" if waker.listening(server) else f"server {server} does not answer"
+        return "" if subscriber.listening(server) else f"server {server} does not answer"

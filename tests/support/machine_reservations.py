@@ -1,8 +1,7 @@
-"""Ids that are issued first and loaded later, for the state machine: prepare and load, which no client's method sends.
+"""Reservations in the state machine: prepare and load, which no method of a client sends.
 
-Promises: a ticket is good for one load of as many jobs as it was issued for, whatever happens in between; its jobs
-take the place in line that it was issued at; tickets that are used, collected or deleted with their queue stay gone.
-Risks: the two scripts are called by flows, as the service to come will.
+Promises: a reservation allows one load of the number of jobs it was made for, whatever happens in between. The order of
+those jobs is that of the reservation. A reservation that is used, collected or deleted with its queue cannot be used.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pinlater.store.requests import write
 from tests.support.machine_working import JOBS, RARELY, WorkingMachine
 from tests.support.model import Reservation
 
-MOST_LEVELS = QueueConfig(priorities=100)  # so that it is the script that refuses a level
+MOST_PRIORITIES = QueueConfig(priorities=100)  # so that the script refuses a priority, not the client
 
 
 class ReservationMachine(WorkingMachine):
@@ -39,12 +38,12 @@ class ReservationMachine(WorkingMachine):
         )
 
     @precondition(WorkingMachine.exists)
-    @rule(drawn=st.lists(JOBS, min_size=1, max_size=4), pick=st.integers(0, 5), more=RARELY, gone=RARELY)
-    def load(self, drawn: list[Any], pick: int, more: bool, gone: bool) -> None:
-        """more: by one than the ticket is for. gone: a ticket that is."""
+    @rule(drawn=st.lists(JOBS, min_size=1, max_size=4), pick=st.integers(0, 5), more=RARELY, ended=RARELY)
+    def load(self, drawn: list[Any], pick: int, more: bool, ended: bool) -> None:
+        """more: one job more than reserved. ended: use a reservation that has ended."""
         if not self.model.reservations:
             self.prepare(len(drawn), pick % 2)
-        reservations = self.model.gone_reservations if gone else self.model.reservations
+        reservations = self.model.ended_reservations if ended else self.model.reservations
         if not reservations:
             return
         reservation = reservations[-1 - pick % len(reservations)]
@@ -58,7 +57,7 @@ class ReservationMachine(WorkingMachine):
         self.model.load(reservation, self.queue, jobs, self.now_ms)
 
     def refusal(self, reservation: Reservation, jobs: list[NewJob]) -> type[Exception] | None:
-        """What the script says to a load, in the order in which it looks."""
+        """The script's error for a load, in the order of its checks."""
         if self.model.settings.refuse_enqueue:
             return EnqueueRefused
         if reservation not in self.model.reservations:
@@ -67,12 +66,12 @@ class ReservationMachine(WorkingMachine):
         return InvalidArgument if wrong else None
 
     def send_load(self, reservation: Reservation, jobs: list[NewJob]) -> int:
-        spec, statuses, records = pack_jobs(jobs, MOST_LEVELS)
+        spec, statuses, records = pack_jobs(jobs, MOST_PRIORITIES)
         reply = self.ask(reservation.shard, "load", [reservation.first.to_bytes(8, "big"), spec, statuses, *records])
         return int.from_bytes(reply, "big")
 
     def ask(self, shard: str, verb: str, arguments: list[Any]) -> bytes:
         """The payload of a writing script's reply."""
-        place = self.client.session.queue_shard(self.queue, shard)
-        reply: bytes = self.client.run(lambda end: write(place, verb, arguments, end))[2]
+        queue_shard = self.client.session.queue_shard(self.queue, shard)
+        reply: bytes = self.client.run(lambda end: write(queue_shard, verb, arguments, end))[2]
         return reply

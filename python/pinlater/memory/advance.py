@@ -1,7 +1,7 @@
-"""What happens when the clock of a memory store is moved on: leases run out, and those who wait come to look.
+"""After the clock of a memory store has moved: ends expired leases and notifies waiters of jobs that became due.
 
-Promises that it is the shipped script `expire` that gives jobs back, as if a monitor had looked at that moment. Risks:
-a job whose worker is alive, in this process, is given back too when its lease is shorter than the move.
+Promises that the shipped script `expire` does it, as if each queue's monitor had run at that moment. Risks: a job of a
+living worker is recovered too if its lease is shorter than the move.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pinlater.store.scripts import load_scripts
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:meta")
 _ANY_TIME: Final = bytes(6) + b"\xff" * 6
 _MORE: Final = struct.Struct(">xxB")
-_HEAD_BYTES: Final = 12  # sequence and h, before the payload
+_HEAD_BYTES: Final = 12  # sequence and highest id, before the payload
 
 
-def let_expire(store: Store, scripts: Scripts) -> None:
-    """Has every queue's monitor look now, and somebody wake for what has become due."""
+def expire_leases(store: Store, scripts: Scripts) -> None:
+    """Runs the monitor's script once for every queue shard of the store."""
     for key in list(store.values):
         found = _HEAD.fullmatch(key)
         if found:
@@ -50,5 +50,5 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
         lane = lanes.take()
         arguments = [lane.field, lane.sequence, b"", owner, b"%d" % hold, _ANY_TIME, b""]
         reply = scripts.run(digest, [b"%d" % len(keys), *keys, *arguments])
-        lanes.give_back(lane)
+        lanes.release(lane)
         (more,) = _MORE.unpack_from(reply, _HEAD_BYTES)

@@ -1,0 +1,230 @@
+"""The subscriptions of a blocking client: its own channel, which its threads share, and one channel a call.
+
+Promises:
+- A notification that comes after `listen` returned ends the next `wait` of every thread.
+- A message that comes after `subscribe` returned ends the next `wait` of that subscription.
+- A lost subscription ends the waits on it. The caller then subscribes again, and looks for jobs or results itself.
+
+Risks: `subscribe` takes one connection for each thread that waits.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from redis.exceptions import NoPermissionError, RedisError
+
+from pinlater.model.errors import PinLaterError, ServerRefused
+from pinlater.store.servers import Server
+
+#: While a server is not subscribed, no notification comes from it: a wait ends after this time, to subscribe again.
+LISTEN_AGAIN_S: Final = 0.5
+#: Each server keeps up to this many free connections; the others are closed.
+MAX_FREE: Final = 8
+
+
+class SyncSubscriber:
+    """The client's own channel on each server, and subscriptions of single calls. Safe for threads.
+
+    channel: the client's own channel. connect: makes a redis-py connection, or raises ServerError. free: connections
+    for the next subscriptions.
+    """
+
+    def __init__(self, channel: bytes, connect: Callable[[Server], Any]) -> None:
+        self._channel = channel
+        self._connect = connect
+        self._listening: dict[Server, Any] = {}
+        self._changed = threading.Condition()
+        self._notifications = 0
+        self._reading = self._missing = self._closed = False
+        self.free: dict[Server, list[Any]] = {}
+        self._subscriptions: set[SyncSubscription] = set()
+
+    def listen(self, servers: Sequence[Server]) -> int:
+        """Subscribes to the client's own channel on the servers that have no subscription yet, and skips a server that
+        does not answer. Returns the number of notifications so far. Raises ServerRefused if the user lacks the right.
+        """
+        with self._changed:
+            for server in servers:
+                if server not in self._listening and not self._closed:
+                    self._listen_to(server)
+            self._missing = any(server not in self._listening for server in servers)
+            return self._notifications
+
+    def wait(self, seconds: float, since: int) -> None:
+        """Returns after the notification number `since`, when a subscription is lost, or after `seconds`."""
+        with self._changed:
+            deadline_s = time.monotonic() + (min(seconds, LISTEN_AGAIN_S) if self._missing else seconds)
+            while self._notifications == since and (left_s := deadline_s - time.monotonic()) > 0:
+                if self._reading:
+                    self._changed.wait(left_s)
+                else:
+                    self._read_for_all(left_s)
+
+    def subscribe(self, server: Server, channel: bytes) -> SyncSubscription | None:
+        """A subscription to a channel; None if the server does not answer. Raises ServerRefused if the user lacks the
+        right.
+        """
+        free = self.free.setdefault(server, [])
+        connection = self._subscribed_again(server, channel, free) or self._subscribed(server, channel)
+        if connection is None:
+            return None
+        subscription = SyncSubscription(connection, channel, free, self._subscriptions)
+        if self._closed:  # by another thread, after this call began
+            subscription.interrupt()
+        return subscription
+
+    def close(self) -> None:
+        """Ends every subscription and closes every connection. Waiting threads return."""
+        self._stop_listening()
+        free, self.free = self.free, {}
+        for subscription in list(self._subscriptions):
+            subscription.interrupt()
+        for connections in free.values():
+            for connection in connections:
+                connection.disconnect()
+
+    def _stop_listening(self) -> None:
+        with self._changed:
+            self._closed = True
+            connections, self._listening = list(self._listening.values()), {}
+            self._notify()
+            for connection in connections:
+                if self._reading:
+                    _interrupt(connection)  # the thread that reads it disconnects it
+                else:
+                    connection.disconnect()
+
+    def _listen_to(self, server: Server) -> None:
+        connection = self._subscribed(server, self._channel)
+        if connection is not None:
+            self._listening[server] = connection
+
+    def _subscribed(self, server: Server, channel: bytes) -> Any:
+        """A new connection that is subscribed to a channel; None if the server does not answer."""
+        try:
+            connection = self._connect(server)
+        except PinLaterError:
+            return None
+        return connection if _subscribe(connection, server, channel) else None
+
+    def _subscribed_again(self, server: Server, channel: bytes, free: list[Any]) -> Any:
+        """A free connection that is subscribed to a channel; None if no free one still works."""
+        while True:
+            try:
+                connection = free.pop()
+            except IndexError:
+                return None
+            if _subscribe(connection, server, channel):
+                return connection
+
+    def _read_for_all(self, seconds: float) -> None:
+        """Reads all sockets for every waiting thread. The caller holds the lock; the poll releases it."""
+        self._reading = True
+        poll, connections = select.poll(), {}
+        for server, connection in self._listening.items():
+            poll.register(connection._sock, select.POLLIN)
+            connections[connection._sock.fileno()] = server, connection
+        self._changed.release()
+        try:
+            ready = poll.poll(max(1, int(seconds * 1000)))
+        finally:
+            self._changed.acquire()
+            self._reading = False
+            self._changed.notify_all()
+        for descriptor, _ in ready:
+            self._read(*connections[descriptor])
+
+    def _read(self, server: Server, connection: Any) -> None:
+        self._notify()
+        try:
+            connection.read_response(disable_decoding=True)
+            while connection.can_read(timeout=0):
+                connection.read_response(disable_decoding=True)
+        except (RedisError, OSError):
+            connection.disconnect()
+            self._listening.pop(server, None)
+
+    def _notify(self) -> None:
+        self._notifications += 1
+        self._changed.notify_all()
+
+
+class SyncSubscription:
+    """A subscription to one channel, on a connection of its own, for one thread.
+
+    lost: no message comes any more.
+    """
+
+    def __init__(self, connection: Any, channel: bytes, free: list[Any], subscriptions: set[SyncSubscription]) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._free = free
+        self._subscriptions = subscriptions
+        subscriptions.add(self)
+        self.lost = False
+
+    def wait(self, seconds: float) -> None:
+        """Returns at a message, when the subscription is lost, or after `seconds`."""
+        try:
+            if self._connection.can_read(timeout=seconds):
+                self._connection.read_response(disable_decoding=True)
+        except (RedisError, OSError):
+            self._drop()
+
+    def close(self) -> None:
+        """Ends the subscription. A second call does nothing."""
+        self._subscriptions.discard(self)
+        if self.lost:
+            return
+        with suppress(RedisError, OSError):
+            self._connection.send_command("UNSUBSCRIBE", self._channel, check_health=False)
+            if len(self._free) < MAX_FREE:
+                self._free.append(self._connection)
+                self.lost = True
+                return
+        self._drop()
+
+    def interrupt(self) -> None:
+        """Makes the thread that waits lose the subscription. Any thread may call this."""
+        _interrupt(self._connection)
+
+    def _drop(self) -> None:
+        self.lost = True
+        self._connection.disconnect()
+
+
+def _subscribe(connection: Any, server: Server, channel: bytes) -> bool:
+    """Whether the server confirmed the subscription; if not, the connection is closed."""
+    try:
+        connection.send_command("SUBSCRIBE", channel, check_health=False)
+        while connection.read_response(disable_decoding=True)[:2] != [b"subscribe", channel]:
+            pass  # replies to an earlier subscription of this connection
+    except NoPermissionError as error:
+        connection.disconnect()
+        raise subscription_refused(server, str(error)) from None
+    except (RedisError, OSError):
+        connection.disconnect()
+        return False
+    return True
+
+
+def _interrupt(connection: Any) -> None:
+    """Ends a connection that another thread may read. That thread reads its end."""
+    sock = connection._sock
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def subscription_refused(server: Server, why: str) -> ServerRefused:
+    """The error for a user who lacks the right to subscribe."""
+    return ServerRefused(
+        f"server {server}: the user may not subscribe to PinLater's channels: {why}; docs/acl.md lists the rights"
+    )
