@@ -18,7 +18,7 @@ from pinlater.model.jobs import Ack, Claimed, JobInfo, NewJob, State
 from pinlater.model.queue_config import check_queue_name
 from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.coalescer import Coalescer
 from pinlater.store.effects import complete

@@ -18,7 +18,7 @@ from pinlater.model.jobs import NewJob, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH, when
 from pinlater.operations.inspect import check_priority
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.keys import cancel_channel
 from pinlater.store.requests import write

@@ -22,7 +22,7 @@ from pinlater.model.queue_config import QueueConfig, check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.inspect import REPLY_BYTES, peek_at
 from pinlater.operations.leases import release
-from pinlater.operations.queues import ASK_AGAIN_S, known_queue_shards
+from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.store.effects import Argument, AwaitNotification, Flow, Listen, completed, together
 from pinlater.store.requests import Arguments, read, write
 from pinlater.store.shards import QueueShard, Session

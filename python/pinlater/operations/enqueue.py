@@ -17,7 +17,7 @@ import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queues import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
+from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key

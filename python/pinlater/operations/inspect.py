@@ -16,7 +16,7 @@ from pinlater.model.errors import InvalidArgument, checked
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of
 from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session

@@ -18,7 +18,7 @@ from pinlater.model.errors import InvalidArgument, QueueError, QueueNotFound
 from pinlater.model.jobs import NewJob
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.inspect import lookup
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Flow
 from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard, Session
