@@ -20,7 +20,7 @@ import pytest
 
 from pinlater import AsyncClient, Client, PinLater
 from pinlater.model.errors import ClientClosed
-from pinlater.operations import claim as dequeuing
+from pinlater.operations import dequeue as dequeuing
 from pinlater.operations import results
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server, wait_until

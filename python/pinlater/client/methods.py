@@ -16,6 +16,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import admin, claim, enqueue, inspect, leases, queues
+from pinlater.operations.dequeue import dequeue as dequeue_flow
 from pinlater.store.effects import Flow
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ def dequeue(
     if dry_run:
         return partial(claim.dry_run, self.session, queue, limit)
     source, timeout_s = self.settings.source, self.settings.timeout_s
-    return lambda _: claim.dequeue(self.session, queue, limit, wait, source, timeout_s)
+    return lambda _: dequeue_flow(self.session, queue, limit, wait, source, timeout_s)
 
 
 def ack(
