@@ -1,8 +1,7 @@
-"""Jobs a second that the clients put in, against LPUSH through redis-py.
+"""Jobs a second that the clients enqueue, compared with LPUSH through redis-py.
 
-Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, connections made beforehand, and
-turns within one process. Risks: client and server share the machine's cores, so the ratio falls a little where there is
-only one.
+Promises the same body, server, event loop (uvloop) and parser (hiredis) on both sides, open connections, and turns
+within one process. Risks: client and server share the machine's cores, so the ratio is a little lower with one core.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LIST = "bench:list"
 
 
 def closed_loop(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 5: 50 tasks, each awaiting its enqueue before the next one, for 2 s a round."""
+    """Figure 5: 50 tasks; each awaits its enqueue before the next one; 2 s a round."""
     seconds = options.scaled(2, 1)
     with serving(kind) as server:
         ours, theirs = uvloop.run(_closed_loop(server, seconds, options.rounds))
@@ -36,28 +35,28 @@ def closed_loop(kind: Kind, options: Options) -> list[Figure]:
 
 async def _closed_loop(server: Server, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
     ours, theirs = list[float](), list[float]()
-    bare = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
+    plain = redis.asyncio.Redis(host="127.0.0.1", port=server.port)
     async with AsyncClient(server.url) as client:
         await client.create_queue("loop")
         sides: list[tuple[Callable[[], Awaitable[object]], list[float]]] = [
             (lambda: client.enqueue("loop", BODY), ours),
-            (lambda: bare.lpush(LIST, BODY), theirs),
+            (lambda: plain.lpush(LIST, BODY), theirs),
         ]
         for call, _ in sides:
             await _rate(call, 0.2)
         for number in range(rounds):
             for call, found in sides[:: -1 if number % 2 else 1]:
                 found.append(await _rate(call, seconds))
-            await bare.delete(LIST)
+            await plain.delete(LIST)
             await client.purge("loop")
-    await bare.aclose()
+    await plain.aclose()
     return ours, theirs
 
 
 async def _rate(call: Callable[[], Awaitable[object]], seconds: float) -> float:
-    """Calls a second of TASKS tasks."""
-    began_s = time.perf_counter()
-    until_s, done = began_s + seconds, 0
+    """Calls a second, by TASKS tasks."""
+    started_s = time.perf_counter()
+    until_s, done = started_s + seconds, 0
 
     async def loop() -> None:
         nonlocal done
@@ -66,34 +65,38 @@ async def _rate(call: Callable[[], Awaitable[object]], seconds: float) -> float:
             done += 1
 
     await asyncio.gather(*(loop() for _ in range(TASKS)))
-    return done / (time.perf_counter() - began_s)
+    return done / (time.perf_counter() - started_s)
 
 
 def hundreds(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 6: enqueue_many of 100, against a redis-py pipeline of 100 LPUSH."""
+    """Figure 6: enqueue_many of 100, compared with a redis-py pipeline of 100 LPUSH."""
     turns = 10
     calls = options.scaled(300, 60) // turns
     bodies = [BODY] * HUNDRED
-    with serving(kind) as server, Client(server.url) as client, redis.Redis(host="127.0.0.1", port=server.port) as bare:
+    with (
+        serving(kind) as server,
+        Client(server.url) as client,
+        redis.Redis(host="127.0.0.1", port=server.port) as plain,
+    ):
         client.create_queue("hundreds")
 
         def push() -> object:
-            with bare.pipeline(transaction=False) as pipeline:
+            with plain.pipeline(transaction=False) as pipeline:
                 for body in bodies:
                     pipeline.lpush(LIST, body)
                 return pipeline.execute()
 
         def measure(call: Callable[[], object], clear: Callable[[], object]) -> float:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             for _ in range(calls):
                 call()
-            rate = calls * HUNDRED / (time.perf_counter() - began_s)
+            rate = calls * HUNDRED / (time.perf_counter() - started_s)
             clear()
             return rate
 
         sides: dict[str, Callable[[], float]] = {
             "ours": lambda: measure(lambda: client.enqueue_many("hundreds", bodies), lambda: client.purge("hundreds")),
-            "theirs": lambda: measure(push, lambda: bare.delete(LIST)),
+            "theirs": lambda: measure(push, lambda: plain.delete(LIST)),
         }
         for side in sides.values():
             side()

@@ -1,9 +1,9 @@
-"""The core's figures: what a job costs the server, the client and the worker, against bare commands in the same run.
+"""The core's figures: the cost of a job for server, client and worker, compared with native commands in the same run.
 
     python benches/core.py [--only 1,2,…] [--server valkey|redis] [--rounds 5] [--quick] [--json FILE]
 
-Promises one table (figure, measured, bar, aim, met?) of medians over interleaved rounds. Risks: on a busy machine
-ratios hold, times do not; `--quick` measures less of everything and says so in the JSON.
+Promises one table (figure, measured, bar, aim, met?) of medians over interleaved rounds. Risks: a busy machine changes
+times, but not ratios. `--quick` measures less of everything; the JSON says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.servers import KINDS, Kind
 
 Measure = Callable[[Kind, Options], list[Figure]]
 
-#: Figures by number; those of the server itself are taken on both servers, the others on Valkey.
+#: Figures by number. Those of the server are measured on both servers, the others on Valkey.
 ON_EACH: dict[int, Measure] = {
     1: server_cost.batches,
     2: server_cost.singles,
@@ -47,9 +47,9 @@ def main() -> int:
     figures: list[Figure] = []
     for number in arguments.only:
         for kind in kinds if number in ON_EACH else kinds[:1]:
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             figures += (ON_EACH | ON_ONE)[number](kind, options)
-            print(f"figure {number}, {kind}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+            print(f"figure {number}, {kind}: {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
     print_table(figures)
     if arguments.json:
         write_json(arguments.json, figures, options, {kind: _version(kind) for kind in kinds})
@@ -61,12 +61,12 @@ def _kinds_at_hand() -> tuple[Kind, ...]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The core's figures, against bare commands in the same run.")
+    parser = argparse.ArgumentParser(description="The core's figures, compared with native commands in the same run.")
     everything = sorted(ON_EACH | ON_ONE)
-    parser.add_argument("--only", type=_numbers, default=everything, metavar="1,2,…", help="figures to take")
+    parser.add_argument("--only", type=_numbers, default=everything, metavar="1,2,…", help="figures to measure")
     parser.add_argument("--server", choices=KINDS, help="only this server")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="fewer jobs and seconds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="fewer jobs and seconds, to check that it works")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 

@@ -1,13 +1,15 @@
-"""Instructions a job, counted by valgrind: of the server for each of the core's scripts, of the client for an enqueue,
-of the worker for a drained job.
+"""Instructions a job, counted by valgrind: the server's for each script, the client's for an enqueue, the worker's for
+a drained job.
 
     python benches/instructions.py [--tree FOLDER] [--server valkey|redis] [--only server client] [--before FILE]
                                    [--json FILE]
 
---tree: another checkout, built (`make setup`). Its client and its scripts are counted, by this checkout's Python and
-through public names alone, so it may be older or newer. --before: what --json wrote earlier. The table then has both,
-and the exit code is 1 if a figure is up by more than 2 %. Promises counts that a second run repeats, on a busy machine
-too. Needs valgrind. Risks: instructions are not time. System calls, cache misses and waits cost nothing here.
+--tree: another checkout, after `make setup`. The bench counts its client and scripts, run by this checkout's Python. It
+uses public names only, so that checkout can be older or newer.
+--before: a file that --json wrote. The table shows both, and the exit code is 1 if a figure grew by more than 2 %.
+
+Promises counts that a second run repeats, on a busy machine too. Needs valgrind. Risks: instructions are not time.
+System calls, cache misses and waits cost nothing here.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.servers import KINDS, Kind, Server
 
 ROOT = Path(__file__).resolve().parents[1]
-#: A figure may grow by so much.
+#: A figure may grow by this factor.
 GROWTH = 1.02
-#: The server's own work by the clock, once a second: it is part of no job, and is not counted.
+#: The server's periodic work runs once a second. It belongs to no job and is not counted.
 QUIET = {"hz": "1", "dynamic-hz": "no"}
 CLOCK_WORK = "serverCron"
 _COST = set("0123456789+-*")
-#: What runs in a process of its own, and whose instructions count.
+#: Roles of instructions_process.py: the first count the server's instructions, the others those of the process.
 SERVER_ROLES, CLIENT_ROLES = ("calls",), ("enqueue", "worker", "task")
 
 Counts = dict[str, float]
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def count_server(kind: Kind, tree: Path) -> Counts:
-    """Instructions of the server a job, by script and size of the batch."""
+    """The server's instructions a job, by script and batch size."""
     with (
         TemporaryDirectory(prefix="pinlater-bench-") as folder,
         Server(kind, Path(folder), config=QUIET, under=_callgrind(folder)) as server,
@@ -70,7 +72,7 @@ def count_server(kind: Kind, tree: Path) -> Counts:
 
 
 def count_client(role: str, tree: Path) -> Counts:
-    """Instructions of a process that puts jobs in, or works on them."""
+    """Instructions of a process that enqueues jobs or runs them."""
     with (
         TemporaryDirectory(prefix="pinlater-bench-") as folder,
         Server("valkey", Path(folder), config=QUIET) as server,
@@ -95,7 +97,7 @@ def _callgrind(folder: str) -> list[str]:
 
 @contextmanager
 def _child(tree: Path, role: str, url: str, under: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """The process of a role, with the tree's package."""
+    """The process of a role, with the package of the tree."""
     command = [*under, sys.executable, str(ROOT / "benches/instructions_process.py"), role, url]
     environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(tree / "python")}
     pipe = subprocess.PIPE
@@ -107,8 +109,10 @@ def _child(tree: Path, role: str, url: str, under: Sequence[str] = ()) -> Iterat
 
 
 def _measure(child: subprocess.Popen[str], pid: int, folder: Path) -> Counts:
-    """What the process `pid` did between each `begin NAME JOBS` and `end` of the child, which waits for an answer. Of
-    several rounds the least: a busy machine only adds, as where a request comes in two pieces.
+    """Instructions a job of the process `pid`, by name.
+
+    The child prints `begin NAME JOBS` and `end` around each round, and waits for an answer to each. The least of
+    several rounds counts: a busy machine only adds instructions, for example if a request arrives in two pieces.
     """
     assert child.stdin is not None
     assert child.stdout is not None
@@ -121,16 +125,16 @@ def _measure(child: subprocess.Popen[str], pid: int, folder: Path) -> Counts:
             found[name] = min(count, found.get(name, count))
         elif word == "begin":
             name, jobs = rest
-            _tell(pid, "zero", "instrumentation on")
+            _control(pid, "zero", "instrumentation on")
         child.stdin.write("go\n")
         child.stdin.flush()
     if child.wait():
-        raise RuntimeError(f"expected {child.args!r} to end well, got {child.returncode}")
+        raise RuntimeError(f"expected {child.args!r} to exit with 0, got {child.returncode}")
     return found
 
 
 def _stop_counting(pid: int, folder: Path) -> int:
-    _tell(pid, "instrumentation off", "dump")
+    _control(pid, "instrumentation off", "dump")
     newest = max(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:]))
     lines = newest.read_text().splitlines()
     total = int(next(line for line in lines if line.startswith("totals: ")).split()[1])
@@ -138,31 +142,32 @@ def _stop_counting(pid: int, folder: Path) -> int:
 
 
 def _inclusive(lines: Iterable[str], function: str) -> int:
-    """Instructions of a function and of what it calls, in callgrind's format: a function's block has lines `LINE COST`,
-    that after `calls=` with the cost of the call.
+    """Instructions of a function and its calls, from callgrind's format: the block of a function has lines `LINE COST`,
+    and the line after `calls=` has the cost of that call.
     """
     cost, number, inside = 0, "", False
     for line in lines:
         if line.startswith("fn="):
-            told, _, name = line[3:].partition(" ")
-            number = told if name == function else number
-            inside = told == number
+            current, _, name = line[3:].partition(" ")
+            number = current if name == function else number
+            inside = current == number
         elif inside and line[:1] in _COST:
             cost += int(line.split()[1])
     return cost
 
 
-def _tell(pid: int, *commands: str) -> None:
+def _control(pid: int, *commands: str) -> None:
+    """Sends commands to callgrind in a process."""
     words = [word for command in commands for word in ("-c", *command.split())]
     subprocess.run(["vgdb", f"--pid={pid}", *words], check=True, capture_output=True)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Instructions a job, counted by valgrind.")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="another built checkout")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout, after make setup")
     parser.add_argument("--server", choices=KINDS, help="only this server")
     parser.add_argument("--only", nargs="*", choices=["server", "client"], default=["server", "client"])
-    parser.add_argument("--before", type=Path, metavar="FILE", help="what --json wrote, to compare with")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="a file that --json wrote, to compare with")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     given.tree = given.tree.resolve()

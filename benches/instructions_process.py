@@ -1,9 +1,9 @@
-"""The processes that benches/instructions.py counts, or whose server it counts.
+"""The processes for benches/instructions.py: it counts their instructions, or those of their server.
 
     python benches/instructions_process.py calls|enqueue|worker|task URL
 
-Each says `begin`, what and how many jobs, then `end`, and waits for an answer each time. Promises to use only what is
-public, as it runs with other checkouts of the package too. Risks nothing.
+Each prints `begin`, a name and a number of jobs, then `end`, and waits for an answer each time. Promises to use public
+names only, so that it also runs with other checkouts of the package.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ QUEUE = "bench"
 BODY = b"x" * 100
 BATCH = 50
 CONCURRENCY = 128
-#: Jobs a round; the first round of all warms up and is not counted. Those of a worker are so many full claims.
+#: Jobs a round. The first round warms up and is not counted. A worker's round is 46 full claims.
 ONE_BY_ONE, IN_BATCHES, ENQUEUED, DRAINED = 200, 4_000, 400, 46 * CONCURRENCY
 ROUNDS = 4
-#: Without prefetch, whose size depends on the clock.
+#: No prefetch: its size depends on the clock.
 CONFIG = WorkerConfig(concurrency=CONCURRENCY, prefetch=0)
 URL_VARIABLE = "PINLATER_BENCH_URL"
 
@@ -43,7 +43,7 @@ class Countdown:
         self.over = asyncio.Event()
 
     def one(self) -> None:
-        """A job ran."""
+        """Counts one job."""
         self._seen += 1
         if self._seen % DRAINED == 0 and not self.over.is_set():
             self._next_round(self._seen // DRAINED)
@@ -63,12 +63,12 @@ tasks_left = Countdown("worker: a no-op task, drained")
 
 @app.task(name="bench.nothing", queue=QUEUE)
 async def nothing(x: int, y: str) -> None:
-    """What a drained task costs without its work."""
+    """A task without work: what remains is PinLater's cost."""
     tasks_left.one()
 
 
 def calls(url: str) -> None:
-    """Each script's call, one job a call and in batches."""
+    """The call of each script, with one job and in batches."""
     with Client(url, timeout_s=60) as client:
         client.create_queue(QUEUE)
         for number in range(ROUNDS):
@@ -121,7 +121,7 @@ def _succeed(client: Client, claimed: list[list[Job]]) -> None:
 
 
 def enqueue(url: str) -> None:
-    """Client.enqueue, of bytes."""
+    """Client.enqueue with bytes."""
     with Client(url, timeout_s=60) as client:
         client.create_queue(QUEUE)
         for number in range(ROUNDS):
@@ -131,7 +131,7 @@ def enqueue(url: str) -> None:
 
 
 def worker(url: str) -> None:
-    """A job in a worker whose handler does nothing."""
+    """A worker whose handler does nothing."""
     with Client(url, timeout_s=60) as client:
         client.create_queue(QUEUE)
         for _ in range((ROUNDS + 1) * DRAINED // 1000):
@@ -153,7 +153,7 @@ async def _work(url: str) -> None:
 
 
 def task(url: str) -> None:
-    """The same of a task, by `pinlater run`."""
+    """`pinlater run` with a task that does nothing."""
     os.environ[URL_VARIABLE] = url
     with PinLater(url, timeout_s=60) as producer:
         for _ in range((ROUNDS + 1) * DRAINED // 1000):
@@ -164,7 +164,7 @@ def task(url: str) -> None:
 
 @contextmanager
 def _counting(name: str, jobs: int) -> Iterator[None]:
-    """jobs: 0 to warm up only."""
+    """jobs: 0 for a round that only warms up."""
     gc.collect()
     if jobs:
         _say("begin", name, str(jobs))

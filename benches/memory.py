@@ -1,7 +1,7 @@
-"""Bytes a pending job: used_memory over what it was before, once no hash table is between two sizes.
+"""Bytes a pending job: the growth of used_memory, measured while no hash table is rehashing.
 
-Promises a figure without the second table of a rehash: tables are stepped on by reads until the server says that none
-is rehashing. Risks: the figure has steps where tables double, so it is taken at two sizes.
+Promises a figure without the second table of a rehash: the bench reads the tables until the server reports no rehash.
+Risks: the figure jumps where tables double, so it is measured at two sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMITS: dict[tuple[Kind, int], tuple[float, float]] = {
     ("redis", 100_000): (305, 280),
     ("redis", 1_000_000): (305, 280),
 }
-#: Each read of a table that is rehashing moves one bucket or a few.
+#: Each read of a table that is rehashing moves a few buckets.
 READS_A_STEP = 5_000
 
 
@@ -35,7 +35,7 @@ def _measure(kind: Kind, count: int) -> Figure:
         native = Native(server)
         with Client(server.url, timeout_s=60) as client:
             client.create_queue("memory", QueueConfig(priorities=3))
-            # the scripts, the client's lane and the first buffers are not what a job costs
+            # scripts, the client's request slot and the first buffers are not part of the cost of a job
             client.purge("memory")
             client.enqueue("memory", BODY)
         before = _settled_bytes(server, native, [])
@@ -51,23 +51,23 @@ def _measure(kind: Kind, count: int) -> Figure:
 
 
 def _settled_bytes(server: Server, native: Native, tables: list[bytes]) -> int:
-    """used_memory once no table is rehashing and it stands still: the server's timer frees buffers of closed
+    """used_memory once no table is rehashing and the value is stable: a timer of the server frees the buffers of closed
     connections.
     """
     wait_until(lambda: not [table for table in tables if _is_rehashing(native, table)], "the end of the rehash", 120)
     last: list[int] = []
 
-    def stands_still() -> bool:
-        # a second of the server's timer, ten runs by default, at one look each
+    def is_stable() -> bool:
+        # over a second, in which the server's timer runs ten times by default
         last.append(server.memory())
         return len(last) > 200 and max(last[-200:]) - min(last[-200:]) < 100_000 and last[-1] == min(last[-200:])
 
-    wait_until(stands_still, "used_memory to stand still", 60)
+    wait_until(is_stable, "a stable used_memory", 60)
     return last[-1]
 
 
 def _is_rehashing(native: Native, table: bytes) -> bool:
-    """Whether a table has two halves; if it has, takes steps, as only use moves it on."""
+    """Whether a table is rehashing. If it is, reads it: only use moves its rehash on."""
     stats: Any = native.call("DEBUG", "HTSTATS-KEY", table)
     if b"rehashing target" not in stats:
         return False

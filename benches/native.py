@@ -1,10 +1,10 @@
-"""What each piece of `pinlater._core` buys: its time against its Python twin's, in the same run.
+"""What each piece of `pinlater._core` saves: its time compared with its Python twin's, in the same run.
 
     python benches/native.py [--only NAME] [--rounds 7] [--quick] [--json FILE]
 
-Promises one table of medians over interleaved rounds, a line a piece; the ratio says how many times as long the
-twin takes; exit code 1 if a piece buys less than the bar. Risks: the twins are plain Python that checks as much as
-the native piece, not the fastest Python one could write; the sides of a round are near in time, not at once.
+Promises one table of medians over interleaved rounds, a line a piece: the ratio is the twin's time over the native
+time. Exit code 1 if a ratio is below the bar. Risks: a twin checks as much as the native piece, but it is not the
+fastest possible Python. The sides of a round run one after the other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.support import twins
 
 #: Jobs a call: what a busy worker claims and acks at once.
 BATCH = 500
-#: Seconds a side is measured a round: long against the clock's step, short against a turn of the scheduler.
+#: Seconds of one side in a round: long compared with the clock's step, short compared with a turn of the scheduler.
 SIDE_S = 0.1
 QUICK_SIDE_S = 0.01
-#: Below this a piece is not worth its Rust.
+#: A piece with a smaller ratio is not worth its Rust.
 BAR = 1.5
-#: Fewer rounds give no median worth the name.
+#: The median of fewer rounds is not stable.
 LEAST_ROUNDS = 5
 
 TOKEN = (7 << 19).to_bytes(8, "big")
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 def pieces() -> Iterator[Piece]:
-    """Every piece, in the order of a job's life."""
+    """Every piece, in the order in which a job needs them."""
     yield from _enqueue_pieces()
     yield from _claim_pieces()
     yield from _ack_pieces()
@@ -67,9 +67,9 @@ def measure(piece: Piece, rounds: int, side_s: float) -> Figure:
 
 
 def main() -> int:
-    """Prints the table; 1 if a piece buys less than the bar."""
+    """Prints the table. Returns 1 if a ratio is below the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="pieces whose name has this in it")
+    parser.add_argument("--only", default="", help="only pieces whose name contains this")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _call_us(call: Callable[[], Any], side_s: float) -> float:
-    """Microseconds a call takes, over as many calls as fill `side_s`."""
+    """Microseconds a call, over as many calls as fit `side_s`."""
     started = time.perf_counter()
     call()
     calls = max(1, int(side_s / max(time.perf_counter() - started, 1e-7)))

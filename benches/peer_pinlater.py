@@ -1,7 +1,7 @@
-"""PinLater beside its peers: the adapter for the peers' compare.py.
+"""The adapter with which the peers' compare.py measures PinLater.
 
-Promises what child.py asks of a peer: one by one and in bulk by sync calls, 50 at once by async ones; tasks as users
-write them, run by `pinlater run` with leases, retries, monitor and the default codec on. Risks none of its own.
+Promises what their child.py asks of a peer: sync calls one by one and in bulk, 50 async calls at once. The tasks are as
+users write them, run by `pinlater run` with leases, retries, monitor and the default codec.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-import probe  # stands beside it where it is run
+import probe  # the peers' folder has it
 
 import pinlater
 

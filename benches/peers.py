@@ -1,7 +1,7 @@
-"""PinLater beside other queues, by the peers' own compare.py with our adapter (benches/peer_pinlater.py).
+"""PinLater compared with other queues, by the peers' own compare.py and our adapter (benches/peer_pinlater.py).
 
-Promises that all that a ratio compares was measured in one run, by turns, on one server (redis-server). Risks: each
-figure is the median of a few readings; what compare.py prints says how disturbed they were.
+Promises that the sides of a ratio are measured in one run, in turns, on one server (redis-server). Risks: each figure is
+the median of a few readings; compare.py prints their spread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 from benches.support import Figure, Options
 
 PYTHON: Final = ("huey", "dramatiq", "taskiq-list", "taskiq-stream", "arq", "saq", "celery", "rq")
-#: Settings that are not compared with: slower ones, and those of several processes.
+#: Settings of peers that are left out: slower ones, and those of several processes.
 SKIPPED: Final = (
     "pinlater: defaults; huey: 2 processes; dramatiq: defaults; taskiq-list: defaults; taskiq-stream: defaults;"
     "arq: defaults; saq: defaults; celery: 8 threads; celery: prefork of 2; rq: defaults; bullmq: defaults;"
@@ -31,20 +31,20 @@ LATENCY: Final = "latency tuned"
 
 
 def measure(folder: Path, options: Options) -> list[Figure]:
-    """Runs compare.py, and makes the figures of what it found."""
+    """Runs compare.py, and makes figures from its results."""
     root = os.environ.setdefault("PEERS_ROOT", str(folder.resolve() / ".peers"))
     with TemporaryDirectory(prefix="pinlater-peers-") as temporary:
-        place, out = Path(temporary) / "peers", Path(temporary) / "results.json"
-        shutil.copytree(folder, place, ignore=shutil.ignore_patterns(".peers"))
-        shutil.copy(Path(__file__).with_name("peer_pinlater.py"), place)
-        sys.path.insert(0, str(place))
+        copy, out = Path(temporary) / "peers", Path(temporary) / "results.json"
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".peers"))
+        shutil.copy(Path(__file__).with_name("peer_pinlater.py"), copy)
+        sys.path.insert(0, str(copy))
         compare = importlib.import_module("compare")
         names = [name for name in ("pinlater", *PYTHON, "bullmq", "asynq") if shutil.which(compare.PEERS[name][0])]
         seconds, tries = str(options.scaled(3, 1)), str(options.scaled(3, 1))
         command = [f"{root}/venv/bin/python", "compare.py", "--peers", ",".join(names), "--skip", SKIPPED]
         command += ["--rounds", str(options.rounds), "--tries", tries, "--out", str(out)]
         environment = {"PRODUCE_S": seconds, "DRAIN_S": seconds, **os.environ}
-        subprocess.run(command, cwd=place, env=environment, check=True, stdout=sys.stderr)
+        subprocess.run(command, cwd=copy, env=environment, check=True, stdout=sys.stderr)
         return list(_figures(compare, json.loads(out.read_text())["peers"]))
 
 
@@ -56,7 +56,7 @@ def _figures(compare: Any, found: dict[str, Any]) -> Iterable[Figure]:
     def best(
         key: str, field: str = "jobs_s", peers: Iterable[str] = PYTHON, least: bool = False
     ) -> tuple[str, float | None]:
-        """Of some peers: who, and how much; each with its one setting, whatever that is called."""
+        """The best of some peers, and its value. Each peer has one setting; its name does not matter."""
         every: dict[str, float] = {}
         for peer in peers:
             keys = [own for own in found.get(peer, {"results": {}})["results"] if own.startswith(key)]
@@ -64,16 +64,16 @@ def _figures(compare: Any, found: dict[str, Any]) -> Iterable[Figure]:
             every |= {peer: values[0]} if values else {}
         if not every:
             return "-", None
-        who = (min if least else max)(every, key=every.__getitem__)
-        return who, every[who]
+        peer = (min if least else max)(every, key=every.__getitem__)
+        return peer, every[peer]
 
     def ratio(
         name: str, ours: float | None, theirs: tuple[str, float | None], bar: float, aim: float, unit: str
     ) -> Iterable[Figure]:
-        who, value = theirs
+        peer, value = theirs
         if ours is None or value is None:
             return
-        note = f"ours {ours:,.4g} {unit}, {who} {value:,.4g}"
+        note = f"ours {ours:,.4g} {unit}, {peer} {value:,.4g}"
         yield Figure(name, "redis", ours / value, bar, aim, at_least=unit == "jobs/s", note=note)
 
     rate = median("pinlater", DRAIN, "jobs_s")

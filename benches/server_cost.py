@@ -1,8 +1,8 @@
-"""Redis CPU a job: the shipped scripts through the shipped client, against the same work in native commands.
+"""Redis CPU a job: the shipped scripts through the shipped client, compared with the same work in native commands.
 
-Promises that both sides put in, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on one
-server, in turns. Ours also does what native does not: levels, leases, tokens, replays, retries of the 1 % that fail,
-and the 1 % that is scheduled. Risks: the standing sets are small in figures 1 and 2; `growth` is about large ones.
+Promises that both sides enqueue, claim and end the same jobs (same record bytes, 8-byte ids, same batches) on one
+server, in turns. Our side also has what native lacks: priorities, leases, tokens and repeated requests. On both sides
+1 % of jobs are scheduled and 1 % of acks fail. Risks: the sets are small in figures 1 and 2; `growth` has large ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from benches.support import (
     BODY,
-    ODD_PERCENT,
+    SPECIAL_PERCENT,
     STANDING_FAILED,
     CpuMeter,
     Figure,
@@ -29,16 +29,16 @@ from benches.support import (
 from pinlater import Ack, Client, Job, NewJob, QueueConfig
 from tests.support.servers import Kind, Server
 
-#: A record is a 4-byte header and the body; native stores the same bytes.
+#: A record is a 4-byte header and the body. Native stores the same bytes.
 RECORD = b"\1\0\2\1" + BODY
-#: So soon is a scheduled job due: at once or a batch or two later, so that it comes back as work.
+#: The delay of a scheduled job: it is due within the next batches.
 DUE_SOON_MS = 1
 #: Longer than any drain: a scheduled job is due in a millisecond.
 DRAIN_WAIT_S = 5.0
 
 
 class Queue:
-    """Our side: one queue of 3 levels. levels: how many of them the jobs go to, in turn."""
+    """Our side: one queue with 3 priorities. priorities: how many of them the jobs use, in turn."""
 
     def __init__(self, client: Client, name: str, priorities: int = 1) -> None:
         self._client, self._name = client, name
@@ -48,17 +48,17 @@ class Queue:
 
     @staticmethod
     def _endless_jobs(priorities: int) -> Iterator[NewJob]:
-        every = 100 // ODD_PERCENT
+        every = 100 // SPECIAL_PERCENT
         for number in itertools.count(1):
-            level = 1 + number % priorities
+            priority = 1 + number % priorities
             yield (
-                NewJob(BODY, priority=level, delay_ms=DUE_SOON_MS)
+                NewJob(BODY, priority=priority, delay_ms=DUE_SOON_MS)
                 if number % every == 0
-                else NewJob(BODY, priority=level)
+                else NewJob(BODY, priority=priority)
             )
 
     def stand_by_failed(self) -> None:
-        """Leaves failed jobs that nobody touches."""
+        """Adds failed jobs that stay in the queue."""
         jobs = self._client.enqueue_many(self._name, [NewJob(BODY, attempts=1)] * STANDING_FAILED)
         claimed = self._client.dequeue(self._name, len(jobs))
         assert not self._client.ack(failed=claimed)
@@ -77,20 +77,20 @@ class Queue:
         return self._client.dequeue(self._name, count)
 
     def ack(self, jobs: list[Job]) -> None:
-        """One call; the 1 % that fails goes back in line."""
-        failed = [job for job in jobs if next(self._acked) % (100 // ODD_PERCENT) == 0]
+        """One call. 1 % of the jobs fail and become pending again."""
+        failed = [job for job in jobs if next(self._acked) % (100 // SPECIAL_PERCENT) == 0]
         if failed:
-            gone = {id(job) for job in failed}
-            good = [job for job in jobs if id(job) not in gone]
+            failed_ids = {id(job) for job in failed}
+            good = [job for job in jobs if id(job) not in failed_ids]
             refused = self._client.ack(succeeded=good, failed=[Ack(job) for job in failed])
         else:
             refused = self._client.ack(succeeded=jobs)
         assert not refused
-        # a job that fails with its last attempt stays failed: it is not open any more
+        # a job that used its last attempt stays failed: it is no longer open
         self._open -= len(jobs) - sum(job.attempts_remaining > 1 for job in failed)
 
     def pass_through(self, count: int, batch: int) -> None:
-        """Puts in, claims and ends `count` jobs, phase by phase; what came back is drained, so nothing is left over."""
+        """Enqueues, claims and ends `count` jobs, phase by phase, then drains those that failed. No job is left."""
         for _ in range(count // batch):
             self.enqueue(batch)
         claims = [self.claim(batch) for _ in range(count // batch)]
@@ -101,25 +101,25 @@ class Queue:
             self.ack(self._client.dequeue(self._name, batch, wait=DRAIN_WAIT_S))
 
     def cycle(self, count: int, batch: int) -> None:
-        """The same, batch by batch, over what stands in line already."""
+        """The same, batch by batch, while other jobs are pending."""
         for _ in range(count // batch):
             self.enqueue(batch)
             self.ack(self.claim(batch))
 
 
 class NativeQueue:
-    """Their side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL. The 1 % that is scheduled
-    waits in a set of its own, and what is due there is moved before a claim; the 1 % that fails goes back in line.
+    """The native side: HSET + ZADD | ZRANGE, then HMGET + HSET + ZREMRANGEBYRANK | HDEL + HDEL. Scheduled jobs are in a
+    set of their own, and each claim first moves the due ones. Failed jobs become ready again.
 
-    foreseen: the ids of a claim are known beforehand and its ZRANGE goes along in the pipeline, which no real queue
-    could do; then nothing is scheduled and nothing fails.
+    foreseen: the ids of a claim are known beforehand, and its ZRANGE is part of the pipeline. No real queue could do
+    that. Then no job is scheduled and none fails.
     """
 
     def __init__(self, native: Native, name: str, foreseen: bool = False) -> None:
         self._native, self._foreseen = native, foreseen
         self._jobs, self._ready, self._running, self._scheduled = (f"native:{{{name}}}:{part}" for part in "jprd")
         self._made = self._taken = 1 << 60
-        self._every = 0 if foreseen else 100 // ODD_PERCENT
+        self._every = 0 if foreseen else 100 // SPECIAL_PERCENT
         self._acked, self._open = itertools.count(1), 0
 
     def enqueue(self, count: int) -> None:
@@ -134,11 +134,11 @@ class NativeQueue:
         self._native.pipeline(*filter(None, commands))
 
     @staticmethod
-    def _put(line: str, ids: list[bytes]) -> tuple[object, ...]:
-        return ("ZADD", line, *itertools.chain.from_iterable((b"1795229827228", id_) for id_ in ids)) if ids else ()
+    def _put(key: str, ids: list[bytes]) -> tuple[object, ...]:
+        return ("ZADD", key, *itertools.chain.from_iterable((b"1795229827228", id_) for id_ in ids)) if ids else ()
 
     def claim(self, count: int) -> list[bytes]:
-        """What is due and what is ready are looked up, then one pipeline; foreseen: one pipeline in all."""
+        """One pipeline to look up due and ready jobs, then one to claim them. foreseen: a single pipeline."""
         look = ("ZRANGE", self._ready, 0, count - 1)
         if self._foreseen:
             ids = _ids(self._taken, count)
@@ -192,7 +192,7 @@ def _ids(first: int, count: int) -> list[bytes]:
 
 
 def batches(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 1: batches of 50 and of 500, one level; and, for comparison, over three levels."""
+    """Figure 1: batches of 50 and of 500, with one priority; for comparison also with three."""
     jobs = options.scaled(40_000, 10_000)
     figures = []
     for batch in (50, 500):
@@ -201,14 +201,14 @@ def batches(kind: Kind, options: Options) -> list[Figure]:
         plain = ratios(found["ours"], found["native"])
         figures.append(figure(f"1 Redis CPU a job, batches of {batch}", kind, plain, 1.7, 1.4, note=note))
         mixed = ratios(found["mixed"], found["native"])
-        figures.append(figure(f"1 … jobs over 3 levels in turn, {batch}", kind, mixed, None, None))
+        figures.append(figure(f"1 … jobs of 3 priorities in turn, {batch}", kind, mixed, None, None))
     return figures
 
 
 def singles(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 2: one job a call; native in three pipelines and the ZRANGE that a claim has to ask first.
+    """Figure 2: one job a call. Native needs three pipelines, and a ZRANGE before each claim.
 
-    For comparison, native with the ids of its claim foreseen: three round trips in all.
+    For comparison: native with foreseen ids, which is three round trips in all.
     """
     jobs = options.scaled(4_000, 1_500)
     figures = []
@@ -225,7 +225,7 @@ def singles(kind: Kind, options: Options) -> list[Figure]:
 def _compare(
     kind: Kind, options: Options, jobs: int, batch: int, *, foreseen: bool, mixed: bool = True, turns: int = 1
 ) -> dict[str, list[float]]:
-    """µs of the server's main thread a job, a round (of so many turns); sides: ours, native, ours over three levels."""
+    """µs of the server's main thread a job, by round, of three sides: ours, native, ours with three priorities."""
     with serving(kind) as server, apart(server), Client(server.url, timeout_s=60) as client:
         native, meter = Native(server), CpuMeter(server)
         sides: dict[str, Queue | NativeQueue] = {
@@ -258,7 +258,7 @@ def _bind(measure: Callable[[Queue | NativeQueue], float], side: Queue | NativeQ
 
 
 def growth(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 4: what a job costs over 1 M pending ones, to what it costs over 10 k, over native's own growth."""
+    """Figure 4: the cost of a job with 1 M pending over the cost with 10 k, divided by the same ratio of native."""
     large = options.scaled(1_000_000, 200_000)
     with serving(kind) as server, apart(server), Client(server.url, timeout_s=60) as client:
         meter = CpuMeter(server)
@@ -272,7 +272,7 @@ def growth(kind: Kind, options: Options) -> list[Figure]:
 
 
 def _growth_sides(server: Server, client: Client, meter: CpuMeter, large: int) -> dict[str, Callable[[], float]]:
-    """Four data sets on one server, in batches of 50; each measurement is 10,000 jobs."""
+    """Four data sets on one server, in batches of 50. Each measurement is 10,000 jobs."""
     jobs, sides = 10_000, dict[str, Callable[[], float]]()
 
     def measure(side: Queue | NativeQueue) -> float:

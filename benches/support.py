@@ -1,8 +1,8 @@
-"""What every figure is made with: a raw connection, interleaved rounds, and the table that says which bar is met.
+"""Tools of every figure: a raw connection, interleaved rounds, and the table that shows which bar is met.
 
-Promises that the two sides of a ratio are measured in turns within one round, in changing order, and that a figure is
-the median of the rounds' ratios. Risks: absolute numbers are those of this machine in this minute; only ratios of one
-run mean something.
+Promises that the sides of a ratio are measured in turns within one round, in changing order, and that a figure is the
+median of the rounds' ratios. Risks: absolute numbers depend on the machine and the minute; compare only ratios of one
+run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.support.servers import Kind, Server
 #: Body of every job measured.
 BODY = b"x" * 100
 #: Percent of jobs that are scheduled, and of acks that fail.
-ODD_PERCENT = 1
-#: Failed jobs that stand by, so that the key of custom statuses exists as it does in life.
+SPECIAL_PERCENT = 1
+#: Failed jobs that stay in the queue, so that the key of custom statuses exists as in real use.
 STANDING_FAILED = 1_000
 
 
@@ -46,7 +46,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. bar None: shown for comparison, nothing is promised. at_least: larger is better."""
+    """One line of the table.
+
+    bar: the promised limit; None: the line is for comparison only.
+    at_least: larger is better.
+    """
 
     name: str
     server: str
@@ -74,8 +78,10 @@ def figure(
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, turns: int = 1) -> dict[str, list[float]]:
-    """What each side gave in each round, the mean of so many turns: short ones, so that what slows the machine for
-    seconds slows all sides. The order changes turn by turn, so that no side is always the first.
+    """The values of each side by round; a value is the mean of `turns` turns.
+
+    Turns are short, so that a slow second of the machine slows all sides. Their order changes, so that no side is
+    always first.
     """
     found: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -95,7 +101,7 @@ def ratios(top: Sequence[float], bottom: Sequence[float]) -> list[float]:
 
 
 def per_job(values: Sequence[float], unit: str = "µs") -> str:
-    """A note with an absolute median, for orientation only."""
+    """A note with an absolute median, for orientation."""
     return f"{statistics.median(values):.2f} {unit}"
 
 
@@ -111,11 +117,11 @@ def serving(kind: Kind) -> Iterator[Server]:
 
 @contextmanager
 def apart(server: Server) -> Iterator[None]:
-    """The server's process on a core of its own, this one on the others.
+    """Moves the server's process to a core of its own, and this process to the others.
 
-    Left alone, the kernel puts a quick client on the server's core, where a wake-up costs a third, and a slower one
-    elsewhere: then a ratio of one-job calls compares two placements, not two pieces of work. With one core there is
-    nothing to choose.
+    By itself the kernel puts a quick client on the server's core, where a wake-up costs a third, and a slower client on
+    another. Then a ratio of one-job calls compares two placements, not two pieces of work. With one core this does
+    nothing.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:
@@ -129,7 +135,7 @@ def apart(server: Server) -> Iterator[None]:
 
 
 class Native:
-    """A bare connection: one pipeline is one packet out and one read loop, as lean as a native client can be."""
+    """A raw connection: a pipeline is one packet and one read loop, as lean as a native client can be."""
 
     def __init__(self, server: Server) -> None:
         kind: Any = redis.Connection  # redis-py leaves it untyped
@@ -137,7 +143,7 @@ class Native:
         self._connection.connect()
 
     def pipeline(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Sends commands together; returns their replies. Raises redis' errors."""
+        """Sends commands together. Returns their replies. Raises the errors of redis-py."""
         self._connection.send_packed_command([b"".join(map(hiredis.pack_command, commands))], check_health=False)
         return [self._connection.read_response(disable_decoding=True) for _ in commands]
 
@@ -151,7 +157,7 @@ class Native:
 
 
 class CpuMeter:
-    """CPU of a server's main thread (user and system), read over one connection of its own."""
+    """CPU of a server's main thread (user and system), read over its own connection."""
 
     def __init__(self, server: Server) -> None:
         self._native = Native(server)
@@ -168,7 +174,7 @@ class CpuMeter:
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """Figure, measured, bar, aim, met?; a line each."""
+    """Prints one line a figure: name, measured, bar, aim, met?."""
     head = ("figure", "server", "measured", "bar", "aim", "met?", "note")
     rows = [head, *(_row(each) for each in figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
@@ -197,7 +203,7 @@ def _row(each: Figure) -> tuple[str, ...]:
 
 
 def write_json(path: Path, figures: Sequence[Figure], options: Options, servers: Mapping[str, str]) -> None:
-    """The table for a machine, with every round."""
+    """Writes the figures with every round, for other programs."""
     content = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),

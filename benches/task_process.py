@@ -1,8 +1,8 @@
-"""The workers that benches/worker.py starts, each in a process of its own, as `pinlater run` would make them.
+"""The workers that benches/worker.py starts, each in its own process, as `pinlater run` makes them.
 
     python benches/task_process.py drain|sleep|memory URL QUEUE COUNT [FEW]
 
-Promises one JSON line on stdout after COUNT tasks. Risks nothing.
+Promises one JSON line on stdout after COUNT tasks.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from pinlater import PinLater, WorkerConfig
 from pinlater.running.run_command import worker_of
 
 QUEUE: Final = "bench"
-#: A no-op of this name is called so.
+#: The no-op task, and the arguments of its calls.
 TASK: Final = "bench.nothing"
 CALL: Final = (1, "a")
 SLEEPERS: Final = "bench.sleep"
 
 
 class Countdown:
-    """Tasks still to run; the last one sets `over`."""
+    """Counts the tasks that are left. The last one sets `over`."""
 
     def __init__(self, count: int) -> None:
         self.left = count
         self.over = asyncio.Event()
 
     def one(self) -> None:
-        """A task ran."""
+        """Counts one task."""
         self.left -= 1
         if self.left == 0:
             self.over.set()
 
 
 async def work(app: PinLater, over: asyncio.Event, concurrency: int, count: int) -> None:
-    """A worker from its start to its stop, after so many tasks."""
+    """Runs a worker from its start to its stop, after `count` tasks."""
     async with worker_of(app, config=WorkerConfig(concurrency=concurrency)) as worker:
         await worker.start()
         await over.wait()
@@ -54,7 +54,9 @@ async def work(app: PinLater, over: asyncio.Event, concurrency: int, count: int)
 
 
 async def drain(app: PinLater, count: int) -> dict[str, float]:
-    """µs of CPU a task, from before the first claim to after the last ack, and a task of gathers around it."""
+    """µs of CPU a task, from before the first claim to after the last ack; and µs of a gathered task, measured before
+    and after.
+    """
     countdown = Countdown(count)
 
     @app.task(name=TASK, queue=QUEUE)
@@ -62,14 +64,14 @@ async def drain(app: PinLater, count: int) -> dict[str, float]:
         countdown.one()
 
     before_us = await gather_us(count)
-    began_us = cpu_us()
+    started_us = cpu_us()
     await work(app, countdown.over, CONCURRENCY, count)
-    job_us = (cpu_us() - began_us) / count
+    job_us = (cpu_us() - started_us) / count
     return {"job_us": job_us, "task_us": (before_us + await gather_us(count)) / 2}
 
 
 async def sleep(app: PinLater, count: int) -> float:
-    """Seconds from the first start to the last end of `count` tasks at once that sleep one second."""
+    """Seconds from the first start to the last end of `count` concurrent tasks that sleep one second."""
     countdown = Countdown(count)
     times_s: list[float] = []
 

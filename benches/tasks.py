@@ -1,9 +1,9 @@
-"""What the framework adds to the core, in CPU: `task.enqueue` to `client.enqueue`, a no-op task to the bare handler.
+"""The CPU that tasks add: `task.enqueue` compared with `client.enqueue`, a no-op task with a handler of the engine.
 
     python benches/tasks.py
 
-Promises both sides in one process, by turns, on one server, and medians of the rounds. Risks: it is the CPU
-of this process alone; the server does the same for both.
+Promises both sides in one process, in turns, on one server, and medians of the rounds. Risks: it counts the CPU of this
+process only; the server does the same work for both.
 """
 
 from __future__ import annotations
@@ -35,38 +35,40 @@ def _cpu_us() -> float:
     return time.process_time() * 1e6
 
 
-def _by_turns(name: str, bare: Side, ours: Side) -> None:
-    found: dict[Side, list[float]] = {bare: [], ours: []}
+def _by_turns(name: str, plain: Side, ours: Side) -> None:
+    found: dict[Side, list[float]] = {plain: [], ours: []}
     for number in range(ROUNDS + 1):
-        for side in (bare, ours) if number % 2 else (ours, bare):
+        for side in (plain, ours) if number % 2 else (ours, plain):
             used_us = side()
             if number:  # the first round is cold
                 found[side].append(used_us)
-    below, above = statistics.median(found[bare]), statistics.median(found[ours])
-    print(f"{name:<38} bare {below:7.2f} us   task {above:7.2f} us   {above / below:.2f} x   (+{above - below:.2f} us)")
+    below, above = statistics.median(found[plain]), statistics.median(found[ours])
+    print(
+        f"{name:<38} plain {below:7.2f} us   task {above:7.2f} us   {above / below:.2f} x   (+{above - below:.2f} us)"
+    )
 
 
 def _calling(count: int, call: Callable[[], object]) -> Side:
     def side() -> float:
-        began_us = _cpu_us()
+        started_us = _cpu_us()
         for _ in range(count):
             call()
-        return (_cpu_us() - began_us) / count
+        return (_cpu_us() - started_us) / count
 
     return side
 
 
 def _gathering(runner: asyncio.Runner, count: int, call: Callable[[], Awaitable[object]]) -> Side:
-    """TOGETHER tasks that await one call after the other."""
+    """TOGETHER asyncio tasks; each awaits one call after the other."""
 
     async def loop() -> None:
         for _ in range(count // TOGETHER):
             await call()
 
     async def side() -> float:
-        began_us = _cpu_us()
+        started_us = _cpu_us()
         await asyncio.gather(*(loop() for _ in range(TOGETHER)))
-        return (_cpu_us() - began_us) / count
+        return (_cpu_us() - started_us) / count
 
     return lambda: runner.run(side())
 
@@ -80,10 +82,10 @@ def _draining(
     config = WorkerConfig(concurrency=CONCURRENCY)
 
     async def drained(worker: Worker) -> float:
-        began_us = _cpu_us()
+        started_us = _cpu_us()
         await worker.run(burst=True)
         assert worker.stats.succeeded == len(bodies), worker.stats
-        return (_cpu_us() - began_us) / len(bodies)
+        return (_cpu_us() - started_us) / len(bodies)
 
     async def side() -> float:
         async with AsyncClient(url) as client:
@@ -100,13 +102,13 @@ def _draining(
 
 
 def main() -> None:
-    """Prints a line a figure."""
+    """Prints one line a figure."""
     with (
         serving("valkey") as server,
         PinLater(server.url) as app,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        client = app.clients.sync()  # both sides on the same connections
+        client = app.clients.sync()  # both sides share its connections
 
         async def of_loop() -> AsyncClient:
             return app.clients.of_loop()
@@ -143,7 +145,7 @@ def main() -> None:
             _draining(runner, server.url, app, bodies, True),
         )
         _by_turns(
-            "the same, bare: a task, task: metrics",
+            "the same, plain: a task, task: metrics",
             _draining(runner, server.url, app, bodies, True),
             _draining(runner, server.url, app, bodies, True, metered=True),
         )

@@ -1,9 +1,10 @@
-"""The figures of the worker framework: what a task costs with everything on (leases, retries, monitor, codec).
+"""The figures of tasks: what a task costs with leases, retries, monitor and codec on.
 
     python benches/worker.py [--rounds 5] [--quick] [--peers FOLDER] [--json FILE]
 
---peers: the folder of the peers' compare.py, set up in PEERS_ROOT; benches/README.md says how. Promises the same table
-as benches/core.py. Risks: on a busy machine ratios hold, times do not.
+--peers: the folder of the peers' compare.py; benches/README.md says how to set it up.
+
+Promises the same table as benches/core.py. Risks: a busy machine changes times, but not ratios.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from benches.worker_cost import process, result
 from pinlater import PinLater
 from tests.support.servers import Kind, wait_until
 
-#: Jobs a call, and in line at most while they are put in and drained at once.
-BATCH, IN_LINE = 1_000, 50_000
+BATCH = 1_000
+#: The most pending jobs while jobs are enqueued and drained at the same time.
+MAX_PENDING = 50_000
 
 
 def drain(kind: Kind, options: Options) -> list[Figure]:
@@ -55,14 +57,14 @@ def sleepers(kind: Kind, options: Options) -> list[Figure]:
 
 
 def memory(kind: Kind, options: Options) -> list[Figure]:
-    """Memory of a worker after ten times as many jobs; those in line are kept few, as they are the server's."""
+    """The memory of a worker after ten times as many jobs. Few jobs are pending, as those are the server's memory."""
     few, many = options.scaled(200_000, 50_000), options.scaled(2_000_000, 200_000)
     with serving(kind) as server, PinLater(server.url, timeout_s=60) as app:
         _enqueue(app, BATCH)
         with process("memory", server, QUEUE, many, few, script="task_process.py") as draining:
             for _ in range(many // BATCH - 1):
                 _enqueue(app, BATCH)
-                wait_until(lambda: app.clients.sync().count(QUEUE).pending < IN_LINE, "a shorter line", 60)
+                wait_until(lambda: app.clients.sync().count(QUEUE).pending < MAX_PENDING, "fewer pending jobs", 60)
             rss = result(draining)
     name = f"RSS of a worker at {many:,} jobs / at {few:,}"
     note = f"{rss['many'] / 2**20:.1f} MiB, {rss['few'] / 2**20:.1f} MiB"
@@ -88,9 +90,9 @@ def main() -> int:
     options = Options(arguments.rounds, arguments.quick)
     figures: list[Figure] = []
     for name in arguments.only:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         figures += MEASURES[name]("valkey", options)
-        print(f"{name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+        print(f"{name}: {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
     if arguments.peers:
         figures += peers.measure(arguments.peers, options)
     print_table(figures)
@@ -102,11 +104,11 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The framework's figures.")
-    parser.add_argument("--only", nargs="*", choices=list(MEASURES), default=list(MEASURES), help="figures to take")
+    parser = argparse.ArgumentParser(description="The figures of tasks.")
+    parser.add_argument("--only", nargs="*", choices=list(MEASURES), default=list(MEASURES), help="figures to measure")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="fewer jobs: to see that it works")
-    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="also against other queues (some 20 minutes)")
+    parser.add_argument("--quick", action="store_true", help="fewer jobs, to check that it works")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="compare with other queues too (about 20 minutes)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""What a worker costs: CPU a job when busy, time to start a job and round trips when idle.
+"""What a worker costs: CPU a job while busy; time to start a job, and round trips, while idle.
 
-Promises that workers run in processes of their own (worker_process.py), and that what they are compared with runs in
-turns with them: the gather in the same process before and after, the PUBLISH half a tick after each job. Risks: a busy
-machine lengthens p99 of both.
+Promises that workers run in their own processes (worker_process.py), in turns with what they are compared with: the
+gather runs in the same process before and after, the PUBLISH half a tick after each job. Risks: a busy machine
+lengthens p99 of both.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pinlater.store.scripts import load_scripts
 from tests.support.servers import Kind, Server, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
-QUEUE, CHANNEL, MARKER = "bench", "bench:bell", "bench-end"
+QUEUE, CHANNEL, MARKER = "bench", "bench:messages", "bench-end"
 #: A job every 10 ms, and a PUBLISH in the middle between two.
 TICK_S = 0.01
-#: First samples of a run that are dropped: connections, scripts and caches are cold.
+#: Samples dropped at the start of a run: connections, scripts and caches are cold.
 COLD = 50
 #: Processes that 100 idle workers share.
 PROCESSES = 4
-#: What a monitor sends; it is counted apart.
+#: What a monitor sends is not part of the figure.
 MONITOR_VERBS = ("expire", "collect")
 
 
@@ -55,9 +55,9 @@ def drain(kind: Kind, options: Options) -> list[Figure]:
 
 
 def latency(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 8: from before enqueue to the handler's start, over a PUBLISH's way to a bare subscriber.
+    """Figure 8: from before an enqueue to the start of its handler, over the time of a PUBLISH to a subscriber.
 
-    Producer, workers and subscriber are processes apart; the bodies carry CLOCK_MONOTONIC stamps.
+    Producer, workers and subscriber are separate processes. The bodies carry CLOCK_MONOTONIC stamps.
     """
     return [each for workers in (1, 100) for each in _latency(kind, options, workers)]
 
@@ -65,16 +65,16 @@ def latency(kind: Kind, options: Options) -> list[Figure]:
 def _latency(kind: Kind, options: Options, workers: int) -> list[Figure]:
     a_round = options.scaled(500, 150)
     with serving(kind) as server:
-        jobs, bells = _stamped(server, workers, COLD + a_round * options.rounds)
-    jobs, bells = jobs[COLD:], bells[COLD:]
+        jobs, messages = _stamped(server, workers, COLD + a_round * options.rounds)
+    jobs, messages = jobs[COLD:], messages[COLD:]
     cuts = range(0, a_round * options.rounds, a_round)
     figures = []
     for percent, bar in ((50, 4), (99, 8)):
         ours = [_percentile(jobs[cut : cut + a_round], percent) for cut in cuts]
-        bare = [_percentile(bells[cut : cut + a_round], percent) for cut in cuts]
+        publish = [_percentile(messages[cut : cut + a_round], percent) for cut in cuts]
         name = f"8 enqueue -> handler, {workers} idle worker{'s' * (workers > 1)}, p{percent}"
-        note = f"ours {per_job(ours)}, PUBLISH {per_job(bare)}"
-        figures.append(figure(name, kind, ratios(ours, bare), bar, 2.5, note=note))
+        note = f"ours {per_job(ours)}, PUBLISH {per_job(publish)}"
+        figures.append(figure(name, kind, ratios(ours, publish), bar, 2.5, note=note))
     return figures
 
 
@@ -92,16 +92,16 @@ def _stamped(server: Server, workers: int, count: int) -> tuple[list[float], lis
         waiting = queue_key(QUEUE, shard, "waiters")
         with _processes("stamp", server, QUEUE, workers // processes, processes) as stamping:
             wait_until(lambda: native.call("ZCARD", waiting) == workers, f"{workers} waiting workers")
-            with process("subscribe", server, CHANNEL, count) as bell:
+            with process("subscribe", server, CHANNEL, count) as subscriber:
                 wait_until(lambda: native.call("PUBSUB", "NUMSUB", CHANNEL)[1] == 1, "a subscriber")
                 _send_all(client, native, count)
-                bells: list[float] = result(bell)
+                messages: list[float] = result(subscriber)
             wait_until(lambda: client.count(QUEUE).pending == client.count(QUEUE).in_progress == 0, "no job left")
             stamped = sorted(tuple(each) for stamper in stamping for each in result(stamper))
             jobs: list[float] = [us for _, us in stamped]
         native.close()
-    assert len(jobs) == len(bells) == count, (len(jobs), len(bells), count)
-    return jobs, bells
+    assert len(jobs) == len(messages) == count, (len(jobs), len(messages), count)
+    return jobs, messages
 
 
 def _send_all(client: Client, native: Native, count: int) -> None:
@@ -119,7 +119,7 @@ def _sleep_until(when_s: float) -> None:
 
 
 def idle(kind: Kind, options: Options) -> list[Figure]:
-    """Figure 9: what an idle worker sends on its own, as the server's MONITOR shows it, less its monitor's calls."""
+    """Figure 9: what an idle worker sends, as MONITOR of the server shows it, without the calls of its monitor."""
     seconds = options.scaled(120, 30)
     with serving(kind) as server, Client(server.url) as client:
         client.create_queue(QUEUE)
@@ -138,7 +138,7 @@ def idle(kind: Kind, options: Options) -> list[Figure]:
 
 
 def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
-    """Commands by script (or by name) that reach the server in so many seconds, but for those that scripts call."""
+    """The commands that reach the server in `seconds`, by script or by name, without those that scripts call."""
     verbs = {script.sha.decode(): verb for verb, script in load_scripts().items()}
     sent: Counter[str] = Counter()
     with server.client(socket_timeout=None) as client, client.monitor() as feed:
@@ -154,7 +154,7 @@ def _watch(server: Server, native: Native, seconds: float) -> Counter[str]:
 def process(
     role: str, server: Server, name: str, *numbers: int, script: str = "worker_process.py"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of a role of the script, killed at the block's end."""
+    """A process with a role of the script. The end of the block kills it."""
     command = [sys.executable, str(ROOT / "benches" / script), role, server.url, name, *map(str, numbers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         try:
@@ -173,7 +173,7 @@ def _processes(role: str, server: Server, name: str, each: int, count: int) -> I
 
 
 def result(ended: subprocess.Popen[bytes]) -> Any:
-    """Ends the process by closing its stdin; its JSON line."""
+    """Ends the process by closing its stdin. Returns its JSON line."""
     output, _ = ended.communicate()
     assert ended.returncode == 0, f"{ended.args!r} ended with {ended.returncode}"
     return json.loads(output)

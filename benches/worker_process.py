@@ -1,10 +1,9 @@
-"""The processes that figures 7 to 9 start: a worker that drains, workers that stamp their handlers' starts, a bare
-subscriber.
+"""The processes of figures 7 to 9: a worker that drains, workers that note when handlers start, a subscriber.
 
     python benches/worker_process.py drain|stamp|idle|subscribe URL NAME COUNT
 
-Promises one JSON line on stdout at its end; `stamp` and `idle` end when stdin does, `subscribe` after COUNT messages.
-Stamps are CLOCK_MONOTONIC, the same clock in every process of a machine. Risks nothing.
+Promises one JSON line on stdout at its end: `stamp` and `idle` end when stdin closes, `subscribe` after COUNT messages.
+Stamps are CLOCK_MONOTONIC, the same clock in every process of a machine.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ CONCURRENCY = 128
 
 
 def cpu_us() -> float:
-    """CPU of this process, all its threads and its ended children."""
+    """CPU of this process with its threads and ended children."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return 1e6 * sum(each.ru_utime + each.ru_stime for each in used)
 
 
 async def drain(url: str, queue: str, count: int) -> dict[str, float]:
-    """µs of CPU a job from before the first claim to after the last ack, and a task of gathers of 1,000 before and
-    after it.
+    """µs of CPU a job, from before the first claim to after the last ack; and µs of a gathered task, measured before
+    and after.
     """
     left, empty = count, asyncio.Event()
 
@@ -48,12 +47,12 @@ async def drain(url: str, queue: str, count: int) -> dict[str, float]:
 
     before_us = await gather_us(count)
     async with AsyncClient(url) as client:
-        began_us = cpu_us()
+        started_us = cpu_us()
         worker = Worker(client, [queue], handler, WorkerConfig(concurrency=CONCURRENCY, monitor=True))
         await worker.start()
         await empty.wait()
         await worker.stop()
-        job_us = (cpu_us() - began_us) / count
+        job_us = (cpu_us() - started_us) / count
     assert worker.stats.succeeded == count, worker.stats
     return {"job_us": job_us, "task_us": (before_us + await gather_us(count)) / 2}
 
@@ -64,15 +63,15 @@ async def gather_us(count: int) -> float:
     async def nothing() -> None:
         pass
 
-    began_us = cpu_us()
+    started_us = cpu_us()
     for _ in range(count // GATHERED):
         await asyncio.gather(*(nothing() for _ in range(GATHERED)))
-    return (cpu_us() - began_us) / (count // GATHERED * GATHERED)
+    return (cpu_us() - started_us) / (count // GATHERED * GATHERED)
 
 
 async def stamp(url: str, queue: str, count: int) -> list[tuple[int, float]]:
-    """`count` idle workers, each with connections of its own; each body's stamp (ns), and µs from it to the handler's
-    start.
+    """Runs `count` idle workers, each with its own connections. Returns the stamp (ns) of each body, and the µs from it
+    to the start of the handler.
     """
     found: list[tuple[int, float]] = []
 
@@ -92,7 +91,7 @@ async def stamp(url: str, queue: str, count: int) -> list[tuple[int, float]]:
 
 
 async def subscribe(url: str, channel: str, count: int) -> list[float]:
-    """A bare connection that reads `count` messages; µs from each one's stamp to its arrival."""
+    """Reads `count` messages on a raw connection. Returns the µs from the stamp of each to its arrival."""
     server, found, parser = urlsplit(url), list[float](), hiredis.Reader()
     reader, writer = await asyncio.open_connection(server.hostname, server.port)
     writer.write(b"SUBSCRIBE %b\r\n" % channel.encode())

@@ -1,7 +1,6 @@
 """PinLater: a Redis-native job queue. Atomic Lua transitions, a Rust-accelerated core; nothing acknowledged is lost.
 
-Promises that a program which only talks to queues pays for no more: what runs jobs and tasks is imported when it is
-first named.
+Promises that a program that only talks to queues imports only that: workers and tasks are imported on first use.
 """
 
 import importlib
@@ -79,9 +78,9 @@ else:
         if name not in __all__:
             raise AttributeError(f"module 'pinlater' has no attribute {name!r}")
         engine = {"Monitor": "worker.monitor", "Worker": "worker.worker", "WorkerConfig": "worker.config"}
-        module = engine.get(name, "tasks")
-        found = globals()[name] = getattr(importlib.import_module(f"pinlater.{module}"), name)
-        return found
+        module = importlib.import_module(f"pinlater.{engine.get(name, 'tasks')}")
+        value = globals()[name] = getattr(module, name)
+        return value
 
 
 __all__ = [

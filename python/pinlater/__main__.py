@@ -1,7 +1,4 @@
-"""`python -m pinlater`: the command line without its script on PATH.
-
-Promises to be the command `pinlater`, nothing more. Risks nothing of its own.
-"""
+"""`python -m pinlater`: the command `pinlater` where its script is not on PATH."""
 
 import sys
 

@@ -11,7 +11,7 @@ import pytest
 from pinlater import Client
 from pinlater.cli import main
 from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, CheckResult, examine, queue_states, server_versions
-from pinlater.client.client import ClientSettings
+from pinlater.client.base import ClientSettings
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server as ServerAddress
 from tests.conftest import FreshServer

@@ -1,7 +1,7 @@
-"""docs/client.md: its programs print what it shows, and its tables leave out no method, setting or error. Every public
-name stands on a page for users.
+"""docs/client.md: its programs print what it shows, and its tables have every method, setting and error. A page for
+users has every public name.
 
-Promises: run as shown. Risks: that what a table says of a name is true is shown by the tests of that name.
+Risks: whether a table describes a name correctly is shown by the tests of that name, not here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROGRAMS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```\n", PAGE, re.MUL
 SHOWN = dict(re.findall(r"^    \$ python (\w+)\.py\n((?:    .*\n)+)", PAGE, re.MULTILINE))
 
 
-def test_every_program_is_run() -> None:
+def test_every_program_is_shown_with_its_output() -> None:
     assert len(PROGRAMS) == PAGE.count("```python")
     assert list(SHOWN) == list(PROGRAMS)
 
@@ -64,9 +64,7 @@ def test_it_prints_what_the_page_says(fresh_server: FreshServer, tmp_path: Path,
 
 
 @pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
-def test_its_careful_producer_puts_each_job_in_line_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch, cut: Cut
-) -> None:
+def test_its_careful_producer_enqueues_each_job_once(server: Server, monkeypatch: pytest.MonkeyPatch, cut: Cut) -> None:
     program: dict[str, Any] = {"__name__": "careful"}
     exec(PROGRAMS["careful"], program)  # noqa: S102
     resolve, resolved = OutcomeUnknown.resolve, list[OutcomeUnknown]()
@@ -91,7 +89,7 @@ def test_its_careful_producer_puts_each_job_in_line_once(
 
 
 def rows() -> list[list[str]]:
-    """The cells of all tables."""
+    """The cells of all tables of the page."""
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in PAGE.splitlines() if line[:2] == "| "]
 
 
@@ -104,7 +102,7 @@ def public(kind: type) -> Iterator[str]:
     return (name for name in vars(kind) if not name.startswith("_"))
 
 
-#: Public for the other rooms of the package, not for programs.
+#: Public for other rooms of the package. Programs do not need them.
 INSIDE = {
     "run",
     "enqueue_job",
@@ -119,10 +117,10 @@ INSIDE = {
 }
 
 
-def test_every_method_stands_in_a_table() -> None:
-    told = {name for row in rows() for name in named(row[0])}
+def test_every_method_is_in_a_table() -> None:
+    documented = {name for row in rows() for name in named(row[0])}
     for kind in (Client, AsyncClient, Worker):
-        assert [name for name in public(kind) if name not in told | INSIDE] == []
+        assert [name for name in public(kind) if name not in documented | INSIDE] == []
     assert [name for name in public(Monitor) if f"`{name}" not in PAGE and name not in INSIDE | {"run_once"}] == []
     for name in (*inspect.signature(Client).parameters, *PUBLIC_ENQUEUE):
         assert name in PAGE
@@ -131,8 +129,7 @@ def test_every_method_stands_in_a_table() -> None:
 PUBLIC_ENQUEUE = [name for name in inspect.signature(Client.enqueue).parameters if name != "self"]
 
 
-def test_arguments_of_methods_are_as_they_are() -> None:
-    """Those with defaults that a row names."""
+def test_the_table_has_every_argument_with_its_default() -> None:
     for row in rows():
         for call in re.findall(r"`(?:await )?(\w+\([^`]*\))`", row[0]):
             method = getattr(Client, call.partition("(")[0], None)
@@ -146,14 +143,22 @@ def test_arguments_of_methods_are_as_they_are() -> None:
             assert [name for name in parameters if name not in call and name not in ("self", "descriptors")] == [], call
 
 
-def test_fields_and_defaults_are_as_they_are() -> None:
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_what_a_method_returns(kind: type) -> None:
+    results = {name: inspect.signature(getattr(kind, name)).return_annotation for name in public(kind)}
+    assert results["dequeue"] == "list[Job]"
+    assert results["purge"] == "int"
+    assert [name for name, result in results.items() if "MakeFlow" in result] == []
+
+
+def test_the_tables_have_every_setting_with_its_default() -> None:
     settings = [*table(PAGE, "queue-config"), *table(PAGE, "worker-config")]
     defaults = {named(cell)[0]: default for cell, default, *_ in settings}
     for config in (QueueConfig(), WorkerConfig()):
         for field in dataclasses.fields(config):
             value: Any = getattr(config, field.name)
-            told = f"{value:,}" if type(value) is int else '""' if value == "" else repr(value)
-            assert defaults[field.name] == told or field.name == "order", field.name
+            shown = f"{value:,}" if type(value) is int else '""' if value == "" else repr(value)
+            assert defaults[field.name] == shown or field.name == "order", field.name
     for kind in (JobInfo, CountsByState, Checkpoint):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in PAGE or f"`{field.name}=" in PAGE or f"({field.name}=" in PAGE, field.name
@@ -171,7 +176,7 @@ def pages() -> str:
     return "".join(file.read_text("utf-8") for file in files if file.name != "design.md")
 
 
-def test_every_public_name_stands_on_a_page_for_users() -> None:
+def test_every_public_name_is_on_a_page_for_users() -> None:
     text = pages()
     names = [*pinlater.__all__, *pinlater.testing.__all__]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

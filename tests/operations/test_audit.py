@@ -83,22 +83,22 @@ def test_jobs_in_the_wrong_places(scene: Scene) -> None:
     assert scene.problems() == {scene.ready: "in several states: ready and failed"}
     scene.call("ZREM", "failed:1", ready)
     scene.call("ZADD", "ready:1", 1, ready)
-    assert scene.problems() == {scene.ready: "ready as if it had neither extra nor a run-after of its own"}
+    assert scene.problems() == {scene.ready: "ready as a simple job, but it has extras or a run-after time of its own"}
     scene.call("ZREM", "ready:1", ready, odd)
-    assert scene.problems() == {scene.ready: "a record in no state"}
+    assert scene.problems() == {scene.ready: "has a record, but is in no state"}
     scene.call("ZADD", "ready:2", 1, odd)
     assert scene.problems() == {
-        scene.ready: "a record in no state",
-        scene.ready.replace(":p1:", ":p2:"): "ready, but its record is of another priority",
+        scene.ready: "has a record, but is in no state",
+        scene.ready.replace(":p1:", ":p2:"): "ready, but its record has another priority",
     }
     scene.call("ZREM", "ready:2", odd)
     scene.call("HDEL", "jobs", ready)
-    assert scene.problems() == {scene.ready: "attempts and status (extras), but no record"}
+    assert scene.problems() == {scene.ready: "has attempts and a status, but no record"}
     scene.call("HDEL", "extras", ready)
     assert scene.problems() == {}
     head = scene.call("HGET", "meta", "head")
     scene.call("HSET", "meta", "head", head[:8] + (10**14).to_bytes(6, "big") + head[14:])
-    assert scene.problems() == {scene.scheduled: "scheduled before the time at which claims begin to look"}
+    assert scene.problems() == {scene.scheduled: "scheduled earlier than claims look, so they do not find it"}
     scene.call("HDEL", "jobs", scheduled)
     assert scene.problems() == {scene.scheduled: "scheduled, but has no record"}
 
@@ -106,7 +106,7 @@ def test_jobs_in_the_wrong_places(scene: Scene) -> None:
 def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
     sole, pair = scene.sole, scene.pair
     scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", 1)
-    assert scene.problems() == {f"lease {pair[0].token.hex()}": "counts another number of jobs than run on it"}
+    assert scene.problems() == {f"lease {pair[0].token.hex()}": "its count is not the number of jobs that run on it"}
     scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", -1)
     scene.call("ZREM", "leases", sole.token)
     assert scene.problems() == {
@@ -121,7 +121,7 @@ def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
     scene.call("HSET", "lease_jobs", sole.token + b"n", 3)
     scene.call("ZADD", "leases", 1, bytes(8))
     assert scene.problems() == {
-        f"lease {sole.token.hex()}": "a count of jobs without a lease",
+        f"lease {sole.token.hex()}": "has a count of jobs, but nothing else",
         f"lease {bytes(8).hex()}": "has an expiry, but no jobs",
     }
 
@@ -148,8 +148,8 @@ def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
     running = scene.call("HGET", "running:1", id_of(scene.pair[0]))
     scene.call("HSET", "running:1", id_of(scene.sole), running)
     problems = scene.problems()
-    assert problems[scene.sole.descriptor] == "running on a lease that does not name it"
-    assert problems[f"lease {scene.sole.token.hex()}"] == "counts another number of jobs than run on it"
+    assert problems[scene.sole.descriptor] == "running, but its lease does not name it"
+    assert problems[f"lease {scene.sole.token.hex()}"] == "its count is not the number of jobs that run on it"
 
 
 def test_what_is_no_job_at_all(scene: Scene) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater.model.errors import PartialDelete, PartialEnqueue, ServerUnavailable
 from pinlater.model.queue_config import StoredConfig
-from pinlater.operations.claim import share_out
+from pinlater.operations.shard_quotas import share_out
 from pinlater.store.keys import queue_key
 from pinlater.store.shards import shard_for_key
 from tests.support.both_clients import Calls, kind, make

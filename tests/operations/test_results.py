@@ -357,7 +357,7 @@ async def test_results_go_with_their_time_and_their_queue_and_the_audit_knows_th
             redis_client.zrem(expiries, handles[0].descriptor and redis_client.zrange(expiries, 0, 0)[0])
             redis_client.hdel(values, redis_client.zrange(expiries, 0, 0)[0])
             problems = sorted(finding.problem for finding in audit_queue(client, "default").findings)
-            assert problems == ["a result that never goes", "an expiry of a result that is not there"]
+            assert problems == ["has a result that never expires", "has an expiry, but no result"]
             client.delete_queue("default")
             assert redis_client.exists(expiries, values) == 0
 

@@ -20,7 +20,8 @@ import pytest
 
 from pinlater import AsyncClient, Client, PinLater
 from pinlater.model.errors import ClientClosed
-from pinlater.operations import claim, results
+from pinlater.operations import dequeue as dequeuing
+from pinlater.operations import results
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server, wait_until
 
@@ -37,7 +38,7 @@ TURNS = 40
 @pytest.fixture(autouse=True)
 def _no_safety_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait ends by itself."""
-    monkeypatch.setattr(claim, "SAFETY_S", (WAIT_S, WAIT_S))
+    monkeypatch.setattr(dequeuing, "SAFETY_S", (WAIT_S, WAIT_S))
     monkeypatch.setattr(results, "SAFETY_S", WAIT_S)
 
 

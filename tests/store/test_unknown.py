@@ -19,7 +19,7 @@ import pytest
 from pinlater import AsyncClient, Client, CountsByState, NewJob, QueueConfig
 from pinlater._core import Claim
 from pinlater.model.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
-from pinlater.operations.claim import claim_round
+from pinlater.operations.dequeue import claim_round
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import shard_for_key
 from tests.support.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls

@@ -177,7 +177,7 @@ async def held_up(
     """A worker that claimed three jobs of one attempt, and did not hear of it; its client."""
     for module in ("worker", "acker"):
         monkeypatch.setattr(f"pinlater.worker.{module}.GRACE_S", 0.05)
-    monkeypatch.setattr("pinlater.operations.claim.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pinlater.operations.dequeue.PATIENCE_S", 0.5)
     server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
     timeout_s = 0.5 if cut is Cut.MUTE else 10.0
     with CutProxy(server.port) as proxy:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from pinlater.client.client import ClientSettings
+from pinlater.client.base import ClientSettings
 from pinlater.model.errors import FormatUnsupported, PinLaterError, ServerTooOld, from_reply
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.keys import registry_key, script_keys

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from pinlater.client import settings_file as toml_file
-from pinlater.client.client import MAX_TIMEOUT_S, Client, ClientSettings
+from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
+from pinlater.client.client import Client
 from pinlater.store.shards import URL_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,1 +1,1 @@
-"""What programs hold: the blocking client and the asyncio client."""
+"""The clients that programs use: one blocks, one is for asyncio."""

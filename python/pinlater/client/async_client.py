@@ -7,29 +7,45 @@ as one script call. Risks: a cancelled call may still be carried out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
-from pinlater.client.client import ClientSettings, both_given, give_drive, listed, unseen
+from pinlater.client import methods
+from pinlater.client.base import BaseClient, ClientSettings, make_resolvable
+from pinlater.client.methods import MakeFlow, documented_as, listed
 from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
-from pinlater.model.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
-from pinlater.model.queue_config import QueueConfig, check_queue_name
-from pinlater.operations import admin as maintaining
-from pinlater.operations import claim as dequeuing
-from pinlater.operations import enqueue as enqueuing
-from pinlater.operations import inspect as inspecting
-from pinlater.operations import leases as holding
-from pinlater.operations import queues
+from pinlater.model.jobs import Ack, Claimed, JobInfo, NewJob, State
+from pinlater.model.queue_config import check_queue_name
+from pinlater.operations import leases
+from pinlater.operations.enqueue import pack_jobs
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.coalescer import Coalescer
-from pinlater.store.effects import Flow, complete
+from pinlater.store.effects import complete
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
+#: What one ack names: the succeeded items and the failed ones.
+_Ended: TypeAlias = tuple[list[Any], list[Any]]
 
-class AsyncClient:
-    """A client for one event loop. Use it in an `async with` block, or close() it. Arguments, methods and errors are
-    those of Client.
+
+def _awaited(
+    method: Callable[Concatenate[BaseClient, P], MakeFlow[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """A shared method that awaits the end of its flow."""
+
+    @documented_as(method)
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(method(self, *args, **kwargs))
+
+    return call
+
+
+class AsyncClient(BaseClient):
+    """A client for one event loop. Use it in an `async with` block, or close() it.
+
+    Its arguments, methods and errors are those of Client.
     """
 
     def __init__(
@@ -42,19 +58,20 @@ class AsyncClient:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self.settings = ClientSettings(
-            url,
-            shards=shards,
-            source=source,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
+        super().__init__(
+            ClientSettings(
+                url,
+                shards=shards,
+                source=source,
+                timeout_s=timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                read_timeout_s=read_timeout_s,
+            )
         )
-        self.session = self.settings.session
         self.driver = AsyncDriver(self.session.channel, *self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         self._enqueues: dict[str, Coalescer[NewJob]] = {}
-        self._acks: dict[tuple[str, str], Coalescer[tuple[list[Any], list[Any]]]] = {}
+        self._acks: dict[tuple[str, str], Coalescer[_Ended]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,7 +80,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Waits for what is on its way, closes all connections, lets go of an embedded server. Twice is fine."""
+        """Waits for calls under way, closes all connections and releases an embedded server. A second call does
+        nothing.
+        """
         self._check_fork()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -71,47 +90,21 @@ class AsyncClient:
         for server in self.session.servers:
             server.release()
 
-    async def run(self, make: Callable[[float], Flow[T]]) -> T:
-        """Drives the flow that `make` gives for a deadline."""
+    async def run(self, make: MakeFlow[T]) -> T:
+        """Runs the flow that `make` returns for a deadline, and returns its result."""
         self._check_fork()
         try:
             return await self.driver.drive(make(self.settings.deadline_s()))
         except PinLaterError as error:
-            give_drive(error, self.run)
+            make_resolvable(error, self.run)
             raise
 
     def _check_fork(self) -> None:
-        """A forked child begins anew: what waits or is on its way in the parent is the parent's alone."""
+        """A forked child starts with nothing: the calls under way belong to the parent."""
         if self.session.forked:
             self.session.renew()
             self.driver.after_fork(self.session.channel)
             self._tasks, self._enqueues, self._acks = set(), {}, {}
-
-    # queues
-
-    async def create_queue(self, queue: str, config: QueueConfig | None = None) -> bool:
-        """See Client.create_queue."""
-        return await self.run(
-            lambda end: queues.create_queue(self.session, queue, QueueConfig() if config is None else config, end)
-        )
-
-    async def configure_queue(self, queue: str, **changes: Any) -> QueueConfig:
-        """See Client.configure_queue."""
-        return await self.run(lambda end: queues.configure_queue(self.session, queue, changes, end))
-
-    async def queue_config(self, queue: str) -> QueueConfig:
-        """See Client.queue_config."""
-        return await self.run(lambda end: queues.queue_config(self.session, queue, end))
-
-    async def delete_queue(self, queue: str) -> bool:
-        """See Client.delete_queue."""
-        return await self.run(lambda end: queues.delete_queue(self.session, queue, end))
-
-    async def queue_names(self) -> list[str]:
-        """See Client.queue_names."""
-        return await self.run(lambda end: queues.queue_names(self.session, end))
-
-    # putting in
 
     async def enqueue(
         self,
@@ -125,8 +118,8 @@ class AsyncClient:
         status: str = "",
         key: str | bytes | None = None,
     ) -> str:
-        """See Client.enqueue. Enqueues that wait in the same turn of the loop leave together; cancelling one cancels
-        nothing.
+        """See Client.enqueue. Enqueues of one queue that wait in the same turn of the loop leave together. A cancelled
+        enqueue may still be carried out.
         """
         job: NewJob = checked(
             NewJob,
@@ -141,22 +134,22 @@ class AsyncClient:
         return await self.enqueue_job(queue, job)
 
     def enqueue_job(self, queue: str, job: NewJob) -> Awaitable[str]:
-        """As enqueue, of a job made before; it is in the next call that leaves, awaited or not."""
+        """See Client.enqueue_job. The job leaves with the next call, whether or not the result is awaited."""
         if self.session.forked:
             self._check_fork()
         known, size = self.session.known_config(queue), len(job.body)
         if known is None:
             return self._enqueue_first(queue, job)
         if job.priority > known.priorities or size > known.body_limit:
-            enqueuing.pack_jobs([job], known)  # says what is wrong with it
+            pack_jobs([job], known)  # raises what is wrong with it, before it joins others
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
         return coalescer.add(job, size)
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
-        """Before anything is known of the queue."""
-        await self.run(lambda end: queues.known_queue_shards(self.session, check_queue_name(queue), end))
+        """Reads the configuration of the queue first."""
+        await self.run(lambda end: known_queue_shards(self.session, check_queue_name(queue), end))
         return await self.enqueue_job(queue, job)
 
     async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
@@ -165,22 +158,6 @@ class AsyncClient:
         except PartialEnqueue as error:
             return error.results
 
-    async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
-        """See Client.enqueue_many."""
-        jobs = listed("jobs", jobs)
-        return await self.run(lambda end: enqueuing.enqueue_many(self.session, queue, jobs, end))
-
-    # working
-
-    async def dequeue(
-        self, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False
-    ) -> list[Job]:
-        """See Client.dequeue."""
-        if dry_run:
-            return await self.run(lambda end: dequeuing.dry_run(self.session, queue, limit, end))
-        source, timeout_s = self.settings.source, self.settings.timeout_s
-        return await self.run(lambda _: dequeuing.dequeue(self.session, queue, limit, wait, source, timeout_s))
-
     async def ack(
         self,
         *,
@@ -188,14 +165,14 @@ class AsyncClient:
         failed: Iterable[Claimed | Ack | str] = (),
         source: str = "",
     ) -> list[Any]:
-        """See Client.ack. Acks of a queue and shard that wait in the same turn of the loop leave together; those of
-        one job one after the other, in order.
+        """See Client.ack. Acks of one queue shard that wait in the same turn of the loop leave together. Two acks of
+        one job leave one after the other.
         """
         ended = listed("succeeded", succeeded), listed("failed", failed)
-        queue_shards = {} if source else holding.queue_shards_of_acks(*ended)
+        queue_shards = {} if source else leases.queue_shards_of_acks(*ended)
         if len(queue_shards) != 1:
-            return await self.run(lambda end: holding.ack(self.session, *ended, source, False, end))
-        # those of one queue and shard fare alike; another one's may be gone, or its server down
+            return await self.run(methods.ack(self, succeeded=ended[0], failed=ended[1], source=source))
+        # acks of one queue shard share one outcome; another queue may be deleted, another server down
         [(queue_shard, ids)] = queue_shards.items()
         self._check_fork()
         coalescer = self._acks.get(queue_shard)
@@ -204,44 +181,11 @@ class AsyncClient:
         refused: list[Any] = await coalescer.add(ended, 0, ids)
         return refused
 
-    async def _ack_together(self, calls: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:
+    async def _ack_together(self, calls: list[_Ended]) -> list[list[Any]]:
         succeeded = [item for ended, _ in calls for item in ended]
         failed = [item for _, ended in calls for item in ended]
-
-        def share(refused: list[Any]) -> list[list[Any]]:
-            gone = {id(item) for item in refused}
-            return [[item for item in (*good, *bad) if id(item) in gone] for good, bad in calls]
-
-        return await self.run(lambda end: complete(holding.ack(self.session, succeeded, failed, "", False, end), share))
-
-    async def release(self, jobs: Iterable[Claimed]) -> list[Any]:
-        """See Client.release."""
-        held = listed("jobs", jobs)
-        return await self.run(lambda end: holding.release(self.session, held, "", end))
-
-    async def renew(self, jobs: Iterable[Claimed], *, own: bool = False) -> list[Any]:
-        """See Client.renew."""
-        held = listed("jobs", jobs)
-        return await self.run(lambda end: holding.renew(self.session, held, own, end))
-
-    async def checkpoint(self, *checkpoints: Checkpoint, source: str = "") -> list[Checkpoint]:
-        """See Client.checkpoint."""
-        return await self.run(lambda end: holding.checkpoint(self.session, checkpoints, source, end))
-
-    # looking
-
-    async def lookup(self, descriptors: Iterable[str], *, with_body: bool = False) -> dict[str, JobInfo]:
-        """See Client.lookup."""
-        asked = listed("descriptors", descriptors)
-        return await self.run(lambda end: inspecting.lookup(self.session, asked, with_body, end))
-
-    async def count(self, queue: str, *, priority: int | None = None) -> CountsByState:
-        """See Client.count."""
-        return await self.run(lambda end: inspecting.count(self.session, queue, priority, end))
-
-    async def peek(self, queue: str) -> dict[int, int]:
-        """See Client.peek."""
-        return await self.run(lambda end: inspecting.peek(self.session, queue, end))
+        flow = methods.ack(self, succeeded=succeeded, failed=failed)
+        return await self.run(lambda end: complete(flow(end), lambda refused: _by_call(calls, refused)))
 
     async def scan(
         self,
@@ -259,75 +203,37 @@ class AsyncClient:
             page, cursor = await self.scan_page(
                 queue, state, priority=priority, future=future, with_body=with_body, limit=page_size, cursor=cursor
             )
-            for info in unseen(page, state, seen):
+            for info in methods.unseen(page, state, seen):
                 yield info
             if not cursor:
                 return
 
-    async def scan_page(
-        self,
-        queue: str,
-        state: State | str = State.PENDING,
-        *,
-        priority: int | None = None,
-        future: bool = False,
-        with_body: bool = False,
-        limit: int = 100,
-        cursor: str = "",
-    ) -> tuple[list[JobInfo], str]:
-        """See Client.scan_page."""
-        return await self.run(
-            lambda end: inspecting.scan_page(
-                self.session, queue, state, priority, future, with_body, limit, cursor, end
-            )
-        )
+    create_queue = _awaited(methods.create_queue)
+    configure_queue = _awaited(methods.configure_queue)
+    queue_config = _awaited(methods.queue_config)
+    delete_queue = _awaited(methods.delete_queue)
+    queue_names = _awaited(methods.queue_names)
 
-    # bringing back and removing
+    enqueue_many = _awaited(methods.enqueue_many)
 
-    async def retry_failed(
-        self,
-        queue: str,
-        *,
-        priority: int | None = None,
-        limit: int = 1000,
-        attempts: int = 1,
-        run_after_ms: int | None = None,
-        delay_ms: int | None = None,
-    ) -> int:
-        """See Client.retry_failed."""
-        return await self.run(
-            lambda end: maintaining.retry_failed(
-                self.session, queue, priority, limit, attempts, run_after_ms, delay_ms, end
-            )
-        )
+    dequeue = _awaited(methods.dequeue)
+    release = _awaited(methods.release)
+    renew = _awaited(methods.renew)
+    checkpoint = _awaited(methods.checkpoint)
 
-    async def retry_jobs(self, descriptors: Iterable[str], *, attempts: int = 1) -> int:
-        """See Client.retry_jobs."""
-        named = listed("descriptors", descriptors)
-        return await self.run(lambda end: maintaining.retry_jobs(self.session, named, attempts, end))
+    lookup = _awaited(methods.lookup)
+    count = _awaited(methods.count)
+    peek = _awaited(methods.peek)
+    scan_page = _awaited(methods.scan_page)
 
-    async def delete_jobs(
-        self,
-        queue: str | None = None,
-        state: State | str | None = None,
-        *,
-        priority: int | None = None,
-        limit: int = 1000,
-        descriptors: Iterable[str] | None = None,
-    ) -> int:
-        """See Client.delete_jobs."""
-        if descriptors is not None:
-            named = listed("descriptors", descriptors)
-            return await self.run(lambda end: maintaining.delete_named(self.session, named, end))
-        wanted_queue, wanted_state = both_given(queue, state)
-        return await self.run(
-            lambda end: maintaining.delete_jobs(self.session, wanted_queue, wanted_state, priority, limit, end)
-        )
+    retry_failed = _awaited(methods.retry_failed)
+    retry_jobs = _awaited(methods.retry_jobs)
+    delete_jobs = _awaited(methods.delete_jobs)
+    purge = _awaited(methods.purge)
+    reset_lost = _awaited(methods.reset_lost)
 
-    async def purge(self, queue: str) -> int:
-        """See Client.purge."""
-        return await self.run(lambda end: maintaining.purge(self.session, queue, end))
 
-    async def reset_lost(self, queue: str) -> int:
-        """See Client.reset_lost."""
-        return await self.run(lambda end: maintaining.reset_lost(self.session, queue, end))
+def _by_call(calls: list[_Ended], refused: list[Any]) -> list[list[Any]]:
+    """The refused items of each call. They are compared by identity: two calls may name equal items."""
+    refused_ids = {id(item) for item in refused}
+    return [[item for item in (*succeeded, *failed) if id(item) in refused_ids] for succeeded, failed in calls]

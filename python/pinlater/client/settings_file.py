@@ -1,6 +1,6 @@
-"""The TOML file of a program: pinlater.toml, else tool.pinlater in pyproject.toml, of the current directory.
+"""The settings file in the current directory: pinlater.toml, else the table tool.pinlater of pyproject.toml.
 
-Promises that producers and all commands look at the same one. Risks: it is read when asked for, not watched.
+Promises that producers and all commands read the same file. Risks: a change has no effect on what was read before.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 from pinlater.model.errors import InvalidArgument
 from pinlater.store.shards import URL_VARIABLE
 
-#: Looked for in the current directory; of pyproject.toml the table tool.pinlater.
+#: The files, in the order of the search.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
 
 
 def found() -> tuple[str, dict[str, Any]]:
-    """The file's name and what stands there; ("", {}) without one."""
+    """The name of the file and its settings; ("", {}) if there is no file."""
     for name in FILES:
         if (path := Path(name)).exists() and (table := table_of(path)):
             return name, table
@@ -26,8 +26,8 @@ def found() -> tuple[str, dict[str, Any]]:
 
 
 def table_of(path: Path) -> dict[str, Any]:
-    """What stands in a file, of pyproject.toml its table for PinLater. Or InvalidArgument."""
-    import tomllib  # not every program has such a file
+    """The settings in a file. Raises InvalidArgument for a file that cannot be read."""
+    import tomllib  # most programs have no settings file
 
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -46,7 +46,7 @@ def table_of(path: Path) -> dict[str, Any]:
 def servers(
     url: str | None = None, shards: Mapping[str, str] | None = None
 ) -> tuple[str | None, Mapping[str, str] | None]:
-    """The URL, or the shards: those given, else none where PINLATER_URL names some, else those of the file."""
+    """The URL or the shards to connect to: the given ones, else those of the file; none if PINLATER_URL is set."""
     if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
         return url, shards
     name, table = found()
@@ -56,7 +56,7 @@ def servers(
 
 
 def check_servers(url: Any, shards: Any, where: str = "") -> None:
-    """Raises InvalidArgument for what names no servers."""
+    """Raises InvalidArgument for a URL or shards of a wrong type. where: the start of the message."""
     if not isinstance(url, str | None):
         raise InvalidArgument(f"{where}url: expected a URL, got {url!r:.60}")
     if not isinstance(shards, Mapping) or not all(isinstance(each, str) for each in shards.values()):

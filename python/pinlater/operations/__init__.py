@@ -1,1 +1,1 @@
-"""What can be asked of queues, one idea a file. Operations are flows: they yield effects and do no I/O."""
+"""The operations on queues and jobs, one idea a file. An operation is a flow: it yields effects and does no I/O."""

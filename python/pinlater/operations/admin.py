@@ -1,7 +1,7 @@
-"""Bringing failed jobs back and removing jobs: retry, delete, purge. Flows only, no I/O.
+"""What operators do with jobs: retry failed ones, delete, purge. Flows only, no I/O.
 
-Promises bounded script calls however many jobs there are. Risks: a large call is many small ones; one that fails leaves
-the rest undone, and its error tells how many were done.
+Promises bounded script calls, however many jobs there are. Risks: a large call is many small ones. If one fails, the
+rest is not done, and the error has the number of jobs that are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pinlater.model.jobs import NewJob, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH, when
 from pinlater.operations.inspect import check_priority
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.keys import cancel_channel
 from pinlater.store.requests import write
@@ -35,11 +35,11 @@ def retry_failed(
     delay_ms: int | None,
     deadline_s: float,
 ) -> Flow[int]:
-    """Puts up to `limit` failed jobs back in line, highest priority and oldest first; returns how many."""
+    """Moves up to `limit` failed jobs back to pending, highest priority and oldest first. Returns how many."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
-    # the same limits as a new job's, from the same place
+    # the limits are those of a new job
     checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
     kind, ms = when(run_after_ms, delay_ms)
     return (
@@ -54,7 +54,7 @@ def retry_failed(
 
 
 def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
-    """Puts the named failed jobs back in line; returns how many were failed."""
+    """Moves the named failed jobs back to pending. Returns how many of them were failed."""
     checked(lambda: NewJob(b"", attempts=attempts))
     calls = _by_priority(session, list(descriptors))
     flows = [
@@ -67,8 +67,9 @@ def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, dead
 def _retry_named(
     queue_shard: QueueShard, priority: int, arguments: list[Argument], deadline_s: float, done: int = 0
 ) -> Flow[int]:
-    """In rounds: those that one has put back are not failed any more, and the next one passes over them. Where a later
-    round fails, resolve() goes on.
+    """Works in rounds. Jobs that one round moved are no longer failed, so the next round skips them.
+
+    If a later round fails, it raises OutcomeUnknown, and resolve() does the rest.
     """
     rounds = _in_rounds([(priority, queue_shard)], "retry_failed", partial(_always, arguments), 2**62, deadline_s, done)
     try:
@@ -83,29 +84,32 @@ def _retry_named(
 def delete_jobs(
     session: Session, queue: str, state: State | str, priority: int | None, limit: int, deadline_s: float
 ) -> Flow[int]:
-    """Removes up to `limit` jobs of a state, oldest first (running ones in no order); returns how many. A running one's
-    worker stops it if it can, and its ack will be refused.
+    """Removes up to `limit` jobs of a state, oldest first (running ones in no order). Returns how many.
+
+    The worker of a running job cancels it if it can. The ack of that job is refused.
     """
     return (yield from _delete_states(session, queue, [State.of(state)], priority, limit, deadline_s))
 
 
 def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float) -> Flow[int]:
-    """Removes jobs by descriptor, whatever their state; returns how many were there."""
+    """Removes jobs by descriptor, in any state. Returns how many existed."""
     calls = _by_priority(session, list(descriptors))
     flows = [
-        complete(write(queue_shard, "delete_jobs", ["", priority, 0, _gone(queue_shard), *ids], deadline_s), _u32)
+        complete(
+            write(queue_shard, "delete_jobs", ["", priority, 0, _cancel_channel(queue_shard), *ids], deadline_s), _u32
+        )
         for queue_shard, priority, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
 
 
 def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
-    """Removes every job of a queue in every state; the queue stays. Returns how many."""
+    """Removes every job of a queue. The queue stays. Returns how many."""
     return (yield from _delete_states(session, queue, list(State), None, 2**62, deadline_s))
 
 
 def reset_lost(session: Session, queue: str, deadline_s: float) -> Flow[int]:
-    """Counts anew the ids that claims find without a record, on every shard; returns how many there were."""
+    """Sets the count of ids that claims found without a record to 0, on every shard. Returns what it was."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     flows = [complete(write(queue_shard, "reset_lost", [], deadline_s), _u32) for queue_shard in queue_shards]
     return (yield from all_of(flows, sum, lambda _: []))
@@ -127,10 +131,10 @@ def _delete_states(
 
 
 def _of_state(code: int, queue_shard: QueueShard, priority: int, most: int) -> list[Argument]:
-    return [code, priority, most, _gone(queue_shard)]
+    return [code, priority, most, _cancel_channel(queue_shard)]
 
 
-def _gone(queue_shard: QueueShard) -> bytes:
+def _cancel_channel(queue_shard: QueueShard) -> bytes:
     return cancel_channel(queue_shard.queue, queue_shard.shard.name)
 
 
@@ -146,9 +150,11 @@ def _in_rounds(
     deadline_s: float,
     done: int = 0,
 ) -> Flow[int]:
-    """Calls a script on each level and place as long as it says that it left something, for `limit` jobs at most;
-    returns how many, with those `done` before. arguments: of a place, a level and the most jobs
-    of one call.
+    """Calls a script for each queue shard and priority until no job is left there, for up to `limit` jobs. Returns how
+    many, including `done`.
+
+    arguments: makes the arguments of one call from a queue shard, a priority and the most jobs of the call.
+    done: the number of jobs of earlier calls.
     """
     more = True
 
@@ -167,10 +173,10 @@ def _in_rounds(
 
 
 def _round(done: int, call: Flow[int]) -> Flow[int]:
-    """One round of a large call: how many jobs by now, this round's included.
+    """One round of a large call. Returns the number of jobs so far, including this round.
 
-    What ends the call tells of the rounds before: resolve() of an unknown outcome counts them, and where this round was
-    certainly not carried out, PartialOutcome does.
+    An error has the number of the rounds before: resolve() of an unknown outcome adds it, and if this round certainly
+    failed, PartialOutcome has it.
     """
     try:
         return (yield from complete(call, lambda count: done + count))
@@ -183,7 +189,7 @@ def _round(done: int, call: Flow[int]) -> Flow[int]:
 
 
 def _by_priority(session: Session, descriptors: list[str]) -> list[tuple[QueueShard, int, list[bytes], list[str]]]:
-    """A call a place and level: its ids, and their descriptors."""
+    """One call for each queue shard and priority: its ids, and their descriptors."""
     calls: list[tuple[QueueShard, int, list[bytes], list[str]]] = []
     for queue, shard, priorities, ids, positions in checked(_core.group_descriptors, descriptors):
         by_priority: dict[int, tuple[list[bytes], list[str]]] = {}
@@ -196,5 +202,5 @@ def _by_priority(session: Session, descriptors: list[str]) -> list[tuple[QueueSh
 
 
 def _u32(reply: list[Any]) -> int:
-    """The number that a reply begins with."""
+    """The number at the start of a reply."""
     return int.from_bytes(reply[2][:4], "big")

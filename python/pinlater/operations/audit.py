@@ -1,9 +1,8 @@
-"""The conservation audit: every job of a queue in exactly one state, every record with a place, every lease with its
-jobs, every result with its expiry.
+"""The audit: it proves that each job of a queue is in exactly one state, and that records, leases and results fit.
 
-Promises to change nothing, to hold a server for no longer than other calls do, and to report nothing that is only on
-its way: a script judges each id in one moment, and what looks wrong is judged again. Risks: reads every job; what it
-says of a queue under load is no snapshot.
+Promises to change nothing, to block a server no longer than other calls do, and to report only what stays wrong: a
+script checks each id atomically, and the audit checks again what looks wrong. Risks: it reads every job, and under load
+its counts are not a snapshot.
 """
 
 from __future__ import annotations
@@ -15,42 +14,48 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pinlater._core as _core
-from pinlater.model.errors import QueueNotFound, from_reply
+from pinlater.model.errors import from_reply
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import check_queue_name
+from pinlater.operations.queue_shards import exists, not_found
 from pinlater.store.effects import Command, Flow, ReplyError, send
 from pinlater.store.keys import queue_key
 from pinlater.store.requests import load_config, read
 from pinlater.store.shards import QueueShard, Session
 
-#: Ids and leases a call of the script judges: some 2 ms of the server (a lease is mostly of a few jobs, at most of
-#: 1,000).
+#: One call of the script checks this many ids and leases: about 2 ms of the server. Most leases have a few jobs, none
+#: more than 1,000.
 IDS_A_CALL: Final = 200
 LEASES_A_CALL: Final = 10
-#: Elements a page of a scan; of records (they come with their bodies) so many that a page is about so many bytes.
+#: A page of a scan has this many elements. Records come with their bodies, so a page of them is limited in bytes.
 PAGE: Final = 200
 RECORD_PAGE_BYTES: Final = 256 * 1024
-#: A queue with more findings than this on a shard is damaged as a whole; the audit of the shard ends there.
+#: The audit of a shard ends after this many findings: the whole queue is damaged.
 MAX_FINDINGS: Final = 1000
 
 _FAMILIES: Final = ("ready", "scheduled", "running", "failed", "succeeded")
 _HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "running")
 _ID_BYTES: Final = 8
-_SOLE_BYTES: Final = 17  # the name of a lease of one job without an entry: level, id, token
+_SINGLE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
 _PRIORITY_AT: Final = 3  # in a record
-#: What may follow an id: the count of a lease's jobs (`lease_jobs`), or a job that is not as its id says (`ready`).
+#: What can follow an id: a count of a lease's jobs (`lease_jobs`), the byte of a decorated job (`ready`).
 _SUFFIXES: Final = {"lease_jobs": b"n", "ready": b"\1"}
 
 # Bits of lua/audit.lua.
-_PLACES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
-_RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED, _NOT_BARE = 32, 64, 128, 256, 512, 1024, 2048
+_STATES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
+_RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED, _NOT_SIMPLE = 32, 64, 128, 256, 512, 1024, 2048
 _RESULT, _RESULT_EXPIRY = 4096, 8192
-_EXPIRY, _ENTRY, _COUNTED, _BARE_COUNT = 1, 2, 4, 8
+_EXPIRY, _ENTRY, _COUNTED, _ONLY_COUNT = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. subject: the job's descriptor, or which lease, or which element of which key."""
+    """One thing that is wrong.
+
+    shard: the name of the shard.
+    subject: the descriptor of a job, or the name of a lease, a record or an element of a key.
+    problem: what is wrong with it.
+    """
 
     shard: str
     subject: str
@@ -62,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found. jobs: how many there are in each state, over all shards."""
+    """The result of an audit. jobs: the number of jobs in each state, over all shards."""
 
     queue: str
     jobs: CountsByState
@@ -75,9 +80,9 @@ class AuditReport:
 
 
 def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:
-    """Audits a queue on all its shards. Raises if a shard cannot be read.
+    """Audits a queue on all its shards. Raises an error if a shard cannot be read.
 
-    deadline_s: how long from now one call may take, not the whole audit.
+    deadline_s: the time until then is what each single call may take; the whole audit may take longer.
     """
     check_queue_name(queue)
     patience_s = deadline_s - time.monotonic()
@@ -86,14 +91,14 @@ def audit(session: Session, queue: str, deadline_s: float) -> Flow[AuditReport]:
     found = False
     for queue_shard in session.queue_shards(queue):
         stored = yield from load_config(queue_shard, time.monotonic() + patience_s)
-        if stored is None or stored.deleted:
+        if not exists(stored):
             continue
         found = True
         findings += yield from _Auditor(queue_shard, patience_s).run()
         reply = yield from read(queue_shard, "count", [], time.monotonic() + patience_s)
         jobs = sum(CountsByState.unpack(reply[2]), jobs)
     if not found:
-        raise QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+        raise not_found(queue)
     return AuditReport(queue, jobs, findings)
 
 
@@ -107,7 +112,7 @@ class _Auditor:
         self._findings: dict[tuple[str, str], Finding] = {}
 
     def run(self) -> Flow[list[Finding]]:
-        """Pages through every key, all of them side by side, and judges what a round of pages brought."""
+        """Reads every key in pages, all keys side by side, and checks each round of pages."""
         scans: dict[str, bytes] = dict.fromkeys(self._names(), b"0")
         while scans and len(self._findings) < MAX_FINDINGS:
             commands = [self._command(name, cursor) for name, cursor in scans.items()]
@@ -144,7 +149,7 @@ class _Auditor:
         return answer[0], answer[1]
 
     def _judge(self, pages: dict[str, list[bytes]]) -> Flow[None]:
-        """Judges what stands in one page of each key: jobs at the level at which they were found."""
+        """Checks one page of each key. Each job is checked at the priority where it was found."""
         by_priority: dict[int, set[bytes]] = {}
         leases: set[bytes] = set()
         for name, page in pages.items():
@@ -153,11 +158,11 @@ class _Auditor:
                 continue
             members = self._whole_ids(name, page[::2])
             if name == "extras":
-                yield from self._judge_ids(1, members, extra_problem)
+                yield from self._judge_ids(1, members, extras_problem)
             elif name in ("results", "result_expiries"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("leases", "lease_jobs"):
-                leases |= {member.rjust(_SOLE_BYTES, b"\0") for member in members}
+                leases |= {member.rjust(_SINGLE_BYTES, b"\0") for member in members}
             else:
                 by_priority.setdefault(int(name.partition(":")[2]), set()).update(members)
         for priority, ids in by_priority.items():
@@ -170,7 +175,7 @@ class _Auditor:
         ids = self._whole_ids("jobs", page[::2])
         for id_, record in zip(page[::2], page[1::2], strict=True):
             priority = record[_PRIORITY_AT] if len(record) > _PRIORITY_AT else 0
-            if priority > self._priorities():  # the queue may have grown since
+            if priority > self._priorities():  # the queue may have more priorities by now
                 yield from load_config(self._queue_shard, self._deadline_s())
             if not 1 <= priority <= self._priorities():
                 self._report(f"record {id_.hex()}", f"priority: expected 1 to {self._priorities()}, got {priority}")
@@ -178,11 +183,14 @@ class _Auditor:
                 by_priority.setdefault(priority, set()).add(id_)
 
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
-        """The members that are ids. A field that counts a lease's jobs stands for the lease."""
+        """The members that are ids, and reports the others.
+
+        In `lease_jobs`, a field that counts the jobs of a lease becomes the lease. In a ready set, a decorated job becomes its id.
+        """
         suffix = _SUFFIXES.get(name.partition(":")[0], b"")
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
-        known = (_ID_BYTES, _SOLE_BYTES) if name == "leases" else (_ID_BYTES,)
+        known = (_ID_BYTES, _SINGLE_BYTES) if name == "leases" else (_ID_BYTES,)
         for member in members:
             if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -216,56 +224,60 @@ class _Auditor:
 
 
 def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[list[str]]]) -> Flow[dict[bytes, str]]:
-    """What is wrong with items, by item; ask: items, joined, -> a problem an item, '' if there is none."""
+    """The problems that two checks found, by item.
+
+    a_call: items a call.
+    ask: checks joined items; returns a problem for each, or "".
+    """
     wrong, problems = sorted(items), dict[bytes, str]()
     for _ in range(2):
         problems = {}
         for first in range(0, len(wrong), a_call):
             chunk = wrong[first : first + a_call]
-            told = yield from ask(b"".join(chunk))
-            problems |= {item: problem for item, problem in zip(chunk, told, strict=True) if problem}
+            found = yield from ask(b"".join(chunk))
+            problems |= {item: problem for item, problem in zip(chunk, found, strict=True) if problem}
         wrong = list(problems)
     return problems
 
 
-def extra_problem(bits: int) -> str:
-    """What is wrong with an id of x, of whatever level; '' if nothing is."""
-    return "attempts and status (extras), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
+def extras_problem(bits: int) -> str:
+    """The problem of an id that has extras, of any priority, or ""."""
+    return "has attempts and a status, but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
 
 
 def result_problem(bits: int) -> str:
-    """What is wrong with an id of v or V; '' if nothing is, or if it is gone."""
+    """The problem of a result, or "". A result that was removed meanwhile has none."""
     if bits & _RESULT and not bits & _RESULT_EXPIRY:
-        return "a result that never goes"
-    return "an expiry of a result that is not there" if bits & _RESULT_EXPIRY and not bits & _RESULT else ""
+        return "has a result that never expires"
+    return "has an expiry, but no result" if bits & _RESULT_EXPIRY and not bits & _RESULT else ""
 
 
 def job_problem(bits: int) -> str:
-    """What is wrong with an id that has these bits of lua/audit.lua; '' if nothing is, or if it is gone."""
-    queue_shards = [name for bit, name in _PLACES.items() if bits & bit]
+    """The problem of a job that has these bits of lua/audit.lua, or "". A job that was removed meanwhile has none."""
+    states = [name for bit, name in _STATES.items() if bits & bit]
     if not bits & _RECORD:
-        return f"{' and '.join(queue_shards)}, but has no record" if queue_shards else extra_problem(bits)
+        return f"{' and '.join(states)}, but has no record" if states else extras_problem(bits)
     if bits & _OTHER_PRIORITY:
-        return f"{' and '.join(queue_shards) or 'in no state'}, but its record is of another priority"
-    if len(queue_shards) != 1:
-        return f"in several states: {' and '.join(queue_shards)}" if queue_shards else "a record in no state"
+        return f"{' and '.join(states) or 'in no state'}, but its record has another priority"
+    if len(states) != 1:
+        return f"in several states: {' and '.join(states)}" if states else "has a record, but is in no state"
     if bits & _OVERLOOKED:
-        return "scheduled before the time at which claims begin to look"
+        return "scheduled earlier than claims look, so they do not find it"
     if bits & (_NO_LEASE | _NOT_NAMED):
-        return "running without a lease" if bits & _NO_LEASE else "running on a lease that does not name it"
-    if bits & _NOT_BARE:
-        return "ready as if it had neither extra nor a run-after of its own"
+        return "running without a lease" if bits & _NO_LEASE else "running, but its lease does not name it"
+    if bits & _NOT_SIMPLE:
+        return "ready as a simple job, but it has extras or a run-after time of its own"
     return ""
 
 
 def lease_problem(bits: int) -> str:
-    """What is wrong with a lease that has these bits of lua/audit.lua; '' if nothing is, or if it is gone."""
-    if bits & _BARE_COUNT:
-        return "a count of jobs without a lease"
+    """The problem of a lease that has these bits of lua/audit.lua, or "". A lease that ended meanwhile has none."""
+    if bits & _ONLY_COUNT:
+        return "has a count of jobs, but nothing else"
     if bits & (_EXPIRY | _ENTRY) == 0:
         return ""
     if not bits & _ENTRY:
         return "has an expiry, but no jobs"
     if not bits & _EXPIRY:
         return "never expires"
-    return "" if bits & _COUNTED else "counts another number of jobs than run on it"
+    return "" if bits & _COUNTED else "its count is not the number of jobs that run on it"

@@ -1,8 +1,8 @@
-"""Putting jobs in line. Flows only, no I/O.
+"""Enqueuing jobs. Flows only, no I/O.
 
-Promises that every job is checked before any is sent, that each part of a large call is atomic, and that nothing goes
-to another shard unless it is certain that the first did not take it. Risks: a call over several parts or shards can
-succeed in part; it says so.
+Promises that every job is checked before any is sent, that each part of a large call is atomic, and that a job goes to
+another shard only if the first certainly did not take it. Risks: a call in several parts can succeed in part; then it
+raises PartialEnqueue.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queues import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
+from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key
 
 MAX_BATCH: Final = _core.MAX_BATCH
-#: A part of an enqueue carries at most so many bytes of records, so that no call holds a server for long.
+#: A part of an enqueue carries at most this many bytes of records, so that no call blocks a server for long.
 PART_BYTES: Final = 4 * 1024 * 1024
-#: So many parts of a large call are under way at a time.
+#: This many parts of a large call are under way at a time.
 PARTS_AT_ONCE: Final = 8
-# one run of a spec, less what only the script needs: priority and how many
+# the fields of one run of a spec that the client reads: priority and number of jobs
 _RUN: Final = struct.Struct(">B7xH")
 
-#: A configuration, and jobs as `_core.pack_jobs` packed them for it.
+#: A configuration, and jobs that `_core.pack_jobs` packed for it.
 _Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
 
 
 def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flow[str]:
-    """Puts one job in line; returns its descriptor."""
+    """Enqueues one job. Returns its descriptor."""
     queue_shards = agreed_queue_shards(session, queue)
     if len(queue_shards) == 1:
         return _enqueue_at(queue_shards[0], [job], deadline_s, True, None, alone=True)
@@ -43,7 +43,7 @@ def enqueue(session: Session, queue: str, job: NewJob, deadline_s: float) -> Flo
 
 
 def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadline_s: float) -> Flow[list[str]]:
-    """Puts jobs in line; returns their descriptors in order. Validated whole first; then each part is atomic alone."""
+    """Enqueues jobs. Returns their descriptors in order. Checks all of them first; then each part is atomic."""
     queue_shards = agreed_queue_shards(session, queue) or (yield from known_queue_shards(session, queue, deadline_s))
     if not jobs:
         return []
@@ -66,9 +66,9 @@ def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadl
 
 
 def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int], _Packed]:
-    """Every job before any is sent: a bad one in the last part must not leave the first ones in.
+    """Checks every job before any is sent: a bad job in the last part must not leave the first parts enqueued.
 
-    Returns their sizes in bytes, and the last 1,000 at most as they were packed (all of them, where it is one part).
+    Returns the sizes of all jobs in bytes, and up to 1,000 packed jobs: all of them, if they fit one part.
     """
     assert queue_shards[0].stored is not None
     config = queue_shards[0].stored.config
@@ -82,7 +82,9 @@ def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int
 def _by_queue_shard(
     session: Session, queue_shards: list[QueueShard], jobs: list[Any]
 ) -> list[tuple[list[QueueShard], list[int]]]:
-    """Candidate places and positions of jobs: keyed jobs have one candidate, the others all, in random order."""
+    """Candidate queue shards, and the positions of jobs: a keyed job has one candidate, another has all, in random
+    order.
+    """
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
     if len(session.shards) == 1:
@@ -98,7 +100,7 @@ def _by_queue_shard(
 
 
 def shuffled(queue_shards: list[QueueShard]) -> list[QueueShard]:
-    """In random order, those that answered when last asked first."""
+    """In random order, but silent ones last."""
     now_s = time.monotonic()
     return sorted(
         random.sample(queue_shards, len(queue_shards)), key=lambda queue_shard: queue_shard.silent_until_s > now_s
@@ -106,7 +108,7 @@ def shuffled(queue_shards: list[QueueShard]) -> list[QueueShard]:
 
 
 def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
-    """Positions in parts of at most 1,000 jobs and PART_BYTES."""
+    """The positions in parts of at most 1,000 jobs and PART_BYTES."""
     if len(positions) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
         return [positions]
     parts: list[list[int]] = [[]]
@@ -123,7 +125,7 @@ def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
 def _enqueue_part(
     candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
 ) -> Flow[list[str]]:
-    """Enqueues on the first candidate that takes the jobs; another is tried only if it certainly did not."""
+    """Enqueues on the first candidate that takes the jobs. Tries the next only if it certainly did not take them."""
     for queue_shard in candidates[:-1]:
         try:
             found: list[str] = yield from _enqueue_at(queue_shard, jobs, deadline_s, False, packed)
@@ -143,13 +145,13 @@ def _enqueue_at(
     *,
     alone: bool = False,
 ) -> Flow[Any]:
-    """The jobs' descriptors; the first one if it is `alone`."""
+    """The descriptors of the jobs. alone: of the only job, not in a list."""
     part = _Part(queue_shard, jobs, packed, alone)
     return write(queue_shard, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
 
 
 class _Part:
-    """What goes to one place in one call, and what comes back of it."""
+    """The arguments of one call on one queue shard, and the descriptors from its reply."""
 
     __slots__ = ("_alone", "_jobs", "_packed", "_queue_shard", "_spec")
 
@@ -158,7 +160,7 @@ class _Part:
         self._spec = b""
 
     def arguments(self, config: QueueConfig) -> list[Argument]:
-        """As the script takes them."""
+        """The arguments of the script."""
         packed = self._packed
         if packed is not None and (packed[0] is config or packed[0] == config):
             self._spec, statuses, records = packed[1]
@@ -166,11 +168,11 @@ class _Part:
             self._spec, statuses, records = pack_jobs(self._jobs, config)
         spec = self._spec
         given: list[Argument] = [spec, statuses, *records]
-        # one run of jobs of one level, to be run now
+        # one run of jobs: one priority, due now
         return CommonKeys(given, spec[0]) if not statuses and len(spec) == _RUN.size and spec[1] == 0 else given
 
     def descriptors(self, reply: list[Any]) -> Any:
-        """By the first id; the others follow it in a row."""
+        """The descriptors: the reply has the first id, and the others follow it."""
         spec, queue_shard = self._spec, self._queue_shard
         one = len(spec) == _RUN.size
         priorities = spec[0] if one else b"".join(bytes([priority]) * n for priority, n in _RUN.iter_unpack(spec))
@@ -180,7 +182,7 @@ class _Part:
 
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
-    """Spec, statuses and records of jobs, or InvalidArgument naming the job."""
+    """Spec, statuses and records of jobs. Raises InvalidArgument that names the job."""
     packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.priorities)
     return packed
 
@@ -199,7 +201,7 @@ def _in_order(count: int, parts: list[list[int]], results: list[Any]) -> list[st
 
 
 def when(run_after_ms: int | None, delay_ms: int | None) -> tuple[int, int]:
-    """kind and ms as the scripts take them."""
+    """The kind and the ms that the scripts take."""
     if run_after_ms:
         return 1, run_after_ms
     return (2, delay_ms) if delay_ms else (0, 0)

@@ -1,7 +1,7 @@
-"""Looking at jobs: lookup, count, peek, scan. Flows only, no I/O; nothing changes.
+"""Looking at jobs: lookup, count, peek, scan. Flows only, no I/O.
 
-Promises that a job which stays where it is comes exactly once in a scan. Risks: counts of several shards are not of one
-moment.
+Promises to change nothing, and that a job that keeps its state comes exactly once in a scan. Risks: counts of several
+shards are not from the same moment.
 """
 
 from __future__ import annotations
@@ -9,26 +9,30 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable
-from typing import Final
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, checked
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow, all_of
 from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session
 
-#: A claim, lookup or scan page returns at most so many bytes of records (one job always).
+#: A claim, lookup or scan page returns at most this many bytes of records, but always one job.
 REPLY_BYTES: Final = 4 * 1024 * 1024
+
+#: A scan goes through these one by one: the name of a shard, and a priority.
+_Step: TypeAlias = tuple[str, int]
 
 
 def lookup(
     session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
 ) -> Flow[dict[str, JobInfo]]:
-    """What is known of jobs, by descriptor; unknown ones are left out."""
+    """What is known of jobs, by descriptor. Unknown jobs are left out."""
     groups = checked(_core.group_descriptors, list(descriptors))
     flows = [
         _lookup_at(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
@@ -52,7 +56,7 @@ def _lookup_at(
 
 
 def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:
-    """How many jobs a queue has, over all shards."""
+    """The number of jobs in each state, over all shards."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     check_priority(priority, queue_shards)
     replies = yield from all_of([read(queue_shard, "count", [], deadline_s) for queue_shard in queue_shards], list)
@@ -65,7 +69,7 @@ def count(session: Session, queue: str, priority: int | None, deadline_s: float)
 
 
 def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]]:
-    """How many jobs are due now, by priority, over all shards."""
+    """The number of jobs that are due now, by priority, over all shards."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     yield from all_of([peek_at(queue_shard, deadline_s) for queue_shard in queue_shards], list)
     return {
@@ -75,11 +79,10 @@ def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]
 
 
 def peek_at(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
-    """Brings up to date what is known of a place's due jobs."""
+    """Reads the due jobs of a queue shard into its `left`. They are 0 while the queue is paused."""
     reply = yield from read(queue_shard, "peek", [], deadline_s)
-    queue_shard.left = (
-        list(struct.unpack(f">{len(reply[2]) // 4}I", reply[2])) if reply[3] == b"0" else [0] * (len(reply[2]) // 4)
-    )
+    priorities, paused = len(reply[2]) // 4, reply[3] != b"0"
+    queue_shard.left = [0] * priorities if paused else list(struct.unpack(f">{priorities}I", reply[2]))
     queue_shard.left_at_s = time.monotonic()
 
 
@@ -94,8 +97,10 @@ def scan_page(
     cursor: str,
     deadline_s: float,
 ) -> Flow[tuple[list[JobInfo], str]]:
-    """One page of a scan and where to go on: "" at first and at the end. Shard by shard, level by level, latest time
-    first.
+    """One page of a scan, and the cursor of the next page ("" at the end). Shard by shard, priority by priority, latest
+    time first.
+
+    cursor: "" for the first page.
     """
     wanted = State.of(state)
     if future and wanted is not State.PENDING:
@@ -103,41 +108,42 @@ def scan_page(
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 1, MAX_BATCH)
-    shard, priority, position = _read_cursor(cursor, queue_shards[0].shard.name, priorities[0])
-    order = [(queue_shard, at) for queue_shard in queue_shards for at in priorities]
-    here = next(
-        (i for i, (queue_shard, at) in enumerate(order) if (queue_shard.shard.name, at) == (shard, priority)), None
-    )
-    if here is None:
-        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
-    queue_shard = order[here][0]
-    arguments: list[Argument] = [wanted.code, priority, int(future), position, limit, int(with_body), REPLY_BYTES]
+    steps = {(queue_shard.shard.name, at): queue_shard for queue_shard in queue_shards for at in priorities}
+    step, position = _read_cursor(cursor, list(steps))
+    queue_shard = steps[step]
+    arguments: list[Argument] = [wanted.code, step[1], int(future), position, limit, int(with_body), REPLY_BYTES]
     reply = yield from read(queue_shard, "scan", arguments, deadline_s)
     infos = [JobInfo.unpack(queue, queue_shard.shard.name, packed) for packed in reply[3:]]
-    if reply[2]:
-        return infos, f"{shard}.{priority}.{reply[2].hex()}"
-    if here + 1 == len(order):
-        return infos, ""
-    following, at = order[here + 1]
-    return infos, f"{following.shard.name}.{at}."
+    return infos, _next_cursor(list(steps), step, reply[2])
 
 
-def _read_cursor(cursor: str, first_shard: str, first_priority: int) -> tuple[str, int, bytes]:
+def _read_cursor(cursor: str, steps: list[_Step]) -> tuple[_Step, bytes]:
+    """The step that a cursor names, and the position within it."""
     if not cursor:
-        return first_shard, first_priority, b""
-    try:
+        return steps[0], b""
+    with suppress(ValueError, AttributeError, TypeError):
         shard, priority, position = cursor.split(".")
-        return shard, int(priority), bytes.fromhex(position)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}") from None
+        if (step := (shard, int(priority))) in steps:
+            return step, bytes.fromhex(position)
+    raise InvalidArgument(f"cursor: expected one of an earlier page of this scan, got {cursor!r}")
+
+
+def _next_cursor(steps: list[_Step], step: _Step, position: bytes) -> str:
+    """position: where the next page of this step starts; b"": the step has no more jobs."""
+    if position:
+        return f"{step[0]}.{step[1]}.{position.hex()}"
+    following = steps.index(step) + 1
+    return f"{steps[following][0]}.{steps[following][1]}." if following < len(steps) else ""
 
 
 def check_priority(priority: int | None, queue_shards: list[QueueShard]) -> list[int]:
-    """The levels meant: one, or all."""
+    """The priorities that a call covers: the given one, or all."""
     assert queue_shards[0].stored is not None
     priorities = queue_shards[0].stored.config.priorities
     if priority is None:
         return list(range(1, priorities + 1))
     if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= priorities:
-        raise InvalidArgument(f"priority: expected 1 to {priorities} (the priorities of the queue), got {priority!r}")
+        raise InvalidArgument(
+            f"priority: expected 1 to {priorities} (the queue has {priorities} priorities), got {priority!r}"
+        )
     return [priority]

@@ -1,8 +1,8 @@
 """What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
 
-Promises that only the holder of a job's token (or the source that claimed it) changes it; what is refused is returned,
-not raised. Risks: calls on jobs of several shards are one script call a shard, each atomic alone; PartialOutcome says
-of which jobs it was carried out.
+Promises that only the holder of a job's token (or the source that claimed it) changes it. Each call returns the jobs
+that were refused. Risks: a call on jobs of several shards is one script call a shard, and only each of those is atomic;
+PartialOutcome has the jobs that are done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 def ack(
     session: Session, succeeded: Iterable[Any], failed: Iterable[Any], source: str, tombstone: bool, deadline_s: float
 ) -> Flow[list[Any]]:
-    """Ends running jobs; returns the items that were refused because the caller does not hold them."""
+    """Ends running jobs. Returns the items that were refused because the caller does not hold them.
+
+    tombstone: keep the id of each job that ends, and when it ended.
+    """
     succeeded, failed = list(succeeded), list(failed)
     batches = checked(_core.group_acks, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
@@ -52,7 +55,7 @@ def _more(batch: _core.AckBatch, source: str) -> bytes:
 
 
 def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
-    """What is acked by token: ids by queue and shard. Raises InvalidArgument for what ack() would."""
+    """The ids of an ack, by queue and shard. Raises InvalidArgument like ack() without a source."""
     queue_shards: dict[tuple[str, str], list[bytes]] = {}
     for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
         queue_shards.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
@@ -60,7 +63,7 @@ def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[
 
 
 def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: float) -> Flow[list[Any]]:
-    """Hands jobs back as they were; returns those that were refused."""
+    """Releases jobs unchanged. Returns those that were refused."""
     jobs = list(jobs)
     batches = checked(_core.group_releases, jobs)
     flows = [
@@ -71,8 +74,9 @@ def release(session: Session, jobs: Iterable[Claimed], source: str, deadline_s: 
 
 
 def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: float) -> Flow[list[Any]]:
-    """Gives the leases of jobs their full length again: whole claims, or (own) a lease for each job alone. Returns the
-    refused.
+    """Renews the leases of jobs for their full length. Returns the jobs that were refused.
+
+    own: give each job a lease of its own. By default the leases of whole claims are renewed.
     """
     jobs = list(jobs)
     flows = []
@@ -92,14 +96,14 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
 
 
 def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], deadline_s: float) -> Flow[list[int]]:
-    """packed: level, id and token an item; each claim is named by one of its jobs."""
+    """packed: priority, id and token of each job. One of its jobs names each claim."""
     tokens = [item[-8:] for item in packed]
     named = dict(zip(tokens, packed, strict=True))
 
     def refused(reply: list[Any]) -> list[int]:
         distinct = list(named)
-        gone = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
-        return [position for position, token in zip(batch.positions, tokens, strict=True) if token in gone]
+        expired = {distinct[position] for (position,) in struct.iter_unpack(">H", reply[2])}
+        return [position for position, token in zip(batch.positions, tokens, strict=True) if token in expired]
 
     queue_shard = session.queue_shard(batch.queue, batch.shard)
     given: list[Argument] = [b"".join(named.values()), b"", 0]
@@ -107,7 +111,7 @@ def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], 
 
 
 def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str, deadline_s: float) -> Flow[list[Any]]:
-    """Keeps the progress of running jobs; returns the checkpoints that were refused."""
+    """Stores the progress of running jobs. Returns the checkpoints that were refused."""
     checkpoints = list(checkpoints)
     for item in checkpoints:
         if not isinstance(item, Checkpoint):
@@ -115,7 +119,7 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
     batches = checked(_core.group_releases, [item.job for item in checkpoints])
     for item in checkpoints:
         checked(_checkpoint_as_job, item)
-    # of a job named twice the first one stands: the others are not carried out, so they are refused
+    # if a job is named twice, only its first checkpoint is carried out, and the others are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
     flows = []
     for batch in _with_source(batches, source):
@@ -139,7 +143,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
     for position, ((priority, token), id_, item) in enumerate(
         zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True)
     ):
-        # the same limits as a new job's, from the same place
+        # the limits are those of a new job
         as_job = checked(_checkpoint_as_job, item)
         record = pack_jobs([as_job], config)[2][0]
         what = (
@@ -183,7 +187,7 @@ def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBa
 def _held_batch(
     session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float
 ) -> Flow[list[int]]:
-    """One call on jobs of one place; returns positions (in what the caller gave) that were refused."""
+    """One call on jobs of one queue shard. Returns the positions, in the caller's list, of the refused jobs."""
     check_queue_name(batch.queue)
     queue_shard = session.queue_shard(batch.queue, batch.shard)
 
@@ -194,7 +198,7 @@ def _held_batch(
 
 
 def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
-    """Level and token of each id, from the groups of a release."""
+    """Priority and token of each id, from the groups of a release."""
     found: list[tuple[int, bytes]] = []
     at = 0
     while at < len(groups):
@@ -209,7 +213,7 @@ def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
 
 
 def _items_of(batches: list[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
-    """What the caller gave of a batch, by the batch's index."""
+    """The caller's items of a batch, by the index of the batch."""
     return lambda index: [items[position] for position in batches[index].positions]
 
 

@@ -1,7 +1,7 @@
-"""Results of jobs: kept by the worker that holds the job, waited for by whoever has its descriptor. Flows only, no I/O.
+"""Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
-Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, listens, and looks
-again. Risks: what nobody tells of (a job failed by its lease, one removed by hand) is seen SAFETY_S later.
+Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
+again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pinlater.store.keys import result_channel
 from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard, Session
 
-#: A waiter looks once in so long though nobody told it anything.
+#: A wait looks this often without a message.
 SAFETY_S: Final = 5.0
-#: Where nobody can be heard, it looks so soon again.
+#: A wait that cannot subscribe looks this often.
 LOOK_AGAIN_S: Final = 0.5
 
 _ITEM: Final = struct.Struct(">B8s8s6s")
-_ANSWER, _FAILED, _ON_ITS_WAY = b"\1", b"\2", b"\3"
+_ANSWER, _FAILED, _NOT_ENDED = b"\1", b"\2", b"\3"
 
-#: What is kept of a job: the result, for so many ms.
+#: A job, its result, and how long to keep it (ms).
 Kept: TypeAlias = tuple[Job, bytes, int]
 
 
 def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
-    """Keeps results of running jobs of one queue and shard; returns the jobs that the caller does not hold."""
+    """Stores results of running jobs of one queue shard. Returns the jobs that the caller does not hold."""
     queue_shard = session.queue_shard(kept[0][0].queue, kept[0][0].shard)
     parts = in_parts(kept)
     flows = [_store_part(queue_shard, part, deadline_s) for part in parts]
@@ -46,7 +46,7 @@ def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[lis
 
 
 def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
-    """In calls of bounded size."""
+    """Splits results into calls of bounded size."""
     parts: list[list[Kept]] = []
     room = 0
     for one in kept:
@@ -72,7 +72,7 @@ def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) ->
 
 
 def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
-    """Has those who wait for results of these jobs look again. Where that fails, their own look has to do."""
+    """Makes the waits for these jobs look again. If that fails, they look after SAFETY_S."""
     sends = []
     for descriptor in descriptors:
         queue_shard, _, id_ = _parsed(session, descriptor)
@@ -82,10 +82,10 @@ def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flo
 
 
 def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float) -> Flow[bytes]:
-    """The result of a job, waited for. wait_s: so long at most. deadline_s: of the first look; a later one is sent
-    again for as long as the wait goes on.
+    """Waits for the result of a job. Raises TaskFailed, ResultGone or ResultTimeout.
 
-    Raises TaskFailed, ResultGone or ResultTimeout.
+    wait_s: the longest wait.
+    deadline_s: the deadline of the first look. A later look is repeated until the wait ends.
     """
     queue_shard, priority, id_ = _parsed(session, descriptor)
     end_s = time.monotonic() + wait_s
@@ -93,12 +93,12 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
     try:
         while True:
             patient = deadline_s >= end_s
-            told: bytes = yield Coalesce(
+            outcome: bytes = yield Coalesce(
                 (queue_shard, patient), (priority, id_, deadline_s), partial(_look, queue_shard)
             )
-            if told[:1] == _ANSWER:
-                return told[1:]
-            _raise_end(descriptor, told)
+            if outcome[:1] == _ANSWER:
+                return outcome[1:]
+            _raise_end(descriptor, outcome)
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
@@ -115,17 +115,17 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
 
 
 def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:
-    """A job's state, or None; one that is gone has succeeded for as long as its result is there."""
+    """The state of a job, or None. A removed job counts as succeeded while its result exists."""
     found = yield from lookup(session, [descriptor], False, deadline_s)
     if descriptor in found:
         return found[descriptor].state
     queue_shard, priority, id_ = _parsed(session, descriptor)
-    told = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
-    return State.SUCCEEDED if told[:1] == _ANSWER else None
+    outcome = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
+    return State.SUCCEEDED if outcome[:1] == _ANSWER else None
 
 
 def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
-    """What became of jobs of one queue and shard, 1,000 at most. asked: level, id, until when to ask."""
+    """The outcomes of up to 1,000 jobs of one queue shard. asked: priority, id and deadline of each."""
     priorities, ids = bytes(priority for priority, _, _ in asked), [id_ for _, id_, _ in asked]
     deadline_s = max(deadline_s for _, _, deadline_s in asked)
     found: list[bytes] = []
@@ -135,12 +135,13 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
     return found
 
 
-def _raise_end(descriptor: str, told: bytes) -> None:
-    if told[:1] == _FAILED:
-        raise TaskFailed(descriptor, told[1:].decode("utf-8", "replace"))
-    if told != _ON_ITS_WAY:
+def _raise_end(descriptor: str, outcome: bytes) -> None:
+    """Raises an error unless the job has not ended yet."""
+    if outcome[:1] == _FAILED:
+        raise TaskFailed(descriptor, outcome[1:].decode("utf-8", "replace"))
+    if outcome != _NOT_ENDED:
         raise ResultGone(
-            f"job {descriptor}: there is no result: the job was removed, its result's time is over, or it kept none"
+            f"job {descriptor}: there is no result: the job was removed, its result expired, or it kept no result"
         )
 
 

@@ -19,7 +19,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write

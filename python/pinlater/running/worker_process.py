@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from pinlater.client.client import MARK_VARIABLE, source_of
+from pinlater.client.base import MARK_VARIABLE, source_of
 from pinlater.model.backoff import Pauses
 from pinlater.worker.os_process import end_with_parent, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeAlia
 
 import pinlater._core as _core
 from pinlater._core import MAX_TIME_MS
-from pinlater.client.client import listed
+from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import Job, NewJob
 from pinlater.model.queue_config import QueueConfig

@@ -18,7 +18,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.client.client import Client, listed
+from pinlater.client.client import Client
+from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import NewJob
 from pinlater.tasks.app_clients import ClientProvider

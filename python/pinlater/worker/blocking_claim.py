@@ -18,7 +18,8 @@ from typing import Final
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError
-from pinlater.operations.claim import PATIENCE_S, claim_at
+from pinlater.operations.claim import claim_at
+from pinlater.operations.dequeue import PATIENCE_S
 from pinlater.store.effects import Flow, NoAnswer, Send
 from pinlater.store.keys import blocking_list_key
 from pinlater.store.requests import write

@@ -24,9 +24,10 @@ from pinlater.model.backoff import FIRST_RETRY_S, Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.claim import SAFETY_S, claim_round, leave
+from pinlater.operations.dequeue import SAFETY_S, claim_round, leave
 from pinlater.operations.leases import release
-from pinlater.operations.queues import agreed_queue_shards, known_queue_shards, make_lost
+from pinlater.operations.queue_shards import agreed_queue_shards, known_queue_shards
+from pinlater.operations.queues import make_lost
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard

@@ -20,7 +20,7 @@ from typing import Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.operations.quarantine import move_quarantined
-from pinlater.operations.queues import known_queue_shards
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard

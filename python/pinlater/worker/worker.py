@@ -21,7 +21,7 @@ from pinlater.model.backoff import LAST_RETRY_S
 from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_queue_name
-from pinlater.operations.claim import PATIENCE_S
+from pinlater.operations.dequeue import PATIENCE_S
 from pinlater.worker.acker import GRACE_S, Acker, Held, WorkerStats, cut_short
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.config import WorkerConfig

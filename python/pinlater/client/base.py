@@ -1,0 +1,95 @@
+"""What both clients are made from: their settings, their session, and errors that can be resolved through them.
+
+Promises that a wrong setting raises InvalidArgument before any server is contacted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from pinlater.model.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    PartialDelete,
+    PartialEnqueue,
+    PartialOutcome,
+    PinLaterError,
+)
+from pinlater.model.queue_config import check_source
+from pinlater.store.shards import Session, resolve_shards
+
+#: A request may be repeated for this long at most: its request slot keeps the answer for an hour.
+MAX_TIMEOUT_S: Final = 600.0
+#: A supervisor sets this variable to another value in each of its processes, so that no two have the same source.
+MARK_VARIABLE: Final = "PINLATER_MARK"
+
+
+class ClientSettings:
+    """The settings of a client; see Client."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        shards: Mapping[str, str] | None = None,
+        source: str | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
+        self.session = Session(resolve_shards(url, shards))
+        self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
+        check_source(self.source)
+        self.timeout_s = _seconds("timeout_s", timeout_s)
+        self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
+
+    def deadline_s(self) -> float:
+        """The deadline of a call that starts now (monotonic seconds)."""
+        return time.monotonic() + self.timeout_s
+
+
+class BaseClient:
+    """What both clients hold."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.session = settings.session
+
+
+def source_of(pid: int, mark: str) -> str:
+    """The default source of a process of this host. mark: the value of MARK_VARIABLE in it, or ""."""
+    return f"python:{socket.gethostname()}:{pid}" + (f":{mark}" if mark else "")
+
+
+def make_resolvable(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
+    """Gives each unknown outcome in an error the client's `run`, through which its resolve() asks."""
+    for part in _parts(error):
+        if isinstance(part, OutcomeUnknown):
+            part.drive = drive
+
+
+def _parts(error: PinLaterError) -> Iterable[Any]:
+    match error:
+        case PartialEnqueue():
+            return error.results
+        case PartialDelete():
+            return error.errors.values()
+        case PartialOutcome():
+            return [part for _, part in error.unknown]
+    return [error]
+
+
+def _seconds(name: str, value: object) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not 0 < value <= MAX_TIMEOUT_S
+    ):
+        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+    return float(value)

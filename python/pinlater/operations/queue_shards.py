@@ -1,0 +1,213 @@
+"""The shards of a queue: which of them a client may use now, and how a configuration reaches all of them.
+
+Promises that a queue that was created or configured on one shard reaches the others through the first client that sees
+the difference, and that a deleted queue does not come back that way. Meanwhile versions may differ between shards; each
+script checks the version of its own shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from pinlater.model.errors import (
+    FormatUnsupported,
+    OutcomeUnknown,
+    PinLaterError,
+    QueueNotFound,
+    ServerUnavailable,
+    from_reply,
+)
+from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name
+from pinlater.store.effects import Flow, ReplyError, send, together
+from pinlater.store.keys import registry_key
+from pinlater.store.requests import create, load_config, write
+from pinlater.store.shards import QueueShard, Session
+
+log: Final = logging.getLogger("pinlater.queues")
+
+#: A shard that did not answer is asked again after this time. Until then the others serve.
+ASK_AGAIN_S: Final = 5.0
+#: An answer of one shard waits this long for a silent one.
+PATIENCE_S: Final = 1.0
+
+#: The configurations that shards have: a deletion is one too; None: the shard knows nothing of the queue.
+Found: TypeAlias = Mapping[QueueShard, StoredConfig | None]
+
+
+def agreed_queue_shards(session: Session, queue: str) -> list[QueueShard]:
+    """All shards of a queue, if the client knows the same configuration of each; else none. Sends nothing."""
+    queue_shards = session.queue_shards(queue)
+    stored = queue_shards[0].stored
+    if stored is None or stored.deleted:
+        return []
+    if len(queue_shards) == 1 or all(
+        queue_shard.stored is stored or _agrees(queue_shard, stored) for queue_shard in queue_shards
+    ):
+        return queue_shards
+    return []
+
+
+def _agrees(queue_shard: QueueShard, stored: StoredConfig) -> bool:
+    return queue_shard.stored is not None and queue_shard.stored.age == stored.age
+
+
+def known_queue_shards(session: Session, queue: str, deadline_s: float) -> Flow[list[QueueShard]]:
+    """The shards of a queue that a client may use now: they have one configuration, and their servers answered last
+    time. Raises QueueNotFound.
+
+    Sends nothing while all shards are known and agree.
+    """
+    if agreed := agreed_queue_shards(session, queue):
+        return agreed
+    queue_shards = session.queue_shards(queue)
+    check_queue_name(queue)
+    now_s = time.monotonic()
+    yield from _ask_unknown(queue_shards, now_s, deadline_s)
+    newest = newest_of(queue_shard.stored for queue_shard in queue_shards)
+    if newest is None:
+        for queue_shard in queue_shards:
+            queue_shard.stored = None
+        raise not_found(queue)
+    answering = [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s]
+    yield from carry(answering, newest, deadline_s)
+    return [queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)]
+
+
+def _ask_unknown(queue_shards: list[QueueShard], now_s: float, deadline_s: float) -> Flow[None]:
+    unknown = [queue_shard for queue_shard in queue_shards if queue_shard.stored is None]
+    ask = [queue_shard for queue_shard in unknown if queue_shard.silent_until_s <= now_s]
+    if len(unknown) == len(queue_shards):
+        yield from load_all(queue_shards, deadline_s, ask)
+    else:
+        yield from _ask(ask, min(deadline_s, now_s + PATIENCE_S))
+
+
+def not_found(queue: str) -> QueueNotFound:
+    """The error for a queue that no shard has."""
+    return QueueNotFound(f"queue {queue!r}: not found; create_queue makes it")
+
+
+def exists(stored: StoredConfig | None) -> bool:
+    """Whether a shard has the queue."""
+    return stored is not None and not stored.deleted
+
+
+def newest_of(found: Iterable[StoredConfig | None]) -> StoredConfig | None:
+    """The configuration of the last epoch and the highest version. None if there is none, or if it is a deletion."""
+    latest = latest_of(found)
+    return None if latest is None or latest.deleted else latest
+
+
+def latest_of(found: Iterable[StoredConfig | None]) -> StoredConfig | None:
+    """As newest_of, but it returns a deletion too."""
+    return max((stored for stored in found if stored is not None), key=lambda stored: stored.age, default=None)
+
+
+def load_all(queue_shards: list[QueueShard], deadline_s: float, first: list[QueueShard] | None = None) -> Flow[Found]:
+    """Reads the configuration of a queue on its shards until one answers. The result leaves out those that did not.
+
+    first: shards to ask alone at first; none: ask all.
+    Raises the first error if no shard answers before the deadline, or none ever will.
+    """
+    ask = first or queue_shards
+    while True:
+        until_s = min(deadline_s, time.monotonic() + PATIENCE_S) if len(queue_shards) > 1 else deadline_s
+        found, failed = yield from _ask(ask, until_s)
+        if found:
+            return found
+        may_answer = any(
+            isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted for queue_shard, error in failed
+        )
+        if until_s == deadline_s or not may_answer:
+            raise failed[0][1]
+        ask = queue_shards
+
+
+def _ask(
+    queue_shards: list[QueueShard], deadline_s: float
+) -> Flow[tuple[Found, list[tuple[QueueShard, PinLaterError]]]]:
+    """Raises FormatUnsupported although other shards answered: the jobs of that shard would be passed over."""
+    results = yield from together([load_config(queue_shard, deadline_s) for queue_shard in queue_shards])
+    found: dict[QueueShard, StoredConfig | None] = {}
+    failed: list[tuple[QueueShard, PinLaterError]] = []
+    for queue_shard, result in zip(queue_shards, results, strict=True):
+        if isinstance(result, FormatUnsupported):
+            raise result
+        if isinstance(result, PinLaterError):
+            failed.append((queue_shard, result))
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        else:
+            found[queue_shard] = result
+    return found, failed
+
+
+def carry(queue_shards: list[QueueShard], newest: StoredConfig, deadline_s: float) -> Flow[None]:
+    """Copies the newest configuration to every shard that has an older one or none."""
+    behind = [
+        queue_shard for queue_shard in queue_shards if queue_shard.stored is None or queue_shard.stored.age < newest.age
+    ]
+    results = yield from together([_carry_to(queue_shard, newest, deadline_s) for queue_shard in behind])
+    for queue_shard, result in zip(behind, results, strict=True):
+        if isinstance(result, PinLaterError):
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+            log.warning(
+                "the configuration of queue %s could not be copied to shard %s yet: %s",
+                queue_shard.queue,
+                queue_shard.shard.name,
+                result,
+            )
+
+
+def _carry_to(queue_shard: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:
+    if queue_shard.stored is not None and not queue_shard.stored.deleted and queue_shard.stored.epoch < newest.epoch:
+        # the shard was away when the queue was deleted and created again: its jobs belong to the deleted queue
+        yield from delete_on(queue_shard, deadline_s, newest.epoch)
+    if queue_shard.stored is None or queue_shard.stored.deleted:
+        yield from register(queue_shard, deadline_s)
+        yield from create(queue_shard, newest.settings, newest.carried, deadline_s)
+        return
+    reply = yield from write(queue_shard, "configure", [newest.settings, newest.carried], deadline_s)
+    remember(queue_shard, reply)
+
+
+def remember(queue_shard: QueueShard, reply: list[Any]) -> QueueConfig:
+    """Stores the configuration that the script `configure` replied, and returns it."""
+    queue_shard.stored = StoredConfig.unpack(reply[2])
+    return queue_shard.stored.config
+
+
+def delete_on(queue_shard: QueueShard, deadline_s: float, before_epoch: int | None = None) -> Flow[bool]:
+    """Deletes a queue on one shard. Returns True if it existed.
+
+    before_epoch: delete only what is of an earlier epoch. Another client may have created the queue again meanwhile.
+    """
+    existed = exists((yield from load_config(queue_shard, deadline_s)))
+    if existed:
+        try:
+            yield from write(queue_shard, "delete_queue", [b"" if before_epoch is None else before_epoch], deadline_s)
+        except QueueNotFound:
+            existed = False
+        except OutcomeUnknown as error:
+            # if the queue no longer exists, the first try deleted it, or another client did: both are success
+            if exists((yield from load_config(queue_shard, deadline_s + 1.0))):
+                raise error
+    queue_shard.stored = None
+    yield from _change_registry("SREM", queue_shard, deadline_s)
+    return existed
+
+
+def register(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
+    """Adds the queue to the registry of the shard."""
+    yield from _change_registry("SADD", queue_shard, deadline_s)
+
+
+def _change_registry(name: str, queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
+    command = (name, registry_key(queue_shard.shard.name), queue_shard.queue)
+    answer = (yield from send(queue_shard.shard.server, command, deadline_s=deadline_s))[0]
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"{name} in the registry of {queue_shard.shard}")
+    if not isinstance(answer, int):
+        raise answer.error
