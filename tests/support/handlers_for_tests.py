@@ -184,10 +184,17 @@ class WorkerProcesses:
         self.log = log
         self.all: list[subprocess.Popen[bytes]] = []
 
-    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
-        """One process; config: of WorkerConfig."""
-        told = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+    def start(
+        self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
+    ) -> subprocess.Popen[bytes]:
+        """One process.
+
+        short_jobs: it prefetches all that it may from its first claim on.
+        config: of WorkerConfig.
+        """
+        told = {"shards": self.shards, "queues": list(queues), "handler": handler, "config": config}
+        told["short_jobs"] = short_jobs
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", json.dumps(told)])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Any command, with the record at hand."""
@@ -214,6 +221,8 @@ def main() -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     told = json.loads(sys.argv[1])
+    if told["short_jobs"]:
+        EndRate.per_s = ShortJobs.per_s  # type: ignore[method-assign]
     handler = f"tests.support.handlers_for_tests:{told['handler']}"
     return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
 

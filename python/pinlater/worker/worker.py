@@ -364,7 +364,12 @@ class Worker:
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
-            self._loop.call_soon(self._start_waiting)
+            self._loop.call_soon(self._start_confirmed)
+
+    def _start_confirmed(self) -> None:
+        """Jobs that waited for this left no room for a claim (see _room)."""
+        self._start_waiting()
+        self._progressed()
 
     def _finished(self, future: asyncio.Future[End]) -> None:
         held = self._running.pop(future)
