@@ -192,9 +192,9 @@ class WorkerProcesses:
         short_jobs: it prefetches all that it may from its first claim on.
         config: of WorkerConfig.
         """
-        told = {"shards": self.shards, "queues": list(queues), "handler": handler, "config": config}
-        told["short_jobs"] = short_jobs
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", json.dumps(told)])
+        how = {"handler": handler, "short_jobs": short_jobs, "config": config}
+        told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Any command, with the record at hand."""
@@ -222,7 +222,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     told = json.loads(sys.argv[1])
     if told["short_jobs"]:
-        EndRate.per_s = ShortJobs.per_s  # type: ignore[method-assign]
+        setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
     handler = f"tests.support.handlers_for_tests:{told['handler']}"
     return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
 
