@@ -278,7 +278,7 @@ class Worker:
     def _changed(self) -> None:
         """A job ended or was acked: there may be room, and something may wait for it."""
         self._progress.made()
-        if self._room() > 0:
+        if self._jobs.room(self._acker.count) > 0:
             self.fetcher.wake()
 
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:

@@ -74,17 +74,9 @@ class WorkerSlots:
     def fill(self) -> None:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
-        while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._may_start():
-            lease = jobs.prefetched[0].lease
-            if lease.lost:
-                self.drop({held for held in jobs.prefetched if held.lease.lost}, self._acker.stale)
-            elif lease.in_doubt:
-                self._confirming = self._loop.create_task(self._confirm())
-            else:
-                self._start(jobs.prefetched.popleft())
-
-    def _may_start(self) -> bool:
-        return self._confirming is None and not self._stopping.is_set()
+        if self._confirming is None and not self._stopping.is_set():
+            while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
+                pass
 
     def drop(self, dropped: set[Held], report: Callable[[Held], None]) -> None:
         """Does not start these prefetched jobs."""
@@ -109,13 +101,24 @@ class WorkerSlots:
         self.fill()
         self._changed()
 
-    def _start(self, held: Held) -> None:
+    def _start_next(self) -> bool:
+        """False: its lease has to be confirmed first."""
+        prefetched = self._jobs.prefetched
+        held = prefetched[0]
+        if held.lease.lost:
+            self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
+            return True
+        if held.lease.in_doubt:
+            self._confirming = self._loop.create_task(self._confirm())
+            return False
+        prefetched.popleft()
         if (record := self._record_started) is not None:
             record(held.job.id)
         if self._is_async:
             self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
         else:
             self._run(self._threads.run(self._handler, held.job), held)
+        return True
 
     def _run(self, future: asyncio.Future[End], held: Held) -> None:
         self._jobs.running[future] = held
@@ -131,20 +134,20 @@ class WorkerSlots:
             pass
         elif future.cancelled() and self._stopping.is_set():
             self._jobs.hold_again(held)
+        elif future.cancelled():
+            self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
+        elif (error := future.exception()) is not None:
+            self._failed(held, error)
         else:
-            self._acker.end(held, self._end_of(future, held.job))
+            self._acker.end(held, future.result())
         if self._jobs.prefetched:
             self.fill()
         self._changed()
 
-    @staticmethod
-    def _end_of(future: asyncio.Future[End], job: Job) -> End:
-        if future.cancelled():
-            return Failed("CancelledError: the handler was cancelled\n")
-        if (error := future.exception()) is None:
-            return future.result()
+    def _failed(self, held: Held, error: BaseException) -> None:
+        job = held.job
         log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
-        return Failed(describe(error, ERROR_BYTES) + "\n")
+        self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
     def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
         """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
