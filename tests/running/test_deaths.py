@@ -28,6 +28,11 @@ from tests.support.servers import Server, wait_until
 
 __all__ = ["runs"]  # a fixture
 
+#: As ShortJobs: its workers prefetch all that they may from their first claim on.
+PREFETCH_ALL = """
+from pinlater.worker.end_rate import EndRate
+EndRate.per_s = lambda self: 1e6
+"""
 TASKS = """
 @app.task(name="die", attempts=1)
 async def die(how: str) -> None:
@@ -132,8 +137,8 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
 def test_only_what_had_begun_in_a_process_that_died_has_crashed(
     server: Server, runs: Callable[..., AppRuns], how: str, limit: int
 ) -> None:
-    """The jobs in front make it prefetch those behind; one that runs beside may have been to blame."""
-    app_runs = runs(server.url, TASKS)
+    """It prefetches those behind; one that runs beside may have been to blame."""
+    app_runs = runs(server.url, PREFETCH_ALL + TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=30_000, crash_limit=limit, keep_succeeded=10_000))
         fine = app.by_name("fine")

@@ -16,7 +16,7 @@ import pytest
 
 from pinlater import Client, InvalidArgument
 from pinlater.running.supervisor import run_workers
-from pinlater.worker.executor import load_handler
+from pinlater.worker.load_object import load_handler
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import Record, WorkerProcesses, body
 from tests.support.paths import ROOT

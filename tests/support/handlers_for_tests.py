@@ -184,10 +184,17 @@ class WorkerProcesses:
         self.log = log
         self.all: list[subprocess.Popen[bytes]] = []
 
-    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
-        """One process; config: of WorkerConfig."""
-        settings = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", settings])
+    def start(
+        self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
+    ) -> subprocess.Popen[bytes]:
+        """One process.
+
+        short_jobs: it prefetches all that it may from its first claim on.
+        config: of WorkerConfig.
+        """
+        how = {"handler": handler, "short_jobs": short_jobs, "config": config}
+        told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Any command, with the record at hand."""
@@ -213,9 +220,11 @@ def main() -> int:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    settings = json.loads(sys.argv[1])
-    handler = f"tests.support.handlers_for_tests:{settings['handler']}"
-    return run_worker(handler, settings["queues"], shards=settings["shards"], config=WorkerConfig(**settings["config"]))
+    told = json.loads(sys.argv[1])
+    if told["short_jobs"]:
+        setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
+    handler = f"tests.support.handlers_for_tests:{told['handler']}"
+    return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
 
 
 if __name__ == "__main__":

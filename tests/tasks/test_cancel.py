@@ -153,7 +153,7 @@ async def test_a_prefetched_job_that_is_cancelled_never_starts(app: PinLater, se
 
     handles = await wait.aenqueue_many([(number,) for number in range(4)])
     async with worker_of(app, config=WorkerConfig(concurrency=2)) as worker:
-        worker.rate = ShortJobs()
+        worker.jobs.rate = ShortJobs()
         await worker.start()
         await until(lambda: len(worker.prefetched) == 2, "two that wait")
         waiting = [held.job.descriptor for held in worker.prefetched]
@@ -260,7 +260,7 @@ async def test_jobs_removed_while_the_subscription_is_cut_are_stopped_when_it_st
         async with AsyncClient(server.url) as client, AsyncClient(proxy.url) as own:
             await client.create_queue("q", QueueConfig(lease_ms=600_000))
             async with Worker(own, "q", handler, WorkerConfig(concurrency=2, monitor=False)) as worker:
-                worker.rate = ShortJobs()
+                worker.jobs.rate = ShortJobs()
                 jobs = await client.enqueue_many("q", [b"0", b"1", b"2", b"3"])
                 await until(lambda: len(worker.prefetched) == 2 and len(began) == 2, "two that run and two that wait")
                 async with deaf(server, proxy, own):

@@ -6,13 +6,17 @@ Promises: real servers and workers; what the server saw is read from its own cou
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from pinlater import AsyncClient, Job, NewJob
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.blocking_claim import MAX_QUEUE_SHARDS
+from pinlater.worker.lease_renewal import Lease
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import nothing, on_loop, until
@@ -58,6 +62,28 @@ async def test_a_job_comes_without_a_message_and_nothing_is_left_of_the_bell(ser
             await until(lambda: blocked(server) == 1, "the next claim")
         assert calls(server, "publish") == before
         assert server.call("KEYS", "pl:{q/1}:pl:wake:*") == []
+
+
+@on_loop
+async def test_the_next_job_comes_too_when_the_lease_of_the_first_was_in_doubt(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its lease is confirmed it waits for a worker slot, and a worker whose jobs wait claims no single job."""
+    gate, started = asyncio.Event(), []
+
+    async def wait(job: Job) -> None:
+        started.append(job.body)
+        await gate.wait()
+
+    async with hung(server, wait, concurrency=4, prefetch=0) as (client, worker):
+        await client.enqueue_many("q", [NewJob(b"long")] * 2)
+        await until(lambda: len(started) == 2 and blocked(server) == 1, "two long jobs, and the next claim")
+        enqueued_s = time.monotonic()
+        monkeypatch.setattr(Lease, "in_doubt", property(lambda lease: lease.seen_s < enqueued_s))
+        await client.enqueue_many("q", [NewJob(b"next")] * 2)
+        await until(lambda: started.count(b"next") == 2, "both", RING_S)
+        assert worker.stats.succeeded == 0
+        gate.set()
 
 
 @on_loop

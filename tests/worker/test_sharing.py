@@ -19,16 +19,19 @@ from tests.support.servers import Server
 
 
 class Runs:
-    """The queues of the jobs that ran, in their order."""
+    """The queues of the jobs that ran, in their order. After pause_after runs the next one waits at the gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_after: int = 0) -> None:
         self.queues: list[str] = []
+        self._pause_after = pause_after
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def __call__(self, job: Job) -> None:
         await self.gate.wait()
         self.queues.append(job.queue)
+        if len(self.queues) == self._pause_after:
+            self.gate.clear()
 
     def until(self, count: int) -> Counter[str]:
         return Counter(self.queues[:count])
@@ -91,14 +94,15 @@ async def test_a_queue_that_was_empty_has_saved_nothing_up(server: Server) -> No
 
 @on_loop
 async def test_a_strict_order_goes_on_to_the_next_queue_when_there_is_nothing(server: Server) -> None:
-    runs = Runs()
+    runs = Runs(pause_after=35)
     async with working(server, runs, QueueOrder(strict=True), {"b": 30, "a": 30, "c": 30}) as client:
-        await until(lambda: len(runs.queues) >= 45, "half of them")
+        await until(lambda: len(runs.queues) == 35, "five of the second queue")
         await client.enqueue_many("b", [b"x"] * 30)
+        runs.gate.set()
         await until(lambda: len(runs.queues) == 120, "all")
-    assert runs.queues[:45] == ["b"] * 30 + ["a"] * 15
-    again = runs.queues[45:].index("b")
-    assert runs.queues[45 + again :][:30] == ["b"] * 30
+    assert runs.queues[:35] == ["b"] * 30 + ["a"] * 5
+    again = runs.queues[35:].index("b")
+    assert runs.queues[35 + again :][:30] == ["b"] * 30
     assert runs.queues[-30:] == ["c"] * 30
 
 
@@ -111,7 +115,7 @@ async def test_what_waits_for_a_slot_is_kept_in_strict_order(server: Server) -> 
             await client.create_queue(queue)
         await client.enqueue_many("b", [b"x"] * 5)
         worker = Worker(own, ["a", "b"], runs, WorkerConfig(concurrency=1, order=QueueOrder(strict=True)))
-        worker.rate = ShortJobs()
+        worker.jobs.rate = ShortJobs()
         async with worker:
             await until(lambda: worker.stats.claimed == 5, "those of b")
             await client.enqueue_many("a", [b"x"] * 5)

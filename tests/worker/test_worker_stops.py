@@ -15,7 +15,6 @@ import pytest
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
 from pinlater.store.keys import wake_channel
 from pinlater.store.scripts import load_scripts
-from pinlater.worker import worker as worker_module
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
@@ -153,7 +152,7 @@ async def test_stop_lets_running_jobs_end_and_hands_back_the_rest(server: Server
     async with clients(server) as (client, own):
         await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 10)
         worker = Worker(own, "q", handler, WorkerConfig(concurrency=3))
-        worker.rate = ShortJobs()  # all ten are prefetched
+        worker.jobs.rate = ShortJobs()  # all ten are prefetched
         await worker.start()
         await until(lambda: worker.stats.claimed == 10, "ten claimed jobs")
         stopping = asyncio.create_task(worker.stop())
@@ -175,8 +174,7 @@ async def held_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, shards: str, cut: Cut
 ) -> AsyncIterator[tuple[CutProxy, Worker, AsyncClient]]:
     """A worker that claimed three jobs of one attempt, and did not hear of it; its client."""
-    for module in ("worker", "acker"):
-        monkeypatch.setattr(f"pinlater.worker.{module}.GRACE_S", 0.05)
+    monkeypatch.setattr("pinlater.worker.stop.GRACE_S", 0.05)
     monkeypatch.setattr("pinlater.operations.dequeue.PATIENCE_S", 0.5)
     server.call("SCRIPT", "LOAD", load_scripts()["claim"].source)
     timeout_s = 0.5 if cut is Cut.MUTE else 10.0
@@ -331,7 +329,7 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
         for _ in range(4):
             await client.enqueue("q", b"", key="one shard, one claim")
         worker = Worker(own, "q", handler, WorkerConfig(concurrency=1, monitor=False))
-        worker.rate = ShortJobs()
+        worker.jobs.rate = ShortJobs()
         async with worker:
             await until(lambda: (len(worker.running), len(worker.prefetched)) == (1, 3), "three prefetched jobs")
             held = [*worker.running.values(), *worker.prefetched]
@@ -356,7 +354,7 @@ async def test_a_deleted_queue_ends_only_its_own_claims_in_doubt(server: Server)
     async with clients(server, lease_ms=60_000) as (client, own):
         await client.create_queue("gone")
         worker = Worker(own, ["q", "gone"], handler, WorkerConfig(concurrency=1, monitor=False))
-        worker.rate = ShortJobs()
+        worker.jobs.rate = ShortJobs()
         async with worker:
             await client.enqueue("q", b"")
             await until(lambda: len(worker.running) == 1, "a running job")
@@ -376,7 +374,7 @@ async def test_a_deleted_queue_ends_only_its_own_claims_in_doubt(server: Server)
 async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "GRACE_S", 0.01)
+    monkeypatch.setattr("pinlater.worker.stop.GRACE_S", 0.01)
     began, over = asyncio.Event(), asyncio.Event()
 
     async def judge() -> None: ...

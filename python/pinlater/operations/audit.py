@@ -185,7 +185,8 @@ class _Auditor:
     def _whole_ids(self, name: str, members: list[bytes]) -> set[bytes]:
         """The members that are ids, and reports the others.
 
-        In `lease_jobs`, a field that counts the jobs of a lease becomes the lease. In a ready set, a decorated job becomes its id.
+        In `lease_jobs`, a field that counts the jobs of a lease becomes the lease. In a ready set, a decorated job
+        becomes its id.
         """
         suffix = _SUFFIXES.get(name.partition(":")[0], b"")
         if suffix:

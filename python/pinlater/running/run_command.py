@@ -29,6 +29,7 @@ import uvloop
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import AppFailed, InvalidArgument, OutcomeUnknown, QueueError, ServerError, ServerUnavailable
+from pinlater.model.text import describe
 from pinlater.running import metrics
 from pinlater.running.job_dump import dump
 from pinlater.running.options import RunOptions
@@ -43,9 +44,10 @@ from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.logs import Lines
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
-from pinlater.worker.acker import counts_of, in_words
-from pinlater.worker.executor import TOLD_BYTES, Handler, describe
+from pinlater.worker.executor import Handler
+from pinlater.worker.load_object import TOLD_BYTES
 from pinlater.worker.os_process import memory_bytes
+from pinlater.worker.stats import counts_of, in_words
 from pinlater.worker.stop_signals import StopSignals
 from pinlater.worker.worker import Worker, WorkerConfig
 

@@ -36,10 +36,11 @@ from pinlater.running.worker_process import (
     ProcessSlot,
     rearrange,
 )
-from pinlater.worker.acker import counts_of, in_words
-from pinlater.worker.executor import Handler, load_handler
+from pinlater.worker.executor import Handler
+from pinlater.worker.load_object import load_handler
 from pinlater.worker.monitor import TICK_S, Monitor
 from pinlater.worker.os_process import exit_in_words
+from pinlater.worker.stats import counts_of, in_words
 from pinlater.worker.stop_signals import OVERTIME_S, STOP_SIGNALS, StopSignals
 from pinlater.worker.worker import Worker, WorkerConfig
 

@@ -29,7 +29,8 @@ from pinlater.tasks.middleware import Middleware, check_middleware, enqueue_hook
 from pinlater.tasks.reports import Failure
 from pinlater.tasks.retry_policies import Backoff, Constant, Exponential, milliseconds
 from pinlater.tasks.task import AsyncTask, Kind, PlainTask, Producer, Running, Sending, Task, task_of
-from pinlater.worker.executor import check_function, load_object
+from pinlater.worker.executor import check_function
+from pinlater.worker.load_object import load_object
 
 P = ParamSpec("P")
 R = TypeVar("R")

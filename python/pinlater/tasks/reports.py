@@ -16,9 +16,10 @@ from itertools import islice
 from typing import Any, Final
 
 from pinlater.model.jobs import Job
+from pinlater.model.text import clip, describe
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.outcomes import Expired, TaskEnd
-from pinlater.worker.executor import TimedOut, clip, describe
+from pinlater.worker.executor import TimedOut
 
 #: Of an error that is tried again: so that five fit. Of the last one, and of its traceback: they fit together.
 ERROR_BYTES: Final = 400

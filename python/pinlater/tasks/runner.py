@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.model.text import clip, describe
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
@@ -31,7 +32,7 @@ from pinlater.tasks.reports import ERROR_BYTES, Failure, report
 from pinlater.tasks.retry_policies import Exponential, milliseconds
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool, cores, given_s
-from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut, clip, describe
+from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut
 from pinlater.worker.worker import Worker
 
 log: Final = logging.getLogger("pinlater.worker")

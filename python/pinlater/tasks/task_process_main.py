@@ -28,6 +28,7 @@ import uvloop
 
 from pinlater.model import errors
 from pinlater.model.jobs import Job
+from pinlater.model.text import clip, describe
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as pipes
 from pinlater.tasks.app import PinLater, load_app
@@ -40,7 +41,6 @@ from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
 from pinlater.tasks.runner import judged
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_messages import Said
-from pinlater.worker.executor import clip, describe
 from pinlater.worker.os_process import end_with_parent
 from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 from pinlater.client.async_client import AsyncClient
@@ -26,60 +24,11 @@ from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
-from pinlater.worker.lease_renewal import Lease, LeaseRenewal
+from pinlater.worker.held_jobs import Held
+from pinlater.worker.lease_renewal import LeaseRenewal
+from pinlater.worker.stats import WorkerStats
 
 log: Final = logging.getLogger("pinlater.worker")
-
-#: Past the deadline of a stop: for cancelled handlers to end, and for the last acks and releases.
-GRACE_S: Final = 2.0
-#: Of counts by name, so many names are told.
-MOST_NAMES: Final = 5
-
-
-@dataclass(slots=True)
-class WorkerStats:
-    """Counts since the start.
-
-    claims: answered claim calls. failed: attempts that failed. postponed: jobs put back in line by their handler.
-    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop. cancelled: jobs that were
-    removed while they were held here.
-    """
-
-    claims: int = 0
-    claimed: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    postponed: int = 0
-    stale: int = 0
-    released: int = 0
-    cancelled: int = 0
-
-
-def counts_of(*stats: Any) -> dict[str, Any]:
-    """Counts of such classes by name: as fields of a log record, and for in_words."""
-    return {field.name: getattr(each, field.name) for each in stats for field in fields(each)}
-
-
-def in_words(counts: Mapping[str, Any]) -> str:
-    """`12 claimed, 10 succeeded, 2 failed`: what is not 0. Of counts by name the sum and the first names."""
-    told = []
-    for name, count in counts.items():
-        if isinstance(count, Mapping) and count:
-            told.append(f"{sum(count.values())} {name} ({', '.join(map(repr, islice(count, MOST_NAMES)))})")
-        elif count and name != "claims":
-            told.append(f"{count} {name}")
-    return ", ".join(told) or "nothing was claimed"
-
-
-class Held:
-    """A job this worker holds."""
-
-    __slots__ = ("job", "lease")
-
-    def __init__(self, job: Job, lease: Lease) -> None:
-        self.job = job
-        self.lease = lease
-
 
 _Ended: TypeAlias = tuple[Held, End]
 _Item = TypeVar("_Item")
@@ -297,14 +246,3 @@ def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
     """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
     return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))
-
-
-async def cut_short(*tasks: asyncio.Task[None] | None) -> None:
-    """Ends what a server that does not answer still holds up, when the time for it is over."""
-    held_up = [task for task in tasks if task is not None]
-    await asyncio.wait(held_up, timeout=GRACE_S)
-    for task in held_up:
-        task.cancel()
-    for end in await asyncio.gather(*held_up, return_exceptions=True):
-        if isinstance(end, Exception):
-            log.error("stopping: %s", end, exc_info=end)

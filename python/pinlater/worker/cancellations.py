@@ -19,8 +19,9 @@ from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.store.keys import cancel_channel
-from pinlater.worker.acker import Acker, Held
+from pinlater.worker.acker import Acker
 from pinlater.worker.executor import Handler
+from pinlater.worker.held_jobs import Held
 
 log: Final = logging.getLogger("pinlater.worker")
 

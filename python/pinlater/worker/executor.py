@@ -8,22 +8,19 @@ stopped from outside; one that is past its time is left behind, and another take
 from __future__ import annotations
 
 import asyncio
-import difflib
-import importlib
 import inspect
 import queue
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
-from pinlater.model.errors import AppFailed, InvalidArgument
+from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
-from pinlater.model.tracebacks import in_users_code
+from pinlater.model.text import clip
 
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
@@ -81,63 +78,6 @@ class TimedOut(TimeoutError):
 End: TypeAlias = Failed | Postponed | Succeeded | None
 
 
-#: Of what a user's module raised.
-TOLD_BYTES: Final = 1_000
-#: What stands after the colon.
-_NAMED: Final = {"handler": "function", "app": "app"}
-_USUAL: Final = {"handler": "handle", "app": "app"}
-
-
-def load_handler(name: str) -> Handler:
-    """The function that `module:function` names, the current directory on the path. InvalidArgument, AppFailed."""
-    return check_handler(load_object(name, "handler"))
-
-
-def load_object(name: str, what: str) -> Any:
-    """What `module:name` names. what: handler or app, for the errors: InvalidArgument, or AppFailed where the user's
-    code raised.
-    """
-    try:
-        return _object(name, what)
-    except Exception as error:
-        if isinstance(error, InvalidArgument) and not in_users_code(error):
-            raise
-        told = describe(error, TOLD_BYTES)
-        raise AppFailed(f"{what} {name!r}: its module can not be imported: {told}") from error
-
-
-def _object(name: str, what: str) -> Any:
-    module_name, colon, attributes = name.partition(":")
-    if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
-        raise InvalidArgument(f"{what}: expected module:{_NAMED[what]}, got {name!r}{_meant(name, what)}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise
-        hint = _meant(name, what) if module_name.endswith(".py") else ""
-        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}{hint}") from None
-    for attribute in attributes.split("."):
-        try:
-            found = getattr(found, attribute)
-        except AttributeError:
-            near = difflib.get_close_matches(attribute, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
-    return found
-
-
-def _meant(name: str, what: str) -> str:
-    """`; did you mean 'mail:app'?`, of a file or a module alone; "" where nobody can tell."""
-    file, _, attributes = name.partition(":")
-    module_name = file.removeprefix("./").removesuffix(".py").replace("/", ".")
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        return ""
-    return f"; did you mean '{module_name}:{attributes or _USUAL[what]}'?"
-
-
 def check_handler(handler: Any) -> Handler:
     """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
     return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
@@ -160,20 +100,6 @@ def is_async(handler: Callable[..., Any]) -> bool:
     """Whether calling the handler gives a coroutine (an object with an async __call__ included)."""
     call = getattr(handler, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-
-
-def describe(error: BaseException, limit_bytes: int) -> str:
-    """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # an error that can not be printed must not keep its job
-        text = f"{type(error).__name__}: (its text can not be had)"
-    return clip("\n  ".join(clip(text, limit_bytes).splitlines()), limit_bytes)
-
-
-def clip(text: str, limit_bytes: int) -> str:
-    """The text as a custom status takes it: so many bytes of UTF-8 at most, no zero bytes."""
-    return text.replace("\0", "").encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
 
 
 async def call_async(handler: Handler, job: Job) -> End:

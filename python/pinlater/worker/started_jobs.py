@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pinlater.worker.acker import Held
+from pinlater.worker.held_jobs import Held
 
 #: Names the descriptor of that memory, for a process that a supervisor started.
 STARTED_VARIABLE: Final = "PINLATER_BEGUN_FD"

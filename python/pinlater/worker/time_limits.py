@@ -13,7 +13,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
-from pinlater.worker.acker import Held
+from pinlater.worker.held_jobs import Held
 from pinlater.worker.lease_renewal import LeaseRenewal
 
 #: From its timeout on: for a handler to clean up.

@@ -1,0 +1,86 @@
+"""The jobs that a worker holds, and how many more it may claim.
+
+Promises that no more is claimed than `concurrency` and `prefetch` allow, and nothing while the bodies held are as many
+bytes as `prefetch_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pinlater.model.jobs import Job
+from pinlater.worker.config import WorkerConfig
+from pinlater.worker.end_rate import PREFETCH_S, EndRate
+from pinlater.worker.executor import End
+from pinlater.worker.lease_renewal import Lease
+
+
+class Held:
+    """A job this worker holds."""
+
+    __slots__ = ("job", "lease")
+
+    def __init__(self, job: Job, lease: Lease) -> None:
+        self.job = job
+        self.lease = lease
+
+
+class HeldJobs:
+    """Running and prefetched jobs of one worker.
+
+    running: by the future of their end.
+    prefetched: claimed and not started, the next one first.
+    bytes: of the bodies of both.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.concurrency, self._most_bytes = config.concurrency, config.prefetch_bytes
+        self.most_prefetched = config.prefetch if config.prefetch is not None else max(100, 2 * config.concurrency)
+        self.running: dict[asyncio.Future[End], Held] = {}
+        self.prefetched: deque[Held] = deque()
+        self.bytes = 0
+        self.rate = EndRate()
+
+    def room(self, unacked: int) -> int:
+        """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits."""
+        held, concurrency = len(self.running) + len(self.prefetched), self.concurrency
+        full = held > 0 and self.bytes >= self._most_bytes
+        if full or unacked > concurrency + self.most_prefetched:
+            return 0
+        free = concurrency + min(self.most_prefetched, int(self.rate.per_s() * PREFETCH_S)) - held
+        return 0 if self.prefetched and 2 * free < concurrency else free
+
+    def prefetch(self, jobs: Sequence[Job], lease: Lease) -> None:
+        """Holds jobs of one claim until they start."""
+        self.bytes += sum([len(job.body) for job in jobs])
+        self.prefetched.extend([Held(job, lease) for job in jobs])
+
+    def sort(self, rank: Callable[[Job], Any]) -> None:
+        """Puts prefetched jobs in the order of their ranks."""
+        self.prefetched = deque(sorted(self.prefetched, key=lambda held: rank(held.job)))
+
+    def drop(self, dropped: set[Held]) -> None:
+        """Takes out prefetched jobs that must not start."""
+        self.bytes -= sum(len(held.job.body) for held in dropped)
+        self.prefetched = deque(held for held in self.prefetched if held not in dropped)
+
+    def take_prefetched(self) -> list[Held]:
+        """Takes out all prefetched jobs."""
+        held, self.prefetched = list(self.prefetched), deque()
+        self.bytes -= sum(len(one.job.body) for one in held)
+        return held
+
+    def ended(self, future: asyncio.Future[End]) -> Held:
+        """Takes out a running job."""
+        held = self.running.pop(future)
+        self.bytes -= len(held.job.body)
+        self.rate.ended += 1
+        return held
+
+    def hold_again(self, held: Held) -> None:
+        """Holds a job that was cancelled at a stop, so that it is released with the prefetched ones."""
+        self.bytes += len(held.job.body)
+        self.prefetched.append(held)

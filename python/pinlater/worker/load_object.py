@@ -1,0 +1,75 @@
+"""Loads what `module:name` names: a handler or an app.
+
+Promises an error that names the part that is missing, and the nearest name that is there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import Any, Final
+
+from pinlater.model.errors import AppFailed, InvalidArgument
+from pinlater.model.text import describe
+from pinlater.model.tracebacks import in_users_code
+from pinlater.worker.executor import Handler, check_handler
+
+#: Of the error of a user's module, in a message.
+TOLD_BYTES: Final = 1_000
+#: What the part after the colon is, for messages.
+_KINDS: Final = {"handler": "function", "app": "app"}
+#: The name after the colon that a hint proposes.
+_USUAL: Final = {"handler": "handle", "app": "app"}
+
+
+def load_handler(name: str) -> Handler:
+    """The function that `module:function` names. Raises as load_object does."""
+    return check_handler(load_object(name, "handler"))
+
+
+def load_object(name: str, what: str) -> Any:
+    """What `module:name` names; modules of the current directory included.
+
+    what: handler or app.
+    Raises: InvalidArgument; AppFailed where the user's module raised.
+    """
+    try:
+        return _object(name, what)
+    except Exception as error:
+        if isinstance(error, InvalidArgument) and not in_users_code(error):
+            raise
+        text = describe(error, TOLD_BYTES)
+        raise AppFailed(f"{what} {name!r}: its module can not be imported: {text}") from error
+
+
+def _object(name: str, what: str) -> Any:
+    module_name, colon, attributes = name.partition(":")
+    if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
+        raise InvalidArgument(f"{what}: expected module:{_KINDS[what]}, got {name!r}{_hint(name, what)}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        hint = _hint(name, what) if module_name.endswith(".py") else ""
+        raise InvalidArgument(f"{what} {name!r}: no module named {error.name!r}{hint}") from None
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            near = difflib.get_close_matches(attribute, dir(found), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
+    return found
+
+
+def _hint(name: str, what: str) -> str:
+    """`; did you mean 'mail:app'?`, for a file or a module without a name; "" where there is no such guess."""
+    file, _, attributes = name.partition(":")
+    module_name = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return ""
+    return f"; did you mean '{module_name}:{attributes or _USUAL[what]}'?"

@@ -1,0 +1,210 @@
+"""Runs the jobs that a worker holds in its slots, and says how each ended.
+
+Promises that no job starts whose lease may have run out, that the end of a job that was removed or is stale counts for
+nothing, and that a job past its time limit frees its slot.
+Risk: at-least-once. A worker that dies after a handler's work and before its ack leaves a job that runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from pinlater._core import MAX_STATUS_BYTES
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import LAST_RETRY_S
+from pinlater.model.jobs import Job
+from pinlater.model.text import describe
+from pinlater.worker.acker import Acker
+from pinlater.worker.cancellations import Cancellations
+from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
+from pinlater.worker.held_jobs import Held, HeldJobs
+from pinlater.worker.lease_renewal import LeaseRenewal, confirm
+from pinlater.worker.started_jobs import record_started
+from pinlater.worker.time_limits import TimeLimits
+
+log: Final = logging.getLogger("pinlater.worker")
+
+#: Of an error, in the custom status: so that a few attempts fit.
+ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
+
+
+class WorkerSlots:
+    """The slots of one worker.
+
+    handler: as for Worker.
+    jobs: what the worker holds.
+    stopping: set while the worker stops; then no job starts.
+    changed: called when there may be room for a claim, or a job ended.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        handler: Handler,
+        jobs: HeldJobs,
+        renewal: LeaseRenewal,
+        acker: Acker,
+        stopping: asyncio.Event,
+        changed: Callable[[], None],
+    ) -> None:
+        self._client, self._handler, self._jobs, self._acker = client, handler, jobs, acker
+        self._is_async = is_async(handler)
+        self._stopping, self._changed = stopping, changed
+        self.time_limits = TimeLimits(renewal)
+        self.cancellations = Cancellations(handler, self._is_async, acker)
+        self._record_started = record_started(
+            lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
+        )
+        self._confirming: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Jobs may start from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPool(self._jobs.concurrency, self._loop)
+
+    def close(self) -> None:
+        """Leaves threads that still run behind."""
+        if self._confirming is not None:
+            self._confirming.cancel()
+        self._threads.close()
+
+    def fill(self) -> None:
+        """Starts prefetched jobs in free slots."""
+        jobs = self._jobs
+        if self._confirming is None and not self._stopping.is_set():
+            while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
+                pass
+
+    def drop(self, dropped: set[Held], report: Callable[[Held], None]) -> None:
+        """Does not start these prefetched jobs."""
+        self._jobs.drop(dropped)
+        for held in dropped:
+            report(held)
+        self._changed()
+
+    # starting
+
+    async def _confirm(self) -> None:
+        """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
+        try:
+            if not await confirm(self._client, {held.lease: held.job for held in self._jobs.prefetched}):
+                await asyncio.sleep(LAST_RETRY_S)
+        finally:
+            self._confirming = None
+            self._loop.call_soon(self._fill_confirmed)
+
+    def _fill_confirmed(self) -> None:
+        """Jobs that waited for this left no room for a claim (see HeldJobs.room)."""
+        self.fill()
+        self._changed()
+
+    def _start_next(self) -> bool:
+        """False: its lease has to be confirmed first."""
+        prefetched = self._jobs.prefetched
+        held = prefetched[0]
+        if held.lease.lost:
+            self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
+            return True
+        if held.lease.in_doubt:
+            self._confirming = self._loop.create_task(self._confirm())
+            return False
+        prefetched.popleft()
+        if (record := self._record_started) is not None:
+            record(held.job.id)
+        if self._is_async:
+            self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
+        else:
+            self._run(self._threads.run(self._handler, held.job), held)
+        return True
+
+    def _run(self, future: asyncio.Future[End], held: Held) -> None:
+        self._jobs.running[future] = held
+        future.add_done_callback(self._finished)
+
+    # ending
+
+    def _finished(self, future: asyncio.Future[End]) -> None:
+        held = self._jobs.ended(future)
+        if self.time_limits.timers:
+            self.time_limits.end(future, held)
+        if self.cancellations.stopped and self.cancellations.ended(held, future):
+            pass
+        elif future.cancelled() and self._stopping.is_set():
+            self._jobs.hold_again(held)
+        elif future.cancelled():
+            self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
+        elif (error := future.exception()) is not None:
+            self._failed(held, error)
+        else:
+            self._acker.end(held, future.result())
+        if self._jobs.prefetched:
+            self.fill()
+        self._changed()
+
+    def _failed(self, held: Held, error: BaseException) -> None:
+        job = held.job
+        log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
+        self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
+
+    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
+        """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
+        running = self._jobs.running
+        future: asyncio.Future[End] | None = asyncio.current_task()
+        if future not in running:  # its handler waits for this one
+            future = next((each for each, held in running.items() if held.job is job), None)
+        if future is None:
+            return lambda: None
+        held = running[future]
+        self.time_limits.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
+        return lambda: self.time_limits.end(future, held)
+
+    def give_up(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+        """A running job ends as judge() says, and its handler goes on unheeded. No error if it does not run."""
+        if (held := self._jobs.running.pop(future, None)) is None:
+            return
+        future.remove_done_callback(self._finished)
+        self.time_limits.leave_behind(future, held)
+        self._run(self._loop.create_task(judge()), held)
+
+    def is_current(self) -> bool:
+        """Whether the end of the calling handler counts: not if its job was removed, or it was left behind."""
+        future = asyncio.current_task()
+        held = None if future is None else self._jobs.running.get(future)
+        return held is not None and held not in self.cancellations.stopped
+
+    # removed and stale jobs
+
+    def on_removed(self, channel: bytes, ids: bytes) -> None:
+        """Stops running jobs that were removed, and does not start prefetched ones."""
+        jobs = self._jobs
+        self.drop(self.cancellations.hear(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
+
+    def drop_removed(self, sent_s: float) -> None:
+        """Does not start prefetched jobs that were removed while their claim was under way.
+
+        sent_s: when the claim was sent (monotonic s).
+        """
+        if removed := self.cancellations.among(self._jobs.prefetched, sent_s):
+            self.drop(removed, self._acker.removed)
+
+    def stop_stale(self, descriptors: set[str]) -> None:
+        """Stops running jobs with these descriptors whose lease is lost."""
+        self.cancellations.stop_stale(self._jobs.running, descriptors)
+
+    # a stop
+
+    async def cancel_running(self, timeout_s: float) -> None:
+        """Cancels running jobs, waits so long for their handlers to end, and holds the jobs as ones to release."""
+        running = self._jobs.running
+        for future in list(running):
+            future.cancel()
+        if running:
+            await asyncio.wait(list(running), timeout=timeout_s)
+        for future in list(running):  # threads, and handlers that go on
+            future.remove_done_callback(self._finished)
+            held = self._jobs.ended(future)
+            self.time_limits.end(future, held)
+            self._jobs.hold_again(held)
