@@ -296,7 +296,7 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: Depends(anything), "Depends: expected a function, got 5"),
         (lambda: Shared(anything), "Shared: expected a type, got 5"),
-        (lambda: app.task(name="t")(_positional), r"task 't': expected db behind a \*, as the worker gives it"),
+        (lambda: app.task(name="t")(_positional), r"task 't': expected db behind a \*, as the worker passes it"),
         (lambda: app.lifespan(anything), "lifespan: expected an async generator function, got 5"),
         (lambda: app.add_middleware(anything), "middleware: expected a Middleware, got 5"),
         (lambda: PinLater(middleware=[anything]), "middleware: expected a Middleware, got 5"),

@@ -229,13 +229,13 @@ async def test_who_is_cancelled_as_its_process_ends_ends_no_other_wait_for_that(
     process, killed = await asyncio.create_subprocess_exec("sleep", "600"), asyncio.Event()
     ours, theirs = socket.socketpair()
     theirs.close()
-    child = processes.Child(process, *await asyncio.open_unix_connection(sock=ours))
+    child = processes.TaskProcess(process, *await asyncio.open_unix_connection(sock=ours))
     monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(child, "kill", killed.set)
-    hearing = asyncio.ensure_future(child.hear())
+    receiving = asyncio.ensure_future(child.receive())
     await asyncio.wait_for(killed.wait(), 30)
-    hearing.cancel()
-    await asyncio.wait([hearing])
+    receiving.cancel()
+    await asyncio.wait([receiving])
     assert not child.exited.done()
     process.kill()
     assert await child.exited == -signal.SIGKILL
@@ -292,7 +292,7 @@ async def test_jobs_wait_for_processes_that_can_not_start(
         await until(lambda: worker.stats.succeeded == 3, "the end of the jobs")
         await worker.stop()
         assert worker.stats.failed == 0
-    said = "no task process can start: OSError: no database; its job is put back, as others that need one in the next"
+    said = "no task process can start: OSError: no database; jobs that need one are postponed for the next"
     assert told() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
     assert 'raise OSError("no database")' in caplog.text
 

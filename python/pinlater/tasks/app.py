@@ -22,9 +22,10 @@ from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.batches import Item
 from pinlater.tasks.context import Context, SyncContext
-from pinlater.tasks.dependencies import Lifespan, Resolved, entered_lifespan
+from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.envelope import CODEC_BYTES, Codec
 from pinlater.tasks.handles import Handle
+from pinlater.tasks.lifespan import Lifespan, entered_lifespan
 from pinlater.tasks.middleware import Middleware, check_middleware, enqueue_hook
 from pinlater.tasks.reports import Failure
 from pinlater.tasks.retry_policies import Backoff, Constant, Exponential, milliseconds
@@ -94,7 +95,7 @@ class PinLater:
         self.middleware: list[Middleware] = []
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         if immediate:
-            self.clients.source = registered("immediate mode").Immediate(self)
+            self.clients.provider = registered("immediate mode").Immediate(self)
         self._lifespan: Lifespan | None = None
         self._imported_as: str | None = None
         for each in middleware:

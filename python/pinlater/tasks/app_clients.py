@@ -95,7 +95,7 @@ class AppClients:
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
-        self.source: ClientProvider | None = None
+        self.provider: ClientProvider | None = None
         #: Of the app's middleware; every producer has this list.
         self.enqueue_hooks: list[EnqueueHook] = []
         #: Those of the app's raw tasks.
@@ -107,17 +107,17 @@ class AppClients:
     @property
     def named(self) -> bool:
         """Whether the app itself says which servers are its."""
-        return self.source is not None or self._url is not None or self._shards is not None
+        return self.provider is not None or self._url is not None or self._shards is not None
 
     def deferring(self, *, blocking: bool) -> bool:
         """Whether what the caller puts in line can not run before it returns."""
-        return self.source is not None and self.source.deferring(blocking=blocking)
+        return self.provider is not None and self.provider.deferring(blocking=blocking)
 
     def blocking(self, call: str) -> Client:
         """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
         worker it may wait for what that loop has to do.
         """
-        if asyncio._get_running_loop() is not None and (self.source is None or not self.source.in_loops):
+        if asyncio._get_running_loop() is not None and (self.provider is None or not self.provider.in_loops):
             raise InvalidArgument(
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
@@ -139,43 +139,43 @@ class AppClients:
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
-                client = self._async[loop] = self.source.of_loop() if self.source else self.new()
+                client = self._async[loop] = self.provider.of_loop() if self.provider else self.new()
         return client
 
     def new(self) -> AsyncClient:
         """One more client, its caller's own to close."""
-        if self.source is not None:
-            return self.source.new()
+        if self.provider is not None:
+            return self.provider.new()
         url, shards = toml_file.servers(self._url, self._shards)
         return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
-        if self.source is not None:
-            return self.source.sync()
+        if self.provider is not None:
+            return self.provider.sync()
         url, shards = toml_file.servers(self._url, self._shards)
         return Client(url, shards=shards, timeout_s=self._timeout_s)
 
     @contextmanager
-    def redirected(self, source: ClientProvider) -> Iterator[None]:
+    def redirected(self, provider: ClientProvider) -> Iterator[None]:
         """For the block every client comes from another source; those of before are there again after it.
 
         What async code used is closed behind it: at once, if its loop rests; if that runs, as soon as it can.
         """
-        before = self.source, self._sync, self._async
-        self.source, self._sync, self._async = source, None, {}
+        before = self.provider, self._sync, self._async
+        self.provider, self._sync, self._async = provider, None, {}
         try:
             yield
         finally:
             self.close()
-            self._let_go(source)
-            self.source, self._sync, self._async = before
+            self._let_go(provider)
+            self.provider, self._sync, self._async = before
 
-    def _let_go(self, source: ClientProvider) -> None:
+    def _let_go(self, provider: ClientProvider) -> None:
         here = asyncio._get_running_loop()
-        for loop in {*self._async, *source.loops()}:
+        for loop in {*self._async, *provider.loops()}:
             if loop.is_closed():
                 continue
-            close = partial(_close, loop, self._async.get(loop), source)
+            close = partial(_close, loop, self._async.get(loop), provider)
             if loop is here:
                 close()
             elif loop.is_running():
@@ -189,8 +189,8 @@ class AppClients:
             client, self._sync = self._sync, None
         if client is not None:
             client.close()
-        if self.source is not None:
-            self.source.close()
+        if self.provider is not None:
+            self.provider.close()
 
     async def aclose(self) -> None:
         """Closes the running loop's client."""
@@ -198,16 +198,16 @@ class AppClients:
             client = self._async.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
-        if self.source is not None:
-            await self.source.aclose()
+        if self.provider is not None:
+            await self.provider.aclose()
 
 
-def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: ClientProvider) -> asyncio.Task[None]:
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, provider: ClientProvider) -> asyncio.Task[None]:
     """Closes what a loop's code used of a source."""
 
     async def close() -> None:
         if client is not None:
             await client.close()
-        await source.aclose()
+        await provider.aclose()
 
     return loop.create_task(close())

@@ -120,7 +120,7 @@ class Batcher:
         """Whether the job's batch has not begun."""
         return any(waiting.item.job is job for waiting in self._collected)
 
-    def hand_back(self) -> None:
+    def cancel_collected(self) -> None:
         """The worker stops: what was only collected is cancelled."""
         for waiting in self._take():
             waiting.ended.cancel()

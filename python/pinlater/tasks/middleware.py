@@ -85,14 +85,14 @@ def enqueue_hook(middleware: Middleware) -> EnqueueHook | None:
     return middleware.on_enqueue if middleware._overrides("on_enqueue") else None
 
 
-def sees_values(all_of_them: Iterable[Middleware]) -> bool:
+def sees_values(all_middleware: Iterable[Middleware]) -> bool:
     """Whether any of them is handed what tasks return."""
-    return any(middleware._overrides("around") for middleware in all_of_them)
+    return any(middleware._overrides("around") for middleware in all_middleware)
 
 
-def wrapped(task: str, run: Runner, all_of_them: Iterable[Middleware]) -> Runner:
+def wrapped(task: str, run: Runner, all_middleware: Iterable[Middleware]) -> Runner:
     """The runner with middleware around it; itself, where none does anything."""
-    for middleware in reversed(list(all_of_them)):
+    for middleware in reversed(list(all_middleware)):
         if middleware._overrides("around", "before", "after"):
             run = partial(_around, middleware, task, run)
     return run

@@ -91,7 +91,7 @@ class _Recorder:
         self._again = 0
         self.stop: Callable[[], None]
         runner.on_error = self._keep
-        runner.tell_values(self._keep_value)
+        runner.on_value(self._keep_value)
 
     @property
     def endless(self) -> bool:
@@ -154,7 +154,7 @@ async def drain(
     client: AsyncClient | None = None,
     *,
     concurrency: int = 1,
-    made: Resolved | None = None,
+    resolved: Resolved | None = None,
 ) -> list[Ran]:
     """Runs jobs until nothing is due, in order if one at a time; returns the attempts in the order they ended.
 
@@ -163,7 +163,7 @@ async def drain(
     ran: list[Ran] = []
     config = WorkerConfig(concurrency=concurrency, monitor=False)
     around = partial(_Recorder, app, ran)
-    async with worker_of(app, queues, config, client=client, around=around, made=made) as worker:
+    async with worker_of(app, queues, config, client=client, around=around, made=resolved) as worker:
         recorder = worker.handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop

@@ -22,9 +22,9 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
-from pinlater.tasks.lifespan import LifespanKeeper
 from pinlater.tasks.task import Producer
 from pinlater.testing.drain import Enqueued, Ran, call_of, drain, pending, raise_first
+from pinlater.testing.lifespan_keeper import LifespanKeeper
 
 __all__ = ["Enqueued", "Harness", "MemoryServer", "MovableClock", "Ran"]
 
@@ -80,7 +80,7 @@ class Harness:
             raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
         self._shared = shared
-        self._lifespans = LifespanKeeper(app)
+        self._lifespans = LifespanKeeper(app.entered_lifespan)
         self._turn = threading.Lock()
         self._stack = ExitStack()
 
@@ -121,12 +121,12 @@ class Harness:
         """See drain."""
         ran: list[Ran] = []
         queues, worked_on = dict.fromkeys(self.app.queue_names()), 0
-        made = await self._lifespans.made()
+        resolved = await self._lifespans.resolved()
         async with self.app.clients.new() as client:
             # once more if a task put a job in a queue that is new
             while len(queues := queues | dict.fromkeys(await client.queue_names())) > worked_on:
                 worked_on = len(queues)
-                ran += await drain(self.app, list(queues), concurrency=concurrency, made=made)
+                ran += await drain(self.app, list(queues), concurrency=concurrency, resolved=resolved)
         if raising:
             raise_first(ran)
         return ran

@@ -22,7 +22,7 @@ from pinlater.client.client import Client, listed
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import NewJob
 from pinlater.tasks.app_clients import ClientProvider
-from pinlater.tasks.lifespan import LifespanKeeper
+from pinlater.testing.lifespan_keeper import LifespanKeeper
 
 if TYPE_CHECKING:
     from pinlater.memory.server import MemoryServer
@@ -58,7 +58,7 @@ class Immediate(ClientProvider):
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        self._lifespans = LifespanKeeper(app)
+        self._lifespans = LifespanKeeper(app.entered_lifespan)
         #: Where it is the turn of async code, its loop.
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The worker's client of each loop.
@@ -175,7 +175,7 @@ class Immediate(ClientProvider):
         from pinlater.testing.drain import drain, pending, raise_first
 
         _inside.set(True)
-        made = await self._lifespans.made()
+        resolved = await self._lifespans.resolved()
         failed: list[Ran] = []
         loop = asyncio.get_running_loop()
         if loop not in self._kept:
@@ -185,7 +185,7 @@ class Immediate(ClientProvider):
             queues = [self._used.pop() for _ in range(len(self._used))]
             try:
                 ran = (
-                    await drain(self._app, queues, client, made=made) if queues else []
+                    await drain(self._app, queues, client, resolved=resolved) if queues else []
                 )  # another thread's turn ran them
             except BaseException:
                 self._used.update(queues)
