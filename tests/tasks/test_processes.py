@@ -376,7 +376,7 @@ async def test_a_backoff_that_raises_in_a_process_hides_no_error(out: Path) -> N
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 4)
     assert info.status.startswith("SystemExit: no\n")
-    assert info.status.endswith("as by default: IndexError: tuple index out of range\n")
+    assert info.status.endswith("so the default one applies: IndexError: tuple index out of range\n")
 
 
 @on_loop
