@@ -24,7 +24,7 @@ from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, run_end
 from pinlater.tasks.invoke import Invoker
-from pinlater.tasks.logs import current_job, raised, raw_tasks
+from pinlater.tasks.logs import current_job, exc_info_of, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry, Snooze
@@ -397,7 +397,7 @@ def _log_failure(task: Task[..., Any], job: Job, error: BaseException) -> None:
         job.attempt,
         job.attempts_allowed,
         clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
-        exc_info=None if deliberate else raised(error),
+        exc_info=None if deliberate else exc_info_of(error),
     )
 
 

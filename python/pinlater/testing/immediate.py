@@ -79,19 +79,19 @@ class Immediate(ClientProvider):
                 self._server.close()
 
     def sync(self) -> Client:
-        """See clients.Source."""
+        """See ClientProvider."""
         return _Client(self._put, self._run_out, self.url())
 
     def of_loop(self) -> AsyncClient:
-        """See clients.Source."""
+        """See ClientProvider."""
         return _AsyncClient(self._put, self._arun_out, self.url())
 
     def new(self) -> AsyncClient:
-        """See clients.Source."""
+        """See ClientProvider."""
         return AsyncClient(self.url())
 
     def close(self) -> None:
-        """See clients.Source."""
+        """See ClientProvider."""
         if self._deferred() or not self._turn.acquire(blocking=False):
             return
         try:
@@ -100,14 +100,14 @@ class Immediate(ClientProvider):
             self._turn.release()
 
     async def aclose(self) -> None:
-        """See clients.Source."""
+        """See ClientProvider."""
         try:
             await self._lifespans.aclose()
         finally:
             await self._close_client()
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
-        """See clients.Source."""
+        """See ClientProvider."""
         return {*self._kept, *self._lifespans.loops()}
 
     async def _close_client(self) -> None:
@@ -116,7 +116,7 @@ class Immediate(ClientProvider):
             await kept.close()
 
     def url(self) -> str:
-        """See clients.Source."""
+        """See ClientProvider."""
         if self._server is None:
             from pinlater.memory.server import MemoryServer  # needs a package that not everybody has
 
@@ -130,7 +130,7 @@ class Immediate(ClientProvider):
             self._later = True
 
     def deferring(self, *, blocking: bool) -> bool:
-        """See clients.Source: in a task, and where a call that blocks would block the loop of a task."""
+        """See ClientProvider: in a task, and where a call that blocks would block the loop of a task."""
         loop = asyncio._get_running_loop()
         return self._deferred() or (blocking and loop is not None and loop is self._loop)
 
