@@ -44,7 +44,7 @@ def pinlater_app(
     pinlater_target: str | PinLater, pinlater_shared: Mapping[type, typing.Any] | None
 ) -> Iterator[Harness]:
     """The app on a fresh store in memory: a pinlater.testing.Harness."""
-    from pinlater.tasks.app import load_app
+    from pinlater.tasks.loading import load_app
     from pinlater.testing import Harness
 
     app = load_app(pinlater_target) if isinstance(pinlater_target, str) else pinlater_target

@@ -225,7 +225,7 @@ def test_a_plain_call_is_given_them_by_its_caller(app: PinLater) -> None:
 
     db = Db([])
     assert task(1, db=db) == (1, db)
-    with pytest.raises(InvalidArgument, match="task 't': expected db from the caller of a plain call, got none"):
+    with pytest.raises(InvalidArgument, match="task 't': expected db from the caller of a direct call, got none"):
         task(1)
     with pytest.raises(InvalidArgument, match="task 't': expected db from the worker"):
         task.enqueue(1, db=5)  # type: ignore[arg-type]

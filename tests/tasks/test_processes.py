@@ -33,7 +33,7 @@ from pinlater import (
 from pinlater.running.run_command import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks import task_processes as processes
-from pinlater.tasks.app import load_app
+from pinlater.tasks.loading import import_name, load_app
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.support import calls_app
@@ -313,10 +313,10 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
         await client.create_queue("default")
         await calls_app.fail.aenqueue("lookup")
         await calls_app.die.aenqueue("exit")
-        running = calls_app.fail.running
+        options = calls_app.fail.options
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "middleware", [Watch()])
-            patch.setattr(calls_app.fail, "running", dataclasses.replace(running, on_failure=hook))
+            patch.setattr(calls_app.fail, "options", dataclasses.replace(options, on_failure=hook))
             patch.setattr(calls_app.fail, "hook_is_async", True)
             await run()
     by_kind = {type(error): error for error in seen}
@@ -433,7 +433,7 @@ async def test_the_app_is_imported_by_the_name_it_was_found_by(
         async with found, worker_of(found) as worker:
             handle = await found.asend("t", str(out))
             await worker.run(burst=True)
-            assert found.import_name() == name
+            assert import_name(found) == name
             assert await handle.ainfo() is None
         assert lines(out) == ["ran"]
     found.task(name="new", runs_in="process", attempts=1)(_plain)

@@ -25,7 +25,7 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
     worker: its name, for the report.
     lasted_s: how long the attempt took, in seconds.
     """
-    give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
+    give_up_on = () if isinstance(error, Retry) else task.options.give_up_on
     final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
@@ -42,7 +42,7 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
 def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:
     if isinstance(error, Retry) and error.delay is not None:
         return milliseconds("Retry: delay", error.delay)
-    return milliseconds("backoff", task.running.backoff(job.attempt, error))
+    return milliseconds("backoff", task.options.backoff(job.attempt, error))
 
 
 def run_end(error: BaseException, *, last: bool) -> RunEnd:

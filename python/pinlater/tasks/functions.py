@@ -1,4 +1,4 @@
-"""Checks of functions that become tasks: whether they can, which context they take, and whether a call fits them.
+"""Functions that become tasks: whether they can, their names, which context they take, and whether a call fits them.
 
 Promises that a function which could never work raises InvalidArgument where its task is defined. Risks: annotations
 that are text are evaluated in the function's module. One that fails there is ignored, unless it looks like a context.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pinlater.model.errors import InvalidArgument
@@ -44,6 +46,23 @@ def check_function(what: str, function: Any) -> None:
             f"{what}: expected a function, got a method: its first parameter is {first.name}, which no job passes; "
             "make it a function (a Context parameter gives it the job), or a @staticmethod"
         )
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """The default name of a task: module.function. Raises InvalidArgument for what has no name."""
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        raise InvalidArgument(f"task: expected a function, or name=, got {function!r:.60}")
+    return f"{module_name(getattr(function, '__module__', None) or '')}.{name}"
+
+
+def module_name(module: str) -> str:
+    """The name by which a worker imports a module. Of the program itself (`__main__`), the name of its file."""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec is not None else Path(file).stem if file else module
+    return module
 
 
 def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
@@ -119,12 +138,12 @@ def never_fits(
     kwargs: Mapping[str, Any],
     error: BaseException,
     *,
-    given: Collection[str] = (),
+    injected: Collection[str] = (),
     context: bool = False,
 ) -> bool:
     """Whether the error says that the call does not fit the function's parameters, so that the function never started.
 
-    given: the names of arguments that the worker adds.
+    injected: the names of arguments that the worker adds.
     context: whether the worker adds a context.
     """
     if type(error) is not TypeError:
@@ -137,7 +156,7 @@ def never_fits(
     except (TypeError, ValueError):
         return False  # a built-in without a signature
     try:
-        signature.bind(*[_A_CONTEXT] * context, *args, **kwargs, **dict.fromkeys(given))
+        signature.bind(*[_A_CONTEXT] * context, *args, **kwargs, **dict.fromkeys(injected))
     except TypeError:
         return True
     return False

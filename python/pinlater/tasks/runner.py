@@ -24,6 +24,7 @@ from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, run_end
 from pinlater.tasks.invoke import Invoker
+from pinlater.tasks.loading import import_name
 from pinlater.tasks.logs import current_job, exc_info_of, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
@@ -95,7 +96,7 @@ class TaskRunner:
         self._worker = client.settings.source
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
-        name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
+        name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
         values = sees_values(app.middleware)
         url = None if app.clients.provider is None else app.clients.provider.url()
         self._processes = ProcessPool(name, processes or cores(), self._worker, self._store_body, values, url)
@@ -202,7 +203,7 @@ class TaskRunner:
     ) -> End:
         began_s = time.monotonic()
         task, function, run = runnable
-        expires_ms = task.running.expires_ms
+        expires_ms = task.options.expires_ms
         if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
             return self._unreadable(job, BodyUnreadable(wrong))
         current_job.set(job)  # each job has an asyncio task of its own, and so a context of its own
@@ -212,7 +213,7 @@ class TaskRunner:
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
-            end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
+            end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
             try:
                 postponed = self._snoozed(job, snooze)
@@ -234,10 +235,10 @@ class TaskRunner:
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a job whose result is kept."""
-        assert task.running.result_ttl_ms is not None
+        assert task.options.result_ttl_ms is not None
         packed = envelope.pack_result(task.codec, value)
         self._check_size("result", job, packed)
-        return Succeeded(packed, task.running.result_ttl_ms)
+        return Succeeded(packed, task.options.result_ttl_ms)
 
     def _snoozed(self, job: Job, snooze: Snooze) -> End:
         """The end of a job that snoozes: postponed, with its new state and last progress if there are any."""
@@ -324,22 +325,22 @@ class TaskRunner:
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, run_end(error, last=last), began_s)
         _log_failure(task, job, error)
-        if task.running.result_ttl_ms is not None:
+        if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
-        if (hook := task.running.on_failure) is not None and last:
+        if (hook := task.options.on_failure) is not None and last:
             failure = Failure(job, task.name, args, kwargs, error, end.status)
-            most_s = hooks.limit_s(task.running.timeout_s)
+            most_s = hooks.limit_s(task.options.timeout_s)
             await self._hooks.tell(hook, task.hook_is_async, most_s, failure, end, self._threads)
         return end
 
     def _runnable(self, app: PinLater, invoker: Invoker, task: Task[..., Any]) -> RunnableTask:
         call = invoker.runner(task)
-        timeout_s, wait_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
+        timeout_s, wait_s = task.options.timeout_s, 0.0 if task.options.batch is None else task.options.batch_wait_s
         if timeout_s is not None and task.kind != "process":  # a process is killed at its timeout
             call = partial(self._limited, task, call, timeout_s + wait_s)
         wrap = partial(wrapped, task.name, all_middleware=app.middleware)
         run = self._hooks.limited(call, wrap, hooks.limit_s(timeout_s), partial(self._failed, task))
-        options = (task.context, task.running.timeout_s, task.running.batch)
+        options = (task.context, task.options.timeout_s, task.options.batch)
         direct = task.kind == "loop" and options == (None, None, None) and not task.needs and run is call
         return RunnableTask(task, task.function if direct else None, run)
 
@@ -367,8 +368,8 @@ class TaskRunner:
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
     ) -> End:
         """The end of a job whose task was cancelled at its timeout and still runs."""
-        assert task.running.timeout_s is not None
-        error = TimedOut("it was cancelled in vain, and", task.running.timeout_s)
+        assert task.options.timeout_s is not None
+        error = TimedOut("it was cancelled in vain, and", task.options.timeout_s)
         return await self._failed(task, job, args, kwargs, error, began_s)
 
     def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:

@@ -32,12 +32,13 @@ from pinlater.model import errors
 from pinlater.model.jobs import Job
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
-from pinlater.tasks.app import PinLater, load_app
+from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end
 from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
+from pinlater.tasks.loading import import_name, load_app
 from pinlater.tasks.logs import current_job, set_up
 from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
@@ -217,7 +218,7 @@ def _run(
     """Runs a task. Returns the message that says how it ended."""
     task, worker, began_s = app.tasks.get(name), settings["worker"], time.monotonic()
     if task is None:
-        text = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
+        text = f"the app {import_name(app)}, as its process imports it, has no task {name!r}"
         return messages.pack(MessageKind.FAILED, text, "", f"{text}\n", None, False)
     all_args: list[Any] = []
     try:
@@ -227,7 +228,7 @@ def _run(
         current_trace.set(trace if type(trace) is str else None)
         all_args = with_context(task, job, args, headers, connection.keep, connection.loop)
         value = call_plain_task(task, all_args, kwargs, connection.loop, resolved)
-        if task.running.result_ttl_ms is not None:
+        if task.options.result_ttl_ms is not None:
             return messages.pack(MessageKind.RETURNED, envelope.pack_result(task.codec, value))
     except (Retry, Snooze, Cancel) as end:
         try:

@@ -245,7 +245,7 @@ class ProcessPool:
         process.exited.add_done_callback(self._leaving.discard)
 
     async def _in_time(self, process: TaskProcess, task: Task[..., Any], job: Job) -> list[Any]:
-        timeout_s = task.running.timeout_s
+        timeout_s = task.options.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask(process, task, job)

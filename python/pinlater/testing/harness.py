@@ -22,7 +22,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
-from pinlater.tasks.task import Producer
+from pinlater.tasks.producer import Producer
 from pinlater.testing.drain import Enqueued, Ran, call_of, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
 
@@ -158,7 +158,7 @@ class Harness:
         """
         if not isinstance(task, str | Producer):
             raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
-        name = task if isinstance(task, str) else task.sending.name
+        name = task if isinstance(task, str) else task.send_options.name
         found = self.enqueued()
         matching = [
             job
@@ -179,11 +179,11 @@ class Harness:
     def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Arguments as they come out of a body: of tuples lists are made."""
         producer = self.app.by_name(task) if isinstance(task, str) else task
-        sending = producer.sending
-        if sending.codec == "raw":
-            return call_of(self.app, sending.queue, args[0] if args else b"")
-        body = envelope.packer(sending.codec)(envelope.document(args, kwargs, {}))
-        return call_of(self.app, "", envelope.head(sending.name, sending.codec) + body)
+        options = producer.send_options
+        if options.codec == "raw":
+            return call_of(self.app, options.queue, args[0] if args else b"")
+        body = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
+        return call_of(self.app, "", envelope.head(options.name, options.codec) + body)
 
 
 def _line(job: Enqueued) -> str:
