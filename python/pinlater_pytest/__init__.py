@@ -1,7 +1,6 @@
 """The pytest plugin: the fixture `pinlater_app`, an app on a fresh store in memory.
 
-A package of its own, beside pinlater, so that a session of pytest that does not use it imports nothing but this file.
-Risks: none of its own.
+It is a package of its own, so that a pytest session that does not use it imports nothing but this file.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ if typing.TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option of pytest.ini, pyproject.toml …"""
+    """Adds the option pinlater_app to pytest.ini, pyproject.toml …"""
     parser.addini("pinlater_app", "The app of the fixture pinlater_app, as module:app.")
 
 
 @pytest.fixture
 def pinlater_target(request: pytest.FixtureRequest) -> str | PinLater:
-    """The app of `pinlater_app`, or its name, module:app: as the option pinlater_app says, unless it is overridden."""
+    """The app, or its name "module:app". Override it, or set the option pinlater_app."""
     name: str = request.config.getini("pinlater_app")
     if not name:
         raise pytest.UsageError(
@@ -35,7 +34,7 @@ def pinlater_target(request: pytest.FixtureRequest) -> str | PinLater:
 
 @pytest.fixture
 def pinlater_shared() -> Mapping[type, typing.Any] | None:
-    """What tasks of `pinlater_app` are given for Shared(type), by type: what the lifespan yields, unless overridden."""
+    """Objects for Shared(type), by type; None: those that the app's lifespan yields. Override it to change them."""
     return None
 
 
@@ -43,8 +42,8 @@ def pinlater_shared() -> Mapping[type, typing.Any] | None:
 def pinlater_app(
     pinlater_target: str | PinLater, pinlater_shared: Mapping[type, typing.Any] | None
 ) -> Iterator[Harness]:
-    """The app on a fresh store in memory: a pinlater.testing.Harness."""
-    from pinlater.tasks.app import load_app
+    """A pinlater.testing.Harness: the app on a fresh store in memory."""
+    from pinlater.tasks.loading import load_app
     from pinlater.testing import Harness
 
     app = load_app(pinlater_target) if isinstance(pinlater_target, str) else pinlater_target

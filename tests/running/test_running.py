@@ -199,7 +199,7 @@ def test_a_graceful_stop_under_load_loses_and_doubles_nothing(start: Start, app:
 
 FORKS = """
 import os, sys
-from pinlater.tasks.app import load_app
+from pinlater.tasks.loading import load_app
 from pinlater.tasks.logs import set_up
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.run_command import run_app

@@ -225,7 +225,7 @@ def test_a_plain_call_is_given_them_by_its_caller(app: PinLater) -> None:
 
     db = Db([])
     assert task(1, db=db) == (1, db)
-    with pytest.raises(InvalidArgument, match="task 't': expected db from the caller of a plain call, got none"):
+    with pytest.raises(InvalidArgument, match="task 't': expected db from the caller of a direct call, got none"):
         task(1)
     with pytest.raises(InvalidArgument, match="task 't': expected db from the worker"):
         task.enqueue(1, db=5)  # type: ignore[arg-type]
@@ -296,7 +296,7 @@ def test_bad_dependencies_are_told_where_they_are_made() -> None:
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: Depends(anything), "Depends: expected a function, got 5"),
         (lambda: Shared(anything), "Shared: expected a type, got 5"),
-        (lambda: app.task(name="t")(_positional), r"task 't': expected db behind a \*, as the worker gives it"),
+        (lambda: app.task(name="t")(_positional), r"task 't': expected db behind a \*, as the worker passes it"),
         (lambda: app.lifespan(anything), "lifespan: expected an async generator function, got 5"),
         (lambda: app.add_middleware(anything), "middleware: expected a Middleware, got 5"),
         (lambda: PinLater(middleware=[anything]), "middleware: expected a Middleware, got 5"),

@@ -135,9 +135,9 @@ async def of_a_class(cls: Any) -> None: ...
 
 
 CAN_NOT_BE: dict[str, tuple[Any, str]] = {
-    "under TYPE_CHECKING": (unknown, "its first parameter is context: Imported, which has no meaning in its module"),
-    "by its name": (unknown_by_its_name, "its first parameter is state: SomeContext, which has no meaning"),
-    "local": (in_a_function(), "ctx: Local, which has no meaning in its module; expected Context, or what it is"),
+    "under TYPE_CHECKING": (unknown, "its first parameter is context: Imported, which is not defined in its module"),
+    "by its name": (unknown_by_its_name, "its first parameter is state: SomeContext, which is not defined"),
+    "local": (in_a_function(), "ctx: Local, which is not defined in its module; expected Context, or another type"),
     "second": (three, "expected its first parameter as a Context, got context: Context"),
     "generator": (generator, "expected a function that returns, got a generator function"),
     "async generator": (async_generator, "expected a function that returns, got a generator function"),

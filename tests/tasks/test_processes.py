@@ -33,7 +33,7 @@ from pinlater import (
 from pinlater.running.run_command import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks import task_processes as processes
-from pinlater.tasks.app import load_app
+from pinlater.tasks.loading import import_name, load_app
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.support import calls_app
@@ -229,13 +229,13 @@ async def test_who_is_cancelled_as_its_process_ends_ends_no_other_wait_for_that(
     process, killed = await asyncio.create_subprocess_exec("sleep", "600"), asyncio.Event()
     ours, theirs = socket.socketpair()
     theirs.close()
-    child = processes.Child(process, *await asyncio.open_unix_connection(sock=ours))
+    child = processes.TaskProcess(process, *await asyncio.open_unix_connection(sock=ours))
     monkeypatch.setattr(processes, "EXIT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(child, "kill", killed.set)
-    hearing = asyncio.ensure_future(child.hear())
+    receiving = asyncio.ensure_future(child.receive())
     await asyncio.wait_for(killed.wait(), 30)
-    hearing.cancel()
-    await asyncio.wait([hearing])
+    receiving.cancel()
+    await asyncio.wait([receiving])
     assert not child.exited.done()
     process.kill()
     assert await child.exited == -signal.SIGKILL
@@ -292,7 +292,7 @@ async def test_jobs_wait_for_processes_that_can_not_start(
         await until(lambda: worker.stats.succeeded == 3, "the end of the jobs")
         await worker.stop()
         assert worker.stats.failed == 0
-    said = "no task process can start: OSError: no database; its job is put back, as others that need one in the next"
+    said = "no task process can start: OSError: no database; jobs that need one are postponed for the next"
     assert told() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
     assert 'raise OSError("no database")' in caplog.text
 
@@ -313,10 +313,10 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
         await client.create_queue("default")
         await calls_app.fail.aenqueue("lookup")
         await calls_app.die.aenqueue("exit")
-        running = calls_app.fail.running
+        options = calls_app.fail.options
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "middleware", [Watch()])
-            patch.setattr(calls_app.fail, "running", dataclasses.replace(running, on_failure=hook))
+            patch.setattr(calls_app.fail, "options", dataclasses.replace(options, on_failure=hook))
             patch.setattr(calls_app.fail, "hook_is_async", True)
             await run()
     by_kind = {type(error): error for error in seen}
@@ -376,7 +376,7 @@ async def test_a_backoff_that_raises_in_a_process_hides_no_error(out: Path) -> N
     assert info is not None
     assert (info.state, info.attempts_remaining) == (State.PENDING, 4)
     assert info.status.startswith("SystemExit: no\n")
-    assert info.status.endswith("as by default: IndexError: tuple index out of range\n")
+    assert info.status.endswith("so the default one applies: IndexError: tuple index out of range\n")
 
 
 @on_loop
@@ -433,7 +433,7 @@ async def test_the_app_is_imported_by_the_name_it_was_found_by(
         async with found, worker_of(found) as worker:
             handle = await found.asend("t", str(out))
             await worker.run(burst=True)
-            assert found.import_name() == name
+            assert import_name(found) == name
             assert await handle.ainfo() is None
         assert lines(out) == ["ran"]
     found.task(name="new", runs_in="process", attempts=1)(_plain)

@@ -732,7 +732,9 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
             told = metrics.text(metrics.samples(worker, worker.handler))
         assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in told
         [line] = [each.message for each in caplog.records if "its envelope is of version 2" in each.message]
-        assert line.endswith("and this worker reads 1; such jobs are put back for 0 s each time, for a newer worker")
+        assert line.endswith(
+            "and this worker reads 1; such jobs are postponed by 0 s each time, until a newer worker takes them"
+        )
         with monkeypatch.context() as later:
             later.setattr(envelope, "VERSION", 2)
             later.setattr(envelope, "START", b"\xfe\x02")
@@ -962,7 +964,7 @@ async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) ->
             assert due_ms < HOUR_MS
             assert info is not None
             assert info.headline == f"{kind}: its own"
-            assert info.status.endswith(f" s\n  how long it waits is not known, so as by default: {wrong}\n")
+            assert info.status.endswith(f" s\n  its backoff failed, so the default one applies: {wrong}\n")
 
 
 class Abort(BaseException):

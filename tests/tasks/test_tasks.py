@@ -364,7 +364,7 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({}, _function, "expected its first parameter as a SyncContext, got context: Context"),
         ({}, _async_function, "expected its first parameter as a Context, got context: Context"),
         ({"name": "x" * 256}, len, "task name: expected 1 to 255 bytes"),
-        ({"name": "taken"}, len, "task 'taken': there is one of that name; name= gives this one another"),
+        ({"name": "taken"}, len, "task 'taken': there is a task of that name; name= gives this one another"),
         ({"codec": "raw"}, len, "a raw task is alone in its queue, and 'default' has 'taken'"),
         ({"codec": "pickle"}, len, "codec: expected one of msgpack, json, raw, got 'pickle'"),
         ({"queue": "a-b"}, len, "queue name: expected"),

@@ -128,7 +128,7 @@ def test_a_body_that_is_none_is_told(harness: Harness) -> None:
 
 
 def test_what_is_in_line(harness: Harness) -> None:
-    with pytest.raises(AssertionError, match=r"expected at least one job of 'greet' \(\), found 0; in line: nothing"):
+    with pytest.raises(AssertionError, match=r"expected at least one job of 'greet' \(\), found 0; enqueued: nothing"):
         harness.assert_enqueued(greet)
     greet.using(delay=60).enqueue("late")
     greet.using(queue="other").enqueue("a", times=3)
@@ -148,7 +148,7 @@ def test_what_is_in_line(harness: Harness) -> None:
     with pytest.raises(AssertionError) as raised:
         harness.assert_enqueued(greet, ("a",), {"times": 2})
     assert str(raised.value) == (
-        "expected at least one job of 'greet' (args=('a',), kwargs={'times': 2}), found 0; in line:\n"
+        "expected at least one job of 'greet' (args=('a',), kwargs={'times': 2}), found 0; enqueued:\n"
         "  greet('a', times=3) in 'other'\n  second(['x', 'y']) in 'second'\n  bytes(b'body') in 'bytes'\n"
         "  greet('late') in 'default'"
     )

@@ -172,13 +172,13 @@ def test_an_unknown_task_stays_in_line() -> None:
 
 
 def test_calls_share_their_connections() -> None:
-    source = app.clients.source
-    assert isinstance(source, Immediate)
+    provider = app.clients.provider
+    assert isinstance(provider, Immediate)
     note.enqueue(1)
     note.enqueue(2)
 
     def clients() -> set[str]:  # the worker's renewer is made anew, if it connects at all
-        with redis.Redis.from_url(source.url(), protocol=2, client_name="look") as look:
+        with redis.Redis.from_url(provider.url(), protocol=2, client_name="look") as look:
             return {each["id"] for each in look.client_list() if each["name"] not in ("look", "pinlater-renewer")}
 
     peers = clients()

@@ -136,7 +136,7 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     ignore_others()
     from pinlater.running.options import options_of
     from pinlater.running.run_command import run_app
-    from pinlater.tasks.app import load_app
+    from pinlater.tasks.loading import load_app
     from pinlater.tasks.logs import set_up
 
     options = options_of(told, config)

@@ -39,8 +39,9 @@ from pinlater.running.reloader import folder_of, watch
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor, kill_after_s
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE, REPORT_VARIABLE, ProcessSet
-from pinlater.tasks.app import PinLater, load_app
+from pinlater.tasks.app import PinLater
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.loading import load_app
 from pinlater.tasks.logs import Lines
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner

@@ -1,7 +1,7 @@
-"""The clients of an app: a blocking one, and one for each event loop that produces, made when they are first used.
+"""The clients of an app: a blocking one, and one for each event loop that enqueues, made at their first use.
 
-Promises that threads, loops and forked children each get one that is theirs to use. Risks: a loop that ends before its
-client was closed leaves the connections to the garbage collector.
+Promises that each thread, event loop and forked process gets a client that it may use. Risks: a loop that ends before
+its client is closed leaves the connections to the garbage collector.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from pinlater.client import settings_file as toml_file
+from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
@@ -22,68 +22,74 @@ from pinlater.tasks.middleware import EnqueueHook
 
 
 class ClientProvider(Protocol):
-    """Where clients come from instead: for producers in sync and in async code, and for workers. in_loops: whether
-    blocking calls may be made where an event loop runs.
+    """Where an app's clients come from, if not from its servers: for tests and immediate mode.
+
+    in_loops: whether blocking calls may be made where an event loop runs.
     """
 
     in_loops: bool = False
 
     def url(self) -> str:
-        """Of its store, for the app in another process."""
+        """The URL of its store, for the app in another process."""
 
     def sync(self) -> Client:
-        """A blocking client."""
+        """A new blocking client."""
 
     def of_loop(self) -> AsyncClient:
-        """A client for what the running loop's code puts in line."""
+        """A new client for code on the running loop that enqueues."""
 
     def new(self) -> AsyncClient:
-        """A client for a worker."""
+        """A new client for a worker."""
 
     def close(self) -> None:
-        """Closes what it keeps between calls of sync code; the next one makes it anew."""
+        """Closes what it keeps between calls of sync code. The next call makes it anew."""
         return
 
     async def aclose(self) -> None:
-        """Closes what it keeps for the code of the running loop."""
+        """Closes what it keeps for the running loop."""
         return
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
-        """Where it keeps something for that."""
+        """The loops it keeps something for."""
         return ()
 
     def deferring(self, *, blocking: bool) -> bool:
-        """Whether what the caller puts in line can not run before it returns. blocking: it would block its loop."""
+        """Whether a job that the caller enqueues can not run before the caller returns.
+
+        blocking: whether the caller blocks its event loop meanwhile.
+        """
         return False
 
 
 class UrlProvider(ClientProvider):
-    """Clients of a store, by its URL."""
+    """Clients of the store with this URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def url(self) -> str:
-        """See Source."""
+        """See ClientProvider."""
         return self._url
 
     def sync(self) -> Client:
-        """See Source."""
+        """See ClientProvider."""
         return Client(self._url)
 
     def of_loop(self) -> AsyncClient:
-        """See Source."""
+        """See ClientProvider."""
         return self.new()
 
     def new(self) -> AsyncClient:
-        """See Source."""
+        """See ClientProvider."""
         return AsyncClient(self._url)
 
 
 class AppClients:
-    """url, shards, timeout_s: as of Client; PINLATER_URL, or the TOML file, is read when a client is made.
-    queue_config: how a queue is made that is not there yet, for a task and a priority. source: where the clients come
-    from instead of the URL, if it is set.
+    """The clients of one app.
+
+    url, shards, timeout_s: see Client. PINLATER_URL or the TOML file is read when a client is made.
+    queue_config: the configuration of a queue that is created: takes the queue, a task's name and a priority.
+    provider: where clients come from instead, if it is set.
     """
 
     def __init__(
@@ -95,10 +101,10 @@ class AppClients:
     ) -> None:
         self._url, self._shards, self._timeout_s = url, shards, timeout_s
         self.queue_config = queue_config
-        self.source: ClientProvider | None = None
-        #: Of the app's middleware; every producer has this list.
+        self.provider: ClientProvider | None = None
+        #: The on_enqueue methods of the app's middleware. Every producer shares this list.
         self.enqueue_hooks: list[EnqueueHook] = []
-        #: Those of the app's raw tasks.
+        #: The queues of the app's raw tasks.
         self.raw_queues: set[str] = set()
         self._sync: Client | None = None
         self._lock = threading.Lock()
@@ -106,18 +112,20 @@ class AppClients:
 
     @property
     def named(self) -> bool:
-        """Whether the app itself says which servers are its."""
-        return self.source is not None or self._url is not None or self._shards is not None
+        """Whether the app itself names its servers."""
+        return self.provider is not None or self._url is not None or self._shards is not None
 
     def deferring(self, *, blocking: bool) -> bool:
-        """Whether what the caller puts in line can not run before it returns."""
-        return self.source is not None and self.source.deferring(blocking=blocking)
+        """See ClientProvider."""
+        return self.provider is not None and self.provider.deferring(blocking=blocking)
 
     def blocking(self, call: str) -> Client:
-        """The blocking client, for this call. InvalidArgument where an event loop runs, which it would stop: in a
-        worker it may wait for what that loop has to do.
+        """The blocking client. call: the method that needs it, for the error.
+
+        Raises InvalidArgument where an event loop runs: the call would block that loop, and might wait for something
+        that the loop itself has to do.
         """
-        if asyncio._get_running_loop() is not None and (self.source is None or not self.source.in_loops):
+        if asyncio._get_running_loop() is not None and (self.provider is None or not self.provider.in_loops):
             raise InvalidArgument(
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
@@ -139,43 +147,44 @@ class AppClients:
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
-                client = self._async[loop] = self.source.of_loop() if self.source else self.new()
+                client = self._async[loop] = self.provider.of_loop() if self.provider else self.new()
         return client
 
     def new(self) -> AsyncClient:
-        """One more client, its caller's own to close."""
-        if self.source is not None:
-            return self.source.new()
-        url, shards = toml_file.servers(self._url, self._shards)
+        """A new client. The caller closes it."""
+        if self.provider is not None:
+            return self.provider.new()
+        url, shards = settings_file.servers(self._url, self._shards)
         return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
-        if self.source is not None:
-            return self.source.sync()
-        url, shards = toml_file.servers(self._url, self._shards)
+        if self.provider is not None:
+            return self.provider.sync()
+        url, shards = settings_file.servers(self._url, self._shards)
         return Client(url, shards=shards, timeout_s=self._timeout_s)
 
     @contextmanager
-    def redirected(self, source: ClientProvider) -> Iterator[None]:
-        """For the block every client comes from another source; those of before are there again after it.
+    def redirected(self, provider: ClientProvider) -> Iterator[None]:
+        """Takes all clients from a provider for the block. Afterwards the app has its former clients again.
 
-        What async code used is closed behind it: at once, if its loop rests; if that runs, as soon as it can.
+        At the end the clients of the block are closed. Those of a loop that runs in another thread, or in this one, are
+        closed as soon as that loop can.
         """
-        before = self.source, self._sync, self._async
-        self.source, self._sync, self._async = source, None, {}
+        before = self.provider, self._sync, self._async
+        self.provider, self._sync, self._async = provider, None, {}
         try:
             yield
         finally:
             self.close()
-            self._let_go(source)
-            self.source, self._sync, self._async = before
+            self._close_on_loops(provider)
+            self.provider, self._sync, self._async = before
 
-    def _let_go(self, source: ClientProvider) -> None:
+    def _close_on_loops(self, provider: ClientProvider) -> None:
         here = asyncio._get_running_loop()
-        for loop in {*self._async, *source.loops()}:
+        for loop in {*self._async, *provider.loops()}:
             if loop.is_closed():
                 continue
-            close = partial(_close, loop, self._async.get(loop), source)
+            close = partial(_close, loop, self._async.get(loop), provider)
             if loop is here:
                 close()
             elif loop.is_running():
@@ -184,30 +193,30 @@ class AppClients:
                 loop.run_until_complete(close())
 
     def close(self) -> None:
-        """Closes the blocking client; the next use makes another."""
+        """Closes the blocking client. The next use makes a new one."""
         with self._lock:
             client, self._sync = self._sync, None
         if client is not None:
             client.close()
-        if self.source is not None:
-            self.source.close()
+        if self.provider is not None:
+            self.provider.close()
 
     async def aclose(self) -> None:
         """Closes the running loop's client."""
-        with self._lock:  # a loop of another thread may be adding its own
+        with self._lock:  # another thread may be adding the client of its loop
             client = self._async.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
-        if self.source is not None:
-            await self.source.aclose()
+        if self.provider is not None:
+            await self.provider.aclose()
 
 
-def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, source: ClientProvider) -> asyncio.Task[None]:
-    """Closes what a loop's code used of a source."""
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncClient | None, provider: ClientProvider) -> asyncio.Task[None]:
+    """Closes a loop's client, and what the provider keeps for that loop. It runs on the loop."""
 
     async def close() -> None:
         if client is not None:
             await client.close()
-        await source.aclose()
+        await provider.aclose()
 
     return loop.create_task(close())

@@ -1,7 +1,7 @@
-"""Batch tasks: jobs collected for one call of their function, each of which ends by itself.
+"""Batch tasks: the worker collects jobs for one call of their function. Each job has an end of its own.
 
-Promises that a batch goes when it is full, or has waited long enough, and that jobs which were only collected are
-handed back at a stop. Risks: a job that waits in a batch holds one of the worker's slots.
+Promises that a batch starts when it is full or has waited long enough, and that a worker which stops releases the jobs
+that are only collected. Risks: a job that waits for its batch holds a worker slot.
 """
 
 from __future__ import annotations
@@ -21,8 +21,18 @@ T = TypeVar("T")
 
 
 class Item(Generic[T]):
-    """One job of a batch. value: its argument. trace: the trace context it was enqueued with. error: how the handler
-    said that it failed; None: it succeeds.
+    """One job of a batch task, which gets a list of them.
+
+        @app.task(batch=100)
+        async def store(items: list[Item[Row]]) -> None:
+            for item in items:
+                if not valid(item.value):
+                    item.fail(ValueError("not valid"))
+
+    job: the job.
+    value: its argument.
+    trace: the trace context that it was enqueued with, or None.
+    error: what fail() or retry() set; None: the job ends as the call does.
     """
 
     __slots__ = ("error", "job", "trace", "value")
@@ -37,9 +47,9 @@ class Item(Generic[T]):
         return f"Item({self.job.descriptor}, {self.value!r:.60})"
 
     def fail(self, error: BaseException | type[BaseException]) -> None:
-        """This job ends as if it had raised the error: Retry, Snooze and Cancel too. The others go on.
+        """Ends this job as if it had raised the error: Retry, Snooze and Cancel too. The other jobs are not affected.
 
-        Raises InvalidArgument for what can not be raised.
+        Raises InvalidArgument for what is no exception.
         """
         if isinstance(error, type) and issubclass(error, BaseException):
             error = error()
@@ -48,34 +58,42 @@ class Item(Generic[T]):
         self.error = error
 
     def retry(self, reason: str = "", *, delay: float | None = None) -> None:
-        """As `fail(Retry(reason, delay=delay))`."""
+        """The same as `fail(Retry(reason, delay=delay))`. delay: seconds until the next attempt."""
         self.fail(Retry(reason, delay=delay))
 
 
 def single(args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The one argument of a job in a batch."""
+    """The one argument of a job in a batch. Raises TypeError for a call with others."""
     if len(args) != 1 or kwargs:
         raise TypeError(f"a batch task takes one argument by position, got {len(args)} and {sorted(kwargs)!r:.60}")
     return args[0]
 
 
-class _Waiting:
-    """A job until its batch has ended. ended: with its error, and the traceback of that. batch, call: once it began."""
+class _CollectedJob:
+    """One job, from its collection to the end of its batch.
 
-    __slots__ = ("batch", "call", "ended", "item")
+    result: set at the end: the error and its traceback, or None.
+    batch, call: the jobs of its batch and the task that runs it, once the batch started.
+    """
 
-    def __init__(self, item: Item[Any], ended: asyncio.Future[_Ended]) -> None:
-        self.item, self.ended = item, ended
-        self.batch: list[_Waiting] = []
+    __slots__ = ("batch", "call", "item", "result")
+
+    def __init__(self, item: Item[Any], result: asyncio.Future[_Result]) -> None:
+        self.item, self.result = item, result
+        self.batch: list[_CollectedJob] = []
         self.call: asyncio.Task[None] | None = None
 
 
-_Ended: TypeAlias = tuple[BaseException, TracebackType | None] | None
+_Result: TypeAlias = tuple[BaseException, TracebackType | None] | None
 
 
 class Batcher:
-    """The batches of one task. call: runs its function. size: the most items in one. wait_s: the longest that the first
-    one waits. stopping: whether the worker stops, so that nothing is collected any more. Made on the worker's loop.
+    """Collects the jobs of one task into batches. Create it on the worker's loop.
+
+    call: runs the task's function.
+    size: the most items in a batch.
+    wait_s: how long the first job of a batch waits for others, in seconds.
+    stopping: whether the worker stops; then no more jobs are collected.
     """
 
     def __init__(
@@ -88,44 +106,48 @@ class Batcher:
         self._call, self._size, self._wait_s, self._stopping = call, size, wait_s, stopping
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._collected: list[_Waiting] = []
+        self._collected: list[_CollectedJob] = []
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> None:
-        """One job, until its batch has ended; raises what became of it."""
-        if self._stopping():  # it was started before, and its first step, or middleware, came this far just now
+        """Returns when the batch of the job has ended. Raises the job's error."""
+        if self._stopping():  # the job had started before the stop, and only its middleware ran until now
             raise asyncio.CancelledError
-        waiting = _Waiting(Item(job, single(args, kwargs), headers.get("trace")), self._loop.create_future())
-        self._collected.append(waiting)
+        collected = _CollectedJob(Item(job, single(args, kwargs), headers.get("trace")), self._loop.create_future())
+        self._collected.append(collected)
         if len(self._collected) >= self._size:
             self._start()
         elif self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._start)
         try:
-            failed = await waiting.ended
+            failed = await collected.result
         except asyncio.CancelledError:
-            if waiting in self._collected:  # it must not count for the size of what it is not in
-                self._collected.remove(waiting)
-                if not self._collected:
-                    self._take()
-            if waiting.call is not None and _all_ended(waiting.batch):  # so is the call, which ends first
-                await asyncio.wait([waiting.call])
+            self._drop(collected)
+            if collected.call is not None and _all_done(collected.batch):  # the call is cancelled too; let it end first
+                await asyncio.wait([collected.call])
             raise
         if failed is not None:
             error, traceback = failed
-            raise error.with_traceback(traceback)  # it may be raised for other jobs too
+            raise error.with_traceback(traceback)  # other jobs may raise the same error, and add to its traceback
+
+    def _drop(self, cancelled: _CollectedJob) -> None:
+        """Removes a cancelled job, so that it does not count for the size of the next batch."""
+        if cancelled in self._collected:
+            self._collected.remove(cancelled)
+            if not self._collected:
+                self._take()
 
     def collects(self, job: Job) -> bool:
-        """Whether the job's batch has not begun."""
-        return any(waiting.item.job is job for waiting in self._collected)
+        """Whether the job still waits for its batch to start."""
+        return any(collected.item.job is job for collected in self._collected)
 
-    def hand_back(self) -> None:
-        """The worker stops: what was only collected is cancelled."""
-        for waiting in self._take():
-            waiting.ended.cancel()
+    def cancel_collected(self) -> None:
+        """Cancels the jobs whose batch did not start. Call it when the worker stops."""
+        for collected in self._take():
+            collected.result.cancel()
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_CollectedJob]:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -133,40 +155,40 @@ class Batcher:
         return taken
 
     def _start(self) -> None:
-        batch = [waiting for waiting in self._take() if not waiting.ended.done()]  # else it was cancelled
+        batch = [collected for collected in self._take() if not collected.result.done()]  # done: cancelled
         if not batch:
             return
         call = self._loop.create_task(self._run(batch), context=self._context.copy())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        for waiting in batch:
-            waiting.batch, waiting.call = batch, call
-            waiting.ended.add_done_callback(lambda _: _all_ended(batch) and call.cancel())
+        for collected in batch:
+            collected.batch, collected.call = batch, call
+            collected.result.add_done_callback(lambda _: _all_done(batch) and call.cancel())
 
-    async def _run(self, batch: list[_Waiting]) -> None:
-        """When all its jobs were cancelled, so is this."""
+    async def _run(self, batch: list[_CollectedJob]) -> None:
+        """Runs one batch. It is cancelled when all its jobs were cancelled."""
         failed: BaseException | None = None
-        items = [waiting.item for waiting in batch]
+        items = [collected.item for collected in batch]
         current_trace.set(_shared_trace(items))  # in this task's own context
         try:
             await self._call(items)
         except asyncio.CancelledError as error:
-            if _all_ended(batch):
+            if _all_done(batch):
                 raise
             failed = error
         except BaseException as error:
             failed = error
-        for waiting in batch:  # nothing here may raise: who waits would wait for ever
-            why = failed if waiting.item.error is None else waiting.item.error
-            if not waiting.ended.done():
-                waiting.ended.set_result(None if why is None else (why, getattr(why, "__traceback__", None)))
+        for collected in batch:  # nothing here may raise, or the jobs would wait for ever
+            why = failed if collected.item.error is None else collected.item.error
+            if not collected.result.done():
+                collected.result.set_result(None if why is None else (why, getattr(why, "__traceback__", None)))
 
 
 def _shared_trace(items: list[Item[Any]]) -> str | None:
-    """What they all have; a batch of several traces is part of none."""
+    """The trace context that all items have. A batch of several traces belongs to none."""
     first = items[0].trace
     return first if type(first) is str and all(item.trace == first for item in items) else None
 
 
-def _all_ended(batch: list[_Waiting]) -> bool:
-    return all(waiting.ended.done() for waiting in batch)
+def _all_done(batch: list[_CollectedJob]) -> bool:
+    return all(collected.result.done() for collected in batch)

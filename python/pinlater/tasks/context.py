@@ -1,8 +1,8 @@
-"""What a running task knows of its job: handed to a task whose first parameter is annotated Context or SyncContext.
+"""The context of a running task. A task gets it if its first parameter is annotated Context or SyncContext.
 
-Promises that a checkpoint that returned is what the next attempt starts from. Risks: a checkpoint is a call to Redis;
-it raises what such a call raises. Of progress that is told more than once a second, what no later call took along is
-lost.
+Promises that the next attempt starts from the last checkpoint that returned. Risks: a checkpoint is a call to the
+server, and raises what such a call raises. Progress reported within a second of the last write is kept only if a later
+checkpoint, progress or snooze writes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log: Final = logging.getLogger("pinlater.task")
 
 T = TypeVar("T")
 
-#: The trace context of the task that runs: what it puts in line is told it too.
+#: The trace context of the task that runs. Jobs that the task enqueues get it too.
 current_trace: Final[ContextVar[str | None]] = ContextVar("pinlater_trace", default=None)
 
-#: Keeps headers of the envelope in a job.
+#: Stores headers in the envelope of a job.
 Keep = Callable[[Job, Mapping[str, Any]], Awaitable[None]]
 
-#: Progress is written once in so long at most.
+#: The shortest time between two writes of progress.
 PROGRESS_S: Final = 1.0
 
 
@@ -38,14 +38,27 @@ class _JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class BaseContext:
-    """What both kinds have.
+    """What Context and SyncContext have in common.
 
-    job: the job; of an inline call one that is in no queue. task: the task's name. state: what the last checkpoint
-    kept, None before the first. trace: the trace context it was enqueued with. deadline_s: when its timeout ends
-    (time.monotonic), None without one.
+    job: the job; in a direct call of the task, a job that is in no queue.
+    task: the task's name.
+    state: what the last checkpoint stored; None before the first.
+    trace: the trace context that the job was enqueued with, or None.
+    deadline_s: when the task's timeout ends, by time.monotonic(); None without a timeout.
     """
 
-    __slots__ = ("__weakref__", "_keep", "_loop", "_progress", "_told_s", "deadline_s", "job", "state", "task", "trace")
+    __slots__ = (
+        "__weakref__",
+        "_keep",
+        "_loop",
+        "_progress",
+        "_written_s",
+        "deadline_s",
+        "job",
+        "state",
+        "task",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -66,72 +79,85 @@ class BaseContext:
         self._keep = keep
         self._loop = loop
         self._progress: list[Any] | None = None
-        self._told_s = float("-inf")
+        self._written_s = float("-inf")
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """The number of this attempt; the first is 1."""
         return self.job.attempt
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """The logger pinlater.task, each line with the job's descriptor."""
+        """The logger `pinlater.task`; each line begins with the job's descriptor."""
         return _JobLogger(log, {"job": self.job.descriptor})
 
     def headers(self, state: Any) -> dict[str, Any]:
-        """What a checkpoint with this state keeps: the progress told last is taken along."""
-        self._told_s = time.monotonic()
+        """The headers that a checkpoint with this state writes: the state and the last progress."""
+        self._written_s = time.monotonic()
         return {"state": state} if self._progress is None else {"state": state, "progress": self._progress}
 
-    def _note(self, done: float, total: float | None, note: str) -> bool:
-        """Remembers progress; whether it is time to write it."""
+    def _set_progress(self, done: float, total: float | None, note: str) -> bool:
+        """Remembers progress. Returns whether it is time to write it."""
         for name, value in (("done", done), ("total", 0 if total is None else total)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidArgument(f"progress: {name}: expected a number, got {value!r:.60}")
         if not isinstance(note, str):
             raise InvalidArgument(f"progress: note: expected text, got {note!r:.60}")
         self._progress = [done, total, note]
-        return time.monotonic() - self._told_s >= PROGRESS_S
+        return time.monotonic() - self._written_s >= PROGRESS_S
 
-    def _not_told(self, error: PinLaterError) -> None:
-        """An outage is no reason to end a task that only says how far it is."""
+    def _log_unwritten(self, error: PinLaterError) -> None:
+        """Logs that progress was not written: an outage must not end a task that only reports progress."""
         if isinstance(error, ClaimLost | InvalidArgument):
             raise error
         self.logger.warning("its progress was not written: %s", error)
 
 
 class Context(BaseContext):
-    """The context of an async task."""
+    """The context of an async task.
+
+    @app.task
+    async def load(context: Context, path: str) -> None:
+        for row in range(context.state or 0, rows_of(path)):
+            ...
+            await context.checkpoint(row + 1)
+    """
 
     __slots__ = ()
 
     async def checkpoint(self, state: Any) -> None:
-        """Keeps a state that the codec can pack in the job: an attempt after this one finds it in `state`.
+        """Stores a state in the job. The next attempt finds it in `context.state`.
 
-        Raises ClaimLost if the job is not this worker's any more, InvalidArgument for a state that can not be packed
-        or is too large for the queue.
+        state: any value that the task's codec can pack.
+
+        Raises ClaimLost if the job is no longer this worker's, and InvalidArgument for a state that can not be packed
+        or is larger than the queue's body limit.
         """
         await self._keep(self.job, self.headers(state))
         self.state = state
 
     async def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Says how far it is: seen in `handle.info()` and by `pinlater job lookup`, and by a later attempt's too.
+        """Reports how far the task is. `handle.info()` and `pinlater job lookup` show it.
 
-        Written once a second at most; what was told meanwhile goes with the next checkpoint or progress, and so does
-        what could not be written, which is logged. Raises ClaimLost and InvalidArgument as a checkpoint does.
+        done, total: numbers in any unit; total may be None.
+        note: any text.
+
+        Progress is written once a second at most. The next checkpoint, progress or snooze writes what was reported in
+        between. A write that fails is logged, and does not end the task. Raises ClaimLost and InvalidArgument as
+        checkpoint() does.
         """
-        if self._note(done, total, note):
+        if self._set_progress(done, total, note):
             try:
                 await self._keep(self.job, self.headers(self.state))
             except PinLaterError as error:
-                self._not_told(error)
+                self._log_unwritten(error)
 
 
 class SyncContext(BaseContext):
-    """The context of a task that is a plain function.
+    """The context of a task that is a plain function. Its methods do what those of Context do, without `await`.
 
-    cancelled: whether nobody waits for its end any more: the job was removed while it runs, or it is past its timeout,
-    or the worker gave it up at a stop. What the task does then is not kept: it may as well return.
+    cancelled: True once the end of this attempt no longer counts: the job was removed, the task is past its timeout, or
+        the worker gave it up at a stop. A task that runs long should look at it and return.
     """
 
     __slots__ = ("cancelled",)
@@ -147,11 +173,11 @@ class SyncContext(BaseContext):
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """See Context.progress."""
-        if self._note(done, total, note):
+        if self._set_progress(done, total, note):
             try:
                 self._keep_now(self.state)
             except PinLaterError as error:
-                self._not_told(error)
+                self._log_unwritten(error)
 
     def _keep_now(self, state: Any) -> None:
         headers = self.headers(state)
@@ -160,7 +186,7 @@ class SyncContext(BaseContext):
 
 
 def wait_for(work: Awaitable[T], loop: asyncio.AbstractEventLoop) -> T:
-    """What it gives, in a thread that is not the loop's, which does it."""
+    """Has the loop await the work, and returns its value. For a thread that is not the loop's."""
 
     async def awaited() -> T:
         return await work

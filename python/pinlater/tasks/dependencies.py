@@ -1,16 +1,24 @@
-"""Dependencies: what a task is given beside its arguments, by `Depends(provider)` and `Shared(type)` as defaults.
+"""Dependencies: objects that a task gets beside its arguments, by `Depends(provider)` and `Shared(type)` as defaults.
 
-Promises that the order in which they are made is known when the task is, that each provider is called once a job, and
-that what it left open is closed after the task, the last made first, whatever the task raised. Risks: a plain provider
-of an async task is called on the loop, and must not block it.
+Promises:
+    The order of the providers is known when the task is defined.
+    Each provider is called once a job.
+    What a provider opened is closed after the task, the last one first, whatever the task raised.
+Risks: a plain provider of an async task is called on the loop, and must not block it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,28 +29,26 @@ from pinlater.worker.executor import is_async
 
 T = TypeVar("T")
 
-#: What an app's lifespan is: an async generator function that yields once what it shares, by its type; or nothing.
-Lifespan: TypeAlias = Callable[[], AsyncIterator[Mapping[type, Any] | None]]
-#: Waits in a thread for what the loop does.
+#: Has the loop do async work, and waits for it in another thread.
 Wait: TypeAlias = Callable[[Awaitable[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Provided:
-    """The default of a parameter that a provider's object is given for."""
+class _FromProvider:
+    """The default of a parameter that gets what a provider returns."""
 
     provider: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
-    """The default of a parameter that the lifespan's object of a type is given for."""
+class _FromLifespan:
+    """The default of a parameter that gets the lifespan's object of this type."""
 
     kind: type
 
 
-_Need: TypeAlias = _Provided | _Shared
-#: What was made, by what asked for it.
+_Need: TypeAlias = _FromProvider | _FromLifespan
+#: The objects at hand, by the need that each one meets.
 Resolved: TypeAlias = dict[_Need, Any]
 
 
@@ -59,39 +65,64 @@ def Depends(provider: Callable[..., Awaitable[T]]) -> T: ...
 @overload
 def Depends(provider: Callable[..., T]) -> T: ...
 def Depends(provider: Callable[..., Any]) -> Any:  # noqa: N802  (users know it by this name)
-    """The default of a keyword-only parameter that each job is given a new object for: `*, db: Db = Depends(get_db)`.
+    """The default of a keyword-only parameter that gets a new object for each job.
 
-    provider: a function, `async def` or plain, or a generator that yields once and closes behind its yield, where the
-    task's error is raised too. Its own parameters may have such defaults. Raises InvalidArgument.
+        async def get_db() -> AsyncIterator[Db]:
+            async with connect() as db:
+                yield db
+
+        @app.task
+        async def count(*, db: Db = Depends(get_db)) -> None: ...
+
+    provider: a function (`async def` or plain), or a generator function (async or plain) that yields once. Code behind
+        the `yield` runs after the task, and the task's error is raised at the `yield`. The provider's own parameters
+        may have such defaults too. A provider is called once a job, however many parameters name it.
+
+    Raises InvalidArgument if the provider is not callable.
     """
     if not callable(provider):
         raise InvalidArgument(f"Depends: expected a function, got {provider!r:.60}")
-    return _Provided(provider)
+    return _FromProvider(provider)
 
 
 def Shared(kind: type[T]) -> T:  # noqa: N802
-    """The default of a keyword-only parameter that is given the object of that type which the app's lifespan yielded.
+    """The default of a keyword-only parameter that gets the object of this type from the app's lifespan.
 
-    Raises InvalidArgument.
+        @app.task
+        async def fetch(url: str, *, http: HttpClient = Shared(HttpClient)) -> None: ...
+
+    Raises InvalidArgument if kind is no type. The worker refuses to start if the lifespan yields no such object.
     """
     if not isinstance(kind, type):
         raise InvalidArgument(f"Shared: expected a type, got {kind!r:.60}")
-    return cast(T, _Shared(kind))
+    return cast(T, _FromLifespan(kind))
+
+
+def shared_by_type(objects: Mapping[type, Any]) -> Resolved:
+    """The objects that a lifespan shares, ready for call_async and call_plain."""
+    return {_FromLifespan(kind): value for kind, value in objects.items()}
 
 
 class _Step(NamedTuple):
-    """One provider: how what it makes is opened, and which of its parameters is given what."""
+    """One provider to call.
 
-    need: _Provided
+    need: what it provides.
+    open: makes a context manager of what the provider returns.
+    is_async: whether that is an async context manager.
+    needs: the provider's own parameters that get something.
+    """
+
+    need: _FromProvider
     open: Callable[..., Any]
     is_async: bool
-    given: dict[str, _Need]
+    needs: dict[str, _Need]
 
 
 class Needs:
-    """What a function is given: found when its task is made, nothing is looked up for a job.
+    """The dependencies of one function. They are found once, when its task is defined.
 
-    function: its parameters must be keyword-only where they are given something. what: for errors.
+    what: the task, as errors name it.
+    function: its parameters with dependencies must be keyword-only.
     """
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
@@ -99,13 +130,13 @@ class Needs:
         signature = inspect.signature(function).parameters if self.parameters else {}
         for name in self.parameters:
             if signature[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise InvalidArgument(f"{what}: expected {name} behind a *, as the worker gives it, got it before")
+                raise InvalidArgument(f"{what}: expected {name} behind a *, as the worker passes it, got it before")
         steps: dict[_Need, _Step | None] = {}
         for need in self.parameters.values():
             _plan(need, steps)
         self._steps = [step for step in steps.values() if step is not None]
         #: Types that the lifespan must provide.
-        self.shared = [need.kind for need in steps if isinstance(need, _Shared)]
+        self.shared = [need.kind for need in steps if isinstance(need, _FromLifespan)]
 
     def __bool__(self) -> bool:
         return bool(self.parameters)
@@ -113,16 +144,16 @@ class Needs:
     async def call_async(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Resolved
     ) -> Any:
-        """Awaits the function with what it needs. base: what the lifespan made."""
+        """Awaits the function with its dependencies. base: what the lifespan shares."""
         failed: BaseException | None = None
         async with AsyncExitStack() as stack:
-            made = dict(base)
+            resolved = dict(base)
             for step in self._steps:
-                manager = step.open(**_picked(step.given, made))
+                manager = step.open(**_values(step.needs, resolved))
                 opening = stack.enter_async_context(manager) if step.is_async else None
-                made[step.need] = stack.enter_context(manager) if opening is None else await opening
+                resolved[step.need] = stack.enter_context(manager) if opening is None else await opening
             try:
-                return await function(*args, **kwargs, **_picked(self.parameters, made))
+                return await function(*args, **kwargs, **_values(self.parameters, resolved))
             except BaseException as error:
                 failed = error
                 raise
@@ -132,15 +163,15 @@ class Needs:
     def call_plain(
         self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], base: Resolved, wait: Wait
     ) -> Any:
-        """Calls the function in this thread; async providers run on the loop that `wait` waits for."""
+        """Calls the function with its dependencies in this thread. Async providers run on the loop, through `wait`."""
         failed: BaseException | None = None
         with ExitStack() as stack:
-            made = dict(base)
+            resolved = dict(base)
             for step in self._steps:
-                manager = step.open(**_picked(step.given, made))
-                made[step.need] = stack.enter_context(_Waited(manager, wait) if step.is_async else manager)
+                manager = step.open(**_values(step.needs, resolved))
+                resolved[step.need] = stack.enter_context(_Waited(manager, wait) if step.is_async else manager)
             try:
-                return function(*args, **kwargs, **_picked(self.parameters, made))
+                return function(*args, **kwargs, **_values(self.parameters, resolved))
             except BaseException as error:
                 failed = error
                 raise
@@ -148,12 +179,12 @@ class Needs:
         raise failed
 
 
-def _picked(wanted: dict[str, _Need], made: Resolved) -> dict[str, Any]:
-    return {name: made[need] for name, need in wanted.items()}
+def _values(needs: dict[str, _Need], resolved: Resolved) -> dict[str, Any]:
+    return {name: resolved[need] for name, need in needs.items()}
 
 
 def _needs(function: Callable[..., Any]) -> dict[str, _Need]:
-    """By parameter."""
+    """What the parameters of a function need, by their names."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -161,26 +192,26 @@ def _needs(function: Callable[..., Any]) -> dict[str, _Need]:
     return {
         parameter.name: parameter.default
         for parameter in parameters
-        if isinstance(parameter.default, _Provided | _Shared)
+        if isinstance(parameter.default, _FromProvider | _FromLifespan)
     }
 
 
 def _plan(need: _Need, steps: dict[_Need, _Step | None]) -> None:
-    """Adds what a need takes, in the order it is made; of what the lifespan makes there is nothing to do."""
+    """Adds the steps that meet a need, in order. What the lifespan shares needs no step: None."""
     if need in steps:
         return
-    if isinstance(need, _Shared):
+    if isinstance(need, _FromLifespan):
         steps[need] = None
         return
-    given = _needs(need.provider)
-    for each in given.values():
+    needs = _needs(need.provider)
+    for each in needs.values():
         _plan(each, steps)
     opener, on_loop = _opener(need.provider)
-    steps[need] = _Step(need, opener, on_loop, given)
+    steps[need] = _Step(need, opener, on_loop, needs)
 
 
 def _opener(provider: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Every kind of provider as one of context managers; whether they are async ones."""
+    """Any provider as a function that returns a context manager, and whether that is an async one."""
     if inspect.isasyncgenfunction(provider):
         return asynccontextmanager(provider), True
     if inspect.isgeneratorfunction(provider):
@@ -189,19 +220,19 @@ def _opener(provider: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
 
 
 @asynccontextmanager
-async def _awaited(provider: Callable[..., Awaitable[Any]], **given: Any) -> AsyncIterator[Any]:
-    yield await provider(**given)
+async def _awaited(provider: Callable[..., Awaitable[Any]], **kwargs: Any) -> AsyncIterator[Any]:
+    yield await provider(**kwargs)
 
 
 @contextmanager
-def _called(provider: Callable[..., Any], **given: Any) -> Iterator[Any]:
-    yield provider(**given)
+def _called(provider: Callable[..., Any], **kwargs: Any) -> Iterator[Any]:
+    yield provider(**kwargs)
 
 
 class _Waited(AbstractContextManager[Any]):
-    """An async context manager for a thread."""
+    """An async context manager, entered and left by a thread."""
 
-    def __init__(self, manager: contextlib.AbstractAsyncContextManager[Any], wait: Wait) -> None:
+    def __init__(self, manager: AbstractAsyncContextManager[Any], wait: Wait) -> None:
         self._manager, self._wait = manager, wait
 
     def __enter__(self) -> Any:
@@ -211,22 +242,3 @@ class _Waited(AbstractContextManager[Any]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Any:
         return self._wait(self._manager.__aexit__(kind, error, traceback))
-
-
-@asynccontextmanager
-async def entered_lifespan(lifespan: Lifespan | None, wanted: Mapping[str, Needs]) -> AsyncIterator[Resolved]:
-    """What the lifespan shares, until the block ends. wanted: needs by task's name, each of which must be met."""
-    async with contextlib.AsyncExitStack() as stack:
-        made: Any = None
-        if lifespan is not None:
-            made = await stack.enter_async_context(asynccontextmanager(lifespan)())
-        if made is not None and not (isinstance(made, Mapping) and all(isinstance(kind, type) for kind in made)):
-            raise InvalidArgument(f"lifespan: expected it to yield a dict of objects by their type, got {made!r:.60}")
-        for name, needs in wanted.items():
-            for kind in needs.shared:
-                if kind not in (made or {}):
-                    raise InvalidArgument(
-                        f"task {name!r}: expected the app's lifespan to yield a {kind.__qualname__}, got "
-                        + ("no lifespan" if lifespan is None else repr([each.__qualname__ for each in made or {}]))
-                    )
-        yield {_Shared(kind): value for kind, value in (made or {}).items()}

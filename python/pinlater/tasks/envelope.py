@@ -1,7 +1,8 @@
-"""The envelope: the bytes of a task's body. docs/tasks.md has the format, for producers in any language.
+"""The envelope: how a call of a task is written in a body. docs/tasks.md has the format, for producers in any language.
 
-Promises that what is read is a name, a list, and two maps with text keys, or BodyUnreadable; nothing in a body is ever
-run. Risks: a codec changes what it has no word for: tuples come back as lists, and JSON gives dates back as text.
+Promises that a body gives a name, a list and two maps with text keys, or raises BodyUnreadable, and that nothing in a
+body is ever executed. Risks: a codec converts values that it cannot represent: tuples come back as lists, and JSON
+dates as text.
 """
 
 from __future__ import annotations
@@ -18,80 +19,80 @@ from pinlater.model.errors import BodyUnreadable, InvalidArgument
 
 Codec: TypeAlias = Literal["msgpack", "json", "raw"]
 
-#: The first byte: it stands in no UTF-8 text, so a text that went to a task's queue is told from an envelope.
-MARK: Final = 0xFE
+#: The first byte of an envelope. No UTF-8 text has it, so a text in a task's queue is never taken for an envelope.
+FIRST_BYTE: Final = 0xFE
 VERSION: Final = 1
-#: Codec byte of an envelope. A raw body has no envelope.
+#: The codec byte of an envelope. A raw body has no envelope.
 CODEC_BYTES: Final[dict[str, int]] = {"msgpack": 1, "json": 2}
-#: Its length is one byte.
+#: The length of a name is one byte.
 MAX_NAME_BYTES: Final = 255
 
-#: The two first bytes of UTF-16 text are the mark and this: never a version.
+#: UTF-16 text may begin with FIRST_BYTE and this, so this is never a version.
 _NO_VERSION: Final = 0xFF
 _HEAD_BYTES: Final = 4
-#: No time zone is further from UTC.
+#: No time zone may be further from UTC.
 _DAY: Final = datetime.timedelta(hours=23, minutes=59, seconds=59)
 _EAST: Final = datetime.timezone(_DAY)
 _WEST: Final = datetime.timezone(-_DAY)
-START: Final = bytes([MARK, VERSION])
+START: Final = bytes([FIRST_BYTE, VERSION])
 
 
 class NewerVersion(BodyUnreadable):
-    """An envelope of a later version than is known here: a newer worker can read it."""
+    """The envelope's version is newer than VERSION: a newer worker can read it."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"envelope: expected version {VERSION}, got {version}, which is newer")
         self.version = version
 
 
-#: A body that was read: name (UTF-8 bytes), arguments, named arguments, headers (what docs/tasks.md names, and others).
-#: A bare tuple, as each job needs one.
+#: The parts of a body: name (UTF-8 bytes), arguments, named arguments, headers (docs/tasks.md lists those of PinLater).
+#: A tuple, not a class, as every job needs one.
 Envelope: TypeAlias = tuple[bytes, list[Any], dict[str, Any], dict[str, Any]]
 
 
 def head(name: str, codec: Codec) -> bytes:
-    """What stands before the document: mark, version, codec, length of the name, name. Once a task; checks the name."""
+    """The bytes before the document: FIRST_BYTE, version, codec, length of the name, name. Raises InvalidArgument."""
     if not isinstance(name, str):
         raise InvalidArgument(f"task name: expected text, got {name!r:.60}")
-    told = name.encode()
-    if not 1 <= len(told) <= MAX_NAME_BYTES:
-        raise InvalidArgument(f"task name: expected 1 to {MAX_NAME_BYTES} bytes, got {len(told)} ({name!r:.40})")
-    return bytes([MARK, VERSION, CODEC_BYTES.get(codec, 0), len(told)]) + told
+    encoded = name.encode()
+    if not 1 <= len(encoded) <= MAX_NAME_BYTES:
+        raise InvalidArgument(f"task name: expected 1 to {MAX_NAME_BYTES} bytes, got {len(encoded)} ({name!r:.40})")
+    return bytes([FIRST_BYTE, VERSION, CODEC_BYTES.get(codec, 0), len(encoded)]) + encoded
 
 
 class Packers(Protocol):
-    """pack: packs a document in this thread; raises what its codec raises."""
+    """The packers of a codec, one a thread."""
 
     @property
     def pack(self) -> Callable[[Any], bytes]:
-        """Of the thread that asks."""
+        """Packs a document in the calling thread; raises what the codec raises."""
 
 
 def packers(codec: Codec) -> Packers:
-    """What packs documents; of a raw task, which has none, any."""
+    """The packers of a codec. A raw task has no documents, and gets any."""
     if codec != "json":
         return _packers
-    import orjson  # not every app has a use for it
+    import orjson  # only some apps use it
 
     return SimpleNamespace(pack=orjson.dumps)
 
 
 def packer(codec: Codec) -> Callable[[Any], bytes]:
-    """The function that packs a document in this thread; raises what its codec raises."""
+    """The function that packs a document in this thread; it raises what the codec raises."""
     return packers(codec).pack
 
 
 def document(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The list that is packed; what is empty at its end is left out."""
+    """The items that are packed: arguments, named arguments, headers. Empty ones at the end are left out."""
     if headers:
         return (args, kwargs, headers)
     return (args, kwargs) if kwargs else (args,)
 
 
 def read(body: bytes) -> Envelope:
-    """A body's parts, or BodyUnreadable; NewerVersion of one that is not for this version to read."""
+    """The parts of a body. Raises BodyUnreadable; NewerVersion for an envelope that only a newer version can read."""
     if body[:2] != START:
-        raise _wrong_start(body)
+        raise _not_an_envelope(body)
     end = _HEAD_BYTES + body[3] if len(body) > _HEAD_BYTES else 0
     unpack = _UNPACK.get(body[2]) if end > _HEAD_BYTES else None
     if unpack is None:
@@ -111,7 +112,7 @@ def read(body: bytes) -> Envelope:
 
 
 def with_headers(body: bytes, changes: Mapping[str, Any]) -> bytes:
-    """The same body with these headers; None takes one away. Raises InvalidArgument for what can not be packed."""
+    """The body with these headers changed; None removes one. Raises InvalidArgument for values it can not pack."""
     name, args, kwargs, headers = read(body)
     codec: Codec = "msgpack" if body[2] == CODEC_BYTES["msgpack"] else "json"
     changed = {key: value for key, value in {**headers, **changes}.items() if value is not None}
@@ -123,7 +124,7 @@ def with_headers(body: bytes, changes: Mapping[str, Any]) -> bytes:
 
 
 def pack_result(codec: Codec, value: Any) -> bytes:
-    """What a task returned: the codec's byte (0 of a raw task's, which are bytes) and the value. Or InvalidArgument."""
+    """A return value as bytes: the codec's byte (0 for raw) and the packed value. Raises InvalidArgument."""
     if codec == "raw":
         if not isinstance(value, bytes):
             raise InvalidArgument(f"result: expected bytes of a raw task, got {value!r:.60}")
@@ -135,7 +136,7 @@ def pack_result(codec: Codec, value: Any) -> bytes:
 
 
 def read_result(packed: bytes) -> Any:
-    """The value that pack_result was given, or BodyUnreadable."""
+    """The value that pack_result packed. Raises BodyUnreadable."""
     if packed[0] == 0:
         return packed[1:]
     try:
@@ -148,10 +149,10 @@ def _unreadable(what: str, error: Exception) -> BodyUnreadable:
     return BodyUnreadable(f"{what} can not be read: {type(error).__name__}: {error}")
 
 
-def _wrong_start(body: bytes) -> BodyUnreadable:
+def _not_an_envelope(body: bytes) -> BodyUnreadable:
     version = body[1] if len(body) > 1 else _NO_VERSION
     if body[:1] != START[:1] or version == _NO_VERSION:
-        return BodyUnreadable(f"expected an envelope (bytes 0x{MARK:02x} and {VERSION}), got {body[:16]!r}")
+        return BodyUnreadable(f"expected an envelope (bytes 0x{FIRST_BYTE:02x} and {VERSION}), got {body[:16]!r}")
     if version > VERSION:
         return NewerVersion(version)
     return BodyUnreadable(f"envelope: expected version {VERSION}, got {version}")
@@ -164,7 +165,7 @@ def _checked(what: str, found: Any) -> dict[str, Any]:
 
 
 class _Packers(threading.local):
-    """A packer a thread: it keeps its buffer from call to call, and is not safe to share."""
+    """One packer a thread: a packer reuses its buffer, so threads can not share one."""
 
     def __init__(self) -> None:
         self.pack: Callable[[Any], bytes] = msgpack.Packer(datetime=True).pack
@@ -174,43 +175,43 @@ _packers: Final = _Packers()
 
 
 def unpack_msgpack(packed: bytes) -> Any:
-    """What a packer packed; raises what msgpack raises."""
+    """The value that a packer packed; raises what msgpack raises."""
     try:
         return msgpack.unpackb(packed, strict_map_key=False, timestamp=3)
-    except (TypeError, OverflowError):  # what the packer packs, and the unpacker has no object for
+    except (TypeError, OverflowError):  # a tuple as a key, or a date outside of years 1 to 9999
         return _restored(msgpack.unpackb(packed, strict_map_key=False, timestamp=0, object_pairs_hook=_Pairs))
 
 
 class _Pairs(tuple[tuple[Any, Any], ...]):
-    """A map as it was read: its keys may be lists, which are tuples where they were packed."""
+    """A map as it was unpacked. Its keys may be lists, where tuples were packed."""
 
 
-def _restored(found: Any) -> Any:
-    """The value, with tuples as keys, and dates."""
-    if isinstance(found, _Pairs):
-        return {_key(key): _restored(value) for key, value in found}
-    if isinstance(found, list):
-        return [_restored(each) for each in found]
-    return _date(found) if isinstance(found, msgpack.Timestamp) else found
+def _restored(value: Any) -> Any:
+    """The value with tuples as keys, and with dates."""
+    if isinstance(value, _Pairs):
+        return {_key(key): _restored(each) for key, each in value}
+    if isinstance(value, list):
+        return [_restored(each) for each in value]
+    return _date(value) if isinstance(value, msgpack.Timestamp) else value
 
 
-def _key(found: Any) -> Any:
-    return tuple(map(_key, found)) if isinstance(found, list) else _restored(found)
+def _key(value: Any) -> Any:
+    return tuple(map(_key, value)) if isinstance(value, list) else _restored(value)
 
 
-def _date(found: msgpack.Timestamp) -> datetime.datetime:
-    """In UTC; where that is outside of years 1 to 9999, in a time zone of the date's far side."""
+def _date(timestamp: msgpack.Timestamp) -> datetime.datetime:
+    """The time in UTC. If that is outside of years 1 to 9999: in the zone whose date is inside."""
     when: datetime.datetime
     try:
-        when = found.to_datetime()
+        when = timestamp.to_datetime()
     except OverflowError:
-        zone, shift = (_EAST, _DAY.seconds) if found.seconds < 0 else (_WEST, -_DAY.seconds)
-        when = msgpack.Timestamp(found.seconds + shift, found.nanoseconds).to_datetime().replace(tzinfo=zone)
+        zone, shift = (_EAST, _DAY.seconds) if timestamp.seconds < 0 else (_WEST, -_DAY.seconds)
+        when = msgpack.Timestamp(timestamp.seconds + shift, timestamp.nanoseconds).to_datetime().replace(tzinfo=zone)
     return when
 
 
 def _unpack_json(packed: bytes) -> Any:
-    import orjson  # as in packer
+    import orjson  # only some apps use it
 
     return orjson.loads(packed)
 

@@ -1,7 +1,7 @@
-"""Functions that are to be tasks: whether they can be, what context they take, and whether a call fits them.
+"""Functions that become tasks: whether they can, their names, which context they take, and whether a call fits them.
 
-Promises that what could never work is told where the task is made. Risks: annotations that are text are evaluated in
-the function's module; one that has no meaning there is passed over, unless it looks like that of a context.
+Promises that a function which could never work raises InvalidArgument where its task is defined. Risks: annotations
+that are text are evaluated in the function's module. One that fails there is ignored, unless it looks like a context.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pinlater.model.errors import InvalidArgument
@@ -21,16 +23,16 @@ from pinlater.tasks.context import BaseContext, Context, SyncContext
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _CONTEXT_NAMES: Final = ("context", "ctx")
 _CONTEXT_LIKE: Final = re.compile(r"(?:Context|Ctx)\b")
-#: What stands for a context in a call.
+#: Stands for the context when a call is checked.
 _A_CONTEXT: Final = object()
 
 
 def check_function(what: str, function: Any) -> None:
-    """Raises InvalidArgument for what can not be a task."""
+    """Raises InvalidArgument for what can not be a task. what: the task, as errors name it."""
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
-        mend = "" if kind == "classmethod" else ": put @staticmethod above @app.task"
-        raise InvalidArgument(f"{what}: expected a function, got a {kind}{mend}")
+        remedy = "" if kind == "classmethod" else ": put @staticmethod above @app.task"
+        raise InvalidArgument(f"{what}: expected a function, got a {kind}{remedy}")
     if not callable(function):
         raise InvalidArgument(f"{what}: expected a function, got {function!r:.60}")
     for call in (function, getattr(function, "__call__", None)):  # noqa: B004
@@ -41,43 +43,60 @@ def check_function(what: str, function: Any) -> None:
     first = next(iter(_parameters(function)), None)
     if first is not None and first.name in ("self", "cls"):
         raise InvalidArgument(
-            f"{what}: expected a function, got a method: its first parameter is {first.name}, which no job has; "
-            "make it a function (of the job it is told by a Context), or a @staticmethod"
+            f"{what}: expected a function, got a method: its first parameter is {first.name}, which no job passes; "
+            "make it a function (a Context parameter gives it the job), or a @staticmethod"
         )
 
 
+def task_name(function: Callable[..., Any]) -> str:
+    """The default name of a task: module.function. Raises InvalidArgument for what has no name."""
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        raise InvalidArgument(f"task: expected a function, or name=, got {function!r:.60}")
+    return f"{module_name(getattr(function, '__module__', None) or '')}.{name}"
+
+
+def module_name(module: str) -> str:
+    """The name by which a worker imports a module. Of the program itself (`__main__`), the name of its file."""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec is not None else Path(file).stem if file else module
+    return module
+
+
 def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
-    """The context that the function's first parameter is annotated with. Or InvalidArgument."""
+    """The context class that annotates the function's first parameter, or None. Raises InvalidArgument."""
     wanted = Context if is_async else SyncContext
-    names = getattr(_written(function), "__globals__", {})
+    names = getattr(_innermost_function(function), "__globals__", {})
     for position, parameter in enumerate(_parameters(function)):
         first = position == 0 and parameter.kind in _POSITIONAL
         try:
             kinds = list(_contexts(parameter.annotation, names))
-        except Exception:  # of any kind: it is the user's text
+        except Exception:  # evaluating the user's text may raise anything
             if first:
                 _check_unknown(what, parameter, wanted)
             continue
         if kinds and not (first and wanted in kinds):
-            told = f"{parameter.name}: {kinds[0].__name__}"
-            raise InvalidArgument(f"{what}: expected its first parameter as a {wanted.__name__}, got {told}")
+            got = f"{parameter.name}: {kinds[0].__name__}"
+            raise InvalidArgument(f"{what}: expected its first parameter as a {wanted.__name__}, got {got}")
         if kinds:
             return wanted
     return None
 
 
 def _check_unknown(what: str, parameter: inspect.Parameter, wanted: type[BaseContext]) -> None:
-    """An annotation that can not be evaluated: it must not be a context that the task would miss."""
-    told = str(parameter.annotation)
-    if parameter.name in _CONTEXT_NAMES or _CONTEXT_LIKE.search(told):
+    """Raises InvalidArgument if an annotation that can not be evaluated looks like a context."""
+    annotation = str(parameter.annotation)
+    if parameter.name in _CONTEXT_NAMES or _CONTEXT_LIKE.search(annotation):
         raise InvalidArgument(
-            f"{what}: its first parameter is {parameter.name}: {told}, which has no meaning in its module; expected "
-            f"{wanted.__name__}, or what it is, imported at the module's top level (not under TYPE_CHECKING)"
+            f"{what}: its first parameter is {parameter.name}: {annotation}, which is not defined in its module; "
+            f"expected {wanted.__name__}, or another type, imported at the top of the module (not under TYPE_CHECKING)"
         )
 
 
 def _contexts(annotation: Any, names: dict[str, Any]) -> Iterator[type[BaseContext]]:
-    """The contexts an annotation stands for: it, or members of it. Raises what its evaluation raises."""
+    """The context classes that an annotation names, members of unions included. Raises what its evaluation raises."""
     while isinstance(annotation, str | typing.ForwardRef):
         text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
         annotation = eval(text, names)  # noqa: S307  (the function's own, as typing.get_type_hints does)
@@ -91,15 +110,15 @@ def _contexts(annotation: Any, names: dict[str, Any]) -> Iterator[type[BaseConte
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Of what a decorator made with functools.wraps: those of what it is around."""
+    """The parameters of a function; of one that a decorator wrapped (functools.wraps), those of the inner function."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []  # a built-in without a signature
 
 
-def _written(function: Any) -> Any:
-    """The function that somebody wrote, inside of decorators, partials, methods and callable objects."""
+def _innermost_function(function: Any) -> Any:
+    """The function that the user wrote, inside of decorators, partials, methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -119,16 +138,17 @@ def never_fits(
     kwargs: Mapping[str, Any],
     error: BaseException,
     *,
-    given: Collection[str] = (),
+    injected: Collection[str] = (),
     context: bool = False,
 ) -> bool:
-    """Whether the error is that of a call which the function can not take, so that it never began.
+    """Whether the error says that the call does not fit the function's parameters, so that the function never started.
 
-    given: named arguments that the worker adds. context: whether it adds that.
+    injected: the names of arguments that the worker adds.
+    context: whether the worker adds a context.
     """
     if type(error) is not TypeError:
         return False
-    code = getattr(_written(function), "__code__", None)
+    code = getattr(_innermost_function(function), "__code__", None)
     if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return False
     try:
@@ -136,7 +156,7 @@ def never_fits(
     except (TypeError, ValueError):
         return False  # a built-in without a signature
     try:
-        signature.bind(*[_A_CONTEXT] * context, *args, **kwargs, **dict.fromkeys(given))
+        signature.bind(*[_A_CONTEXT] * context, *args, **kwargs, **dict.fromkeys(injected))
     except TypeError:
         return True
     return False

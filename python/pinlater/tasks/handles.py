@@ -1,6 +1,7 @@
-"""A job that was enqueued, in the hand of its producer.
+"""Handles: what a producer holds of a job that it enqueued.
 
-Promises an answer of now; of `result` the one that comes. Risks: between a look and a removal the job may end.
+Promises that each method asks the server anew. Risks: cancel() reads the state before it removes the job, so the job
+may end in between.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a task said it is. total: None if it did not say."""
+    """The progress that a task reported.
+
+    done, total: numbers in the task's unit; total is None if the task gave none.
+    note: text of the task.
+    """
 
     done: float
     total: float | None = None
@@ -34,10 +39,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo(JobInfo):
-    """What is known of a task's job: a JobInfo, and what stands in its envelope.
+    """All that is known of a task's job: the fields of a JobInfo, and what its body says.
 
-    task: its name. args, kwargs: of the call, as the codec gives them back. All three are None if the body is no
-    envelope. progress: None if it told none. checkpoint: the state that was kept last.
+    task: the task's name.
+    args, kwargs: the arguments of the call, as the codec restores them.
+    progress: the last progress that was written, or None.
+    checkpoint: the state of the last checkpoint, or None.
+
+    These are None if the body is no envelope.
     """
 
     task: str | None = None
@@ -48,14 +57,14 @@ class TaskInfo(JobInfo):
 
     @classmethod
     def of(cls, info: JobInfo) -> TaskInfo:
-        """Reads the body of an info that has one."""
-        known = {field.name: getattr(info, field.name) for field in fields(JobInfo)}
+        """Makes a TaskInfo from a JobInfo that has a body."""
+        values = {field.name: getattr(info, field.name) for field in fields(JobInfo)}
         try:
             name, args, kwargs, headers = envelope.read(info.body or b"")
         except BodyUnreadable:
-            return cls(**known)
+            return cls(**values)
         return cls(
-            **known,
+            **values,
             task=name.decode("utf-8", "replace"),
             progress=_progress(headers.get("progress")),
             checkpoint=headers.get("state"),
@@ -64,24 +73,31 @@ class TaskInfo(JobInfo):
         )
 
 
-def _progress(told: Any) -> Progress | None:
-    """What the header says; None if it says nothing that a task of ours writes."""
-    match told:
+def _progress(header: Any) -> Progress | None:
+    """The progress in a header; None for anything that a Context does not write."""
+    match header:
         case [int() | float() as done, int() | float() | None as total, str() as note]:
             return Progress(done, total, note)
     return None
 
 
 class Handle(Generic[R_co]):
-    """One job of a task that returns R_co. Its methods ask the servers and raise what a Client raises; those with an
-    `a` are for async code, where the others raise InvalidArgument: they would block the loop.
+    """One job of a task that returns R_co.
 
-    results: False if its task is known to keep none.
+        handle = add.enqueue(1, 2)
+        handle.result(timeout=5)          # 3, for a task with result_ttl
+        await handle.aresult(timeout=5)   # the same in async code
+
+    descriptor: names the job; `app.handle(descriptor)` makes the handle again.
+
+    Each method asks the servers, and raises what a Client raises. Methods that begin with an `a` are for async code.
+    The others raise InvalidArgument where an event loop runs, as they would block it.
     """
 
     __slots__ = ("_clients", "_results", "descriptor")
 
     def __init__(self, clients: AppClients, descriptor: str, results: bool = True) -> None:
+        # results: False if the task is known to keep no results
         self._clients = clients
         self._results = results
         self.descriptor = descriptor
@@ -96,8 +112,9 @@ class Handle(Generic[R_co]):
         return hash(self.descriptor)
 
     def status(self) -> State | None:
-        """The job's state; None if it is not there: it succeeded and neither it nor a result is kept, or it was
-        removed.
+        """The job's state; None if the job is not there.
+
+        A job is not there if it was removed, or if it succeeded and neither the job nor its result is kept any more.
         """
         client = self._clients.blocking("status")
         if not self._results:
@@ -112,7 +129,7 @@ class Handle(Generic[R_co]):
         return await client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
-        """All that is known of the job, or None."""
+        """All that is known of the job; None if the job is not there."""
         found = self._clients.blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
@@ -122,16 +139,20 @@ class Handle(Generic[R_co]):
         return None if found is None else TaskInfo.of(found)
 
     def result(self, timeout: float | None = None) -> R_co:
-        """What the task returned, waited for, as its codec gives it back: of a tuple a list, of JSON a date as text.
+        """Waits for the job to end and returns what the task returned, as its codec restores it: a tuple as a list, a
+        date in JSON as text.
 
-        timeout: seconds at most; None: as long as it takes, 0: only a look.
+        timeout: the longest wait in seconds. None: no limit. 0: no wait.
 
-        Raises TaskFailed if the job stays failed, ResultTimeout (also a TimeoutError) if it has not ended in time,
-        ResultGone if neither job nor result is there any more, and InvalidArgument of a task without result_ttl.
+        Raises:
+            TaskFailed: the job failed for good.
+            ResultTimeout: the job did not end in time. It is a TimeoutError too.
+            ResultGone: neither the job nor its result is there any more.
+            InvalidArgument: the task keeps no results, as it has no result_ttl.
         """
         wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
-            raise self._runs_later()
+            raise self._deferred_error()
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
@@ -139,15 +160,16 @@ class Handle(Generic[R_co]):
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
-            raise self._runs_later()
+            raise self._deferred_error()
         packed = await client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
         return cast(R_co, envelope.read_result(packed))
 
     def cancel(self) -> bool:
-        """Removes the job if it is pending or running; True if it was.
+        """Removes the job if it is pending or running, and returns whether it was. A finished job stays as it is.
 
-        If it runs, its worker is told: an async task is cancelled, a plain function finds `context.cancelled` set, and
-        a checkpoint raises ClaimLost. Its end is not kept, and it is not tried again. A finished job stays as it is.
+        The worker of a running job is notified: it cancels an async task, sets `context.cancelled` for a plain
+        function, and kills the process of a process task. A checkpoint of the job then raises ClaimLost. The end of the
+        run is not kept, and the job is not tried again.
         """
         client = self._clients.blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
@@ -173,7 +195,7 @@ class Handle(Generic[R_co]):
             raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
         return float(timeout)
 
-    def _runs_later(self) -> InvalidArgument:
+    def _deferred_error(self) -> InvalidArgument:
         return InvalidArgument(
             f"job {self.descriptor}: expected no wait for its result within a task: in immediate mode its job runs "
             "after this task"

@@ -1,9 +1,11 @@
-"""Logs of workers, as text or as JSON, with the job that a line is about: also lines that a task itself logs.
+"""Logs of workers, as text or JSON. Each line names the job it is about, also lines that a task itself logs.
 
-Promises the job's descriptor, queue, task and attempt as fields of every record made while its task runs, in threads
-and in what the task awaits too; that each record is one JSON document whatever it is given, and that no message and no
-field makes a line of text of its own. Risks: a thread that a task starts on its own knows no job; a traceback's text is
-as the exception has it.
+Promises:
+    Every record made while a task runs has the job's descriptor, queue, task and attempt, also in the thread that the
+    worker runs the task in, and in what the task awaits.
+    A record is one JSON document, whatever its values are.
+    No message and no field of a text line can begin a line of its own.
+Risks: a thread that a task starts itself has no job. The text of a traceback is not escaped.
 """
 
 from __future__ import annotations
@@ -25,63 +27,64 @@ from pinlater.tasks import envelope
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
-#: The job that the code runs for.
+#: The job whose task runs in this context.
 current_job: ContextVar[Job | None] = ContextVar("pinlater_job", default=None)
-#: Tasks whose bodies do not name them, by queue.
+#: The names of raw tasks, by their queue: a raw body does not name its task.
 raw_tasks: Final[dict[str, str]] = {}
-_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT_LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS
-#: What ends or hides a line: control characters but tab, and Unicode's line separators.
+#: Characters that end or hide a line, and their escapes: control characters but tab, and Unicode's line separators.
 _CONTROLS: Final = {
     number: ascii(chr(number))[1:-1] for number in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 }
 _PLAIN_VALUE: Final = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\"=\[\]]+")
-#: What every record has; the rest is what the caller gave as extra=.
-_USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "job", "job_fields", "taskName"}
+#: The fields of every record. All others come from the caller's extra=.
+_STANDARD_FIELDS: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "job", "job_fields", "taskName"}
 
 
 class Lines(str):
-    """A message of several lines, each of them escaped."""
+    """A message of several lines. Each line is escaped already."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> str:
-    """On one line."""
+    """The text on one line."""
     return text.translate(_CONTROLS)
 
 
 class JobFilter(logging.Filter):
-    """Adds `job_fields` to each record: job (its descriptor), queue, task, attempt; empty where there is no job.
+    """Adds `job_fields` to each record: job (the descriptor), queue, task, attempt. Empty if there is no job.
 
-    For handlers of your own; those of `pinlater run` have it. A record with a Job as extra={"job": …} is about that.
+    Add it to log handlers of your own; those of `pinlater run` have it. The job is the one that runs, or the Job that
+    the caller passed as extra={"job": …}.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
-        told = getattr(record, "job", None)
-        job = told if isinstance(told, Job) else current_job.get()
+        """Returns True for every record."""
+        given = getattr(record, "job", None)
+        job = given if isinstance(given, Job) else current_job.get()
         record.job_fields = {} if job is None else _fields(job)
         return True
 
 
 class TextFormatter(logging.Formatter):
-    """A line a record, with the job at its end; a traceback below it."""
+    """Formats a record as a line, with the job at its end and a traceback below it."""
 
     def __init__(self) -> None:
-        super().__init__(_TEXT)
+        super().__init__(_TEXT_LINE)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """See logging.Formatter."""
         fields = getattr(record, "job_fields", {})
-        told = " ".join(f"{name}={_value(str(value))}" for name, value in fields.items() if name != "queue")
+        job = " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items() if name != "queue")
         text = super().formatMessage(record)
-        return (text if isinstance(record.msg, Lines) else escaped(text)) + (f" [{told}]" if told else "")
+        return (text if isinstance(record.msg, Lines) else escaped(text)) + (f" [{job}]" if job else "")
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON document a record: time, level, logger, process, message, the job's fields, error (the traceback), and
-    what the caller gave as extra= under other names.
+    """Formats a record as a JSON document: time, level, logger, process, message, the job's fields, error (the
+    traceback), and the caller's extra= unless one of these has its name.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -98,24 +101,24 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             document["error"] = self.formatException(record.exc_info)
         for name, value in vars(record).items():
-            if name not in _USUAL:
+            if name not in _STANDARD_FIELDS:
                 document.setdefault(name, value)
         try:
             return orjson.dumps(document, default=str, option=_OPTIONS).decode()
         except Exception:
-            return orjson.dumps({_text(name): _sayable(value) for name, value in document.items()}).decode()
+            return orjson.dumps({_printable(name): _json_value(value) for name, value in document.items()}).decode()
 
 
 def set_up(log_format: LogFormat) -> None:
-    """Gives the handlers of the root logger this format."""
+    """Gives the handlers of the root logger this format and a JobFilter."""
     formatter = JsonFormatter() if log_format == "json" else TextFormatter()
     for handler in logging.getLogger().handlers:
         handler.setFormatter(formatter)
         handler.addFilter(JobFilter())
 
 
-def raised(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """exc_info of what a task raised: from the first frame that is not ours; all of them where there is none such."""
+def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """exc_info of what a task raised, without PinLater's frames at the top unless all are."""
     where = error.__traceback__
     while where is not None and is_ours(where.tb_frame):
         where = where.tb_next
@@ -123,7 +126,7 @@ def raised(error: BaseException) -> tuple[type[BaseException], BaseException, Tr
 
 
 def task_of(job: Job) -> str:
-    """The name of its task; "" if its body can not be read."""
+    """The name of the job's task; "" if the body can not be read."""
     if job.queue in raw_tasks:
         return raw_tasks[job.queue]
     try:
@@ -132,7 +135,7 @@ def task_of(job: Job) -> str:
         return ""
 
 
-def _value(text: str) -> str:
+def _quoted(text: str) -> str:
     return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
 
 
@@ -140,18 +143,18 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:
-        return f"{_text(record.msg)} {_text(record.args)}"
+        return f"{_printable(record.msg)} {_printable(record.args)}"
 
 
-def _sayable(value: Any) -> Any:
-    """As it is, or its text."""
+def _json_value(value: Any) -> Any:
+    """The value as JSON, or else its text."""
     try:
         return orjson.Fragment(orjson.dumps(value, default=str, option=_OPTIONS))
     except Exception:
-        return _text(value)
+        return _printable(value)
 
 
-def _text(value: Any) -> str:
+def _printable(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
     except Exception:

@@ -1,6 +1,6 @@
-"""What is counted of each run of a task.
+"""Meters: counts and durations of the runs of a task, for metrics.
 
-Promises that a run that succeeds costs one float in a list. Risks: lists grow until they are folded.
+Promises that a run that succeeds costs one append to a list. Risks: the list grows until fold() is called.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import math
 from bisect import bisect_right
 from typing import Final, Literal, TypeAlias
 
-#: How the run of a task ended: see docs/running.md.
+#: How a run ended. docs/running.md explains each.
 RunEnd: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "cancelled", "expired"]
+#: Upper bounds of the buckets, in seconds.
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 class Meter:
-    """Of one task. buckets: runs no longer than each of BOUNDS_S and longer than the one before; the last: longer.
+    """The meter of one task.
 
-    succeeded: gets the seconds of each run that succeeded; fold() counts them.
+    ends: runs by how they ended.
+    buckets: runs by duration: no longer than this bound of BOUNDS_S and longer than the one before. The last bucket has
+        the runs longer than all bounds.
+    seconds: the time that all runs took.
+    succeeded: call it with the seconds of a run that succeeded. fold() adds those runs to the counts.
     """
 
     __slots__ = ("_unfolded", "buckets", "ends", "seconds", "succeeded")
@@ -30,11 +35,11 @@ class Meter:
         self.succeeded = self._unfolded.append
 
     def ended(self, end: RunEnd, seconds: float) -> None:
-        """A run ended."""
+        """Counts a run that took this long."""
         self._count(end, [seconds])
 
     def fold(self) -> None:
-        """Counts the runs that succeeded since the last time."""
+        """Counts the runs that succeeded since the last fold()."""
         seconds = self._unfolded[:]
         self._unfolded.clear()
         self._count("succeeded", seconds)

@@ -1,6 +1,6 @@
-"""What a task raises to say how its job ends; anything else it raises is a failed attempt. docs/tasks.md has the table.
+"""What a task raises to say how its job ends. Anything else it raises is a failed attempt. docs/tasks.md has the table.
 
-Promises nothing by itself: the dispatcher reads them. Risks: a task that catches Exception catches these too.
+Risks: a task that catches Exception catches these too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from pinlater.worker.executor import Failed
 
 
 class TaskEnd(Exception):
-    """Base of Retry, Snooze and Cancel: not errors of PinLater, but words of a task."""
+    """Base of Retry, Snooze and Cancel. These are no PinLaterErrors: a task raises them on purpose."""
 
 
 class Retry(TaskEnd):
-    """`raise Retry(delay=5)`: this attempt failed, try again.
+    """This attempt failed, try again: `raise Retry("busy", delay=5)`. It costs an attempt.
 
-    reason: kept in the custom status. delay: seconds until the next attempt; None: as the task's backoff says.
+    reason: text for the job's custom status.
+    delay: seconds until the next attempt; None: as the task's backoff says.
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
@@ -26,33 +27,39 @@ class Retry(TaskEnd):
 
 
 class Snooze(TaskEnd):
-    """`raise Snooze(60)`: not now; the same attempt again after so many seconds.
+    """Not now, run this attempt again later: `raise Snooze(60)`. It costs no attempt.
 
-    state: what the context's `state` is then, as of a checkpoint; without one it stays as it is.
+    delay: seconds until then.
+    state: what `context.state` is then, as after a checkpoint. Without it the state stays as it is.
     """
 
     def __init__(self, delay: float, *, state: Any = ...) -> None:
         super().__init__(delay)
         self.delay = delay
         self.state = state
-        #: Of the envelope, as they are then: the state, and what the context was told. None: they stay.
+        #: The headers to write into the envelope: the state and the last progress. None: leave them as they are.
         self.headers: dict[str, Any] | None = None if state is ... else {"state": state}
 
 
 class Cancel(TaskEnd):
-    """`raise Cancel("why")`: the job stays failed, whatever attempts it has left."""
+    """The job is failed for good, whatever attempts it has left: `raise Cancel("why")`."""
 
 
 class Expired(Exception):
-    """The job came too late for its task's `expires`: it was not run, and stays failed."""
+    """The job came later than its task's `expires` allows. It was not run and is failed for good."""
 
 
 class ProcessDied(Exception):
-    """The process of a task ended before the task did: a crash, os._exit, or a kill for want of memory."""
+    """The process of a task ended before the task did: by a crash, by os._exit, or killed when memory ran out."""
 
 
 class RaisedInProcess(Exception):
-    """What a task raised in its process: the text of that, and how it counts there. Its notes have the traceback."""
+    """What a task raised in its process.
+
+    text: the error as text.
+    traceback: its traceback as text; added as a note.
+    end: how it ends the job, as the process judged.
+    """
 
     def __init__(self, text: str, traceback: str, end: Failed) -> None:
         super().__init__(text)

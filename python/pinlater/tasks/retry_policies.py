@@ -1,8 +1,7 @@
-"""How long a failed job waits for its next attempt.
+"""Retry policies: how long a failed job waits for its next attempt.
 
-A policy is any function of the attempt that failed (1 for the first) and its error that returns seconds.
-
-Promises delays that Redis takes. Risks: none known.
+A policy is any function that takes the number of the failed attempt (the first is 1) and its error, and returns
+seconds. Promises delays that the server accepts.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pinlater.model.errors import InvalidArgument
 
 Backoff: TypeAlias = Callable[[int, BaseException], float]
 
-#: The highest power of the greatest factor is a float yet.
+#: The greatest factor, and the highest power of it: the result is still a float.
 MAX_FACTOR: Final = 1_000
 _MAX_EXPONENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Always so many seconds."""
+    """The same pause after every attempt, in seconds: `backoff=Constant(5)`."""
 
     seconds: float
 
@@ -38,7 +37,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """step, twice step, three times step … seconds, cap at most."""
+    """A pause of `step`, 2 x `step`, 3 x `step` … seconds, at most `cap`: `backoff=Linear(10)`."""
 
     step: float
     cap: float = 3600.0
@@ -53,9 +52,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """first, first * factor, first * factor ** 2 … seconds, cap at most.
+    """A pause of `first`, `first * factor`, `first * factor ** 2` … seconds, at most `cap`. The default.
 
-    jitter: of each, so great a part at random is taken off, so that what failed together does not come back together.
+    first: seconds before the second attempt.
+    factor: how much longer each pause is than the one before, 0 to 1,000.
+    cap: the longest pause, in seconds.
+    jitter: the part of each pause, 0 to 1, that chance may take off, so that jobs that failed together come back apart.
     """
 
     first: float = 1.0
@@ -76,7 +78,7 @@ class Exponential:
 
 
 def milliseconds(name: str, seconds: object, *, least: float = 0.0) -> int:
-    """Seconds as a delay in whole milliseconds, or InvalidArgument. least: the smallest number of seconds allowed."""
+    """Seconds as whole milliseconds, rounded up. Raises InvalidArgument unless they are a number from `least` on."""
     if not _is_number(seconds, least, MAX_TIME_MS / 1000):
         raise InvalidArgument(f"{name}: expected seconds, {least:g} or more, got {seconds!r:.60}")
     return math.ceil(seconds * 1000)

@@ -1,7 +1,7 @@
-"""The dispatcher: the engine's handler that finds each job's task, runs it, and says how it ended.
+"""The task runner: the worker's handler. It finds the task of each job, runs it, and returns how the job ends.
 
-Promises that nothing in a body or a task ends the worker, and an end for every job as docs/tasks.md has them. Risks: a
-plain function that is past its timeout goes on in its thread, beside the next attempt.
+Promises that nothing in a body or a task ends the worker, and that every job ends as docs/tasks.md says. Risks: a
+plain function continues in its thread after its timeout, beside the next attempt.
 """
 
 from __future__ import annotations
@@ -23,31 +23,38 @@ from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.failed_attempts import failed_end, run_end
 from pinlater.tasks.invoke import Invoker
-from pinlater.tasks.logs import current_job, raised, raw_tasks
+from pinlater.tasks.loading import import_name
+from pinlater.tasks.logs import current_job, exc_info_of, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry, Snooze
-from pinlater.tasks.reports import ERROR_BYTES, Failure, report
-from pinlater.tasks.retry_policies import Exponential, milliseconds
+from pinlater.tasks.reports import Failure, report
+from pinlater.tasks.retry_policies import milliseconds
 from pinlater.tasks.task import Task
-from pinlater.tasks.task_processes import ProcessPool, cores, given_s
+from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut
 from pinlater.worker.worker import Worker
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: A job of a task, or of an envelope's version, that is not known here waits so long: another worker may know it by
-#: then, in a rolling deploy.
+#: A job waits this long if this worker does not know its task, or its version of the envelope. In a rolling deploy
+#: another worker may know it by then.
 UNKNOWN_PAUSE_MS: Final = 5_000
-#: So many unknown names are told apart: they come from bodies.
+#: The most unknown names that are counted: they come from bodies, so there may be any number.
 MAX_UNKNOWN_NAMES: Final = 1_000
 
 
 @dataclass(slots=True)
 class TaskStats:
-    """Counts since the start, beside those of the engine. unknown: jobs put back, by the name of their task. newer:
-    jobs put back, by the version of their envelope.
+    """Counts since the start, beside those of the worker.
+
+    unknown: jobs postponed because no task here has their name, by that name.
+    newer: jobs postponed because their envelope is of a newer version, by that version.
+    unreadable: jobs failed because their body can not be read.
+    expired: jobs failed because they came after their task's `expires`.
+    timeouts: attempts that ran longer than the task's timeout.
     """
 
     unknown: Counter[str] = field(default_factory=Counter)
@@ -57,17 +64,25 @@ class TaskStats:
     timeouts: int = 0
 
 
-class Known(NamedTuple):
-    """A task as it is run here. plain: its function, where a call of it is all there is to do; else run does it."""
+class RunnableTask(NamedTuple):
+    """A task, ready to run.
+
+    function: the task's own function, if awaiting it is all there is to do; else None.
+    run: runs the task in every case.
+    """
 
     task: Task[..., Any]
-    plain: Callable[..., Awaitable[Any]] | None
+    function: Callable[..., Awaitable[Any]] | None
     run: Runner
 
 
 class TaskRunner:
-    """client: the worker's. concurrency: how many tasks run at once; of those that are plain functions, as many in
-    threads. processes: how many in processes. made: what the app's lifespan shares. Made on the worker's loop.
+    """The handler of a worker that runs an app's tasks. Create it on the worker's loop.
+
+    client: the worker's client.
+    concurrency: the most tasks at once, and the most threads for plain functions.
+    processes: the most processes for tasks that run in one; None: one a core.
+    resolved: what the app's lifespan shares.
     """
 
     def __init__(
@@ -76,40 +91,47 @@ class TaskRunner:
         client: AsyncClient,
         concurrency: int,
         processes: int | None = None,
-        made: Resolved | None = None,
+        resolved: Resolved | None = None,
     ) -> None:
         self._client = client
         self._worker = client.settings.source
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(concurrency, self._loop)
-        name = app.import_name() if any(task.kind == "process" for task in app.tasks.values()) else ""
-        seen = sees_values(app.middleware)
-        url = None if app.clients.source is None else app.clients.source.url()
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._keep_body, seen, url)
-        calling = Invoker(
-            self._loop, self._threads, self._processes, self._keep_headers, made or {}, concurrency, self._is_stopping
+        name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
+        values = sees_values(app.middleware)
+        url = None if app.clients.provider is None else app.clients.provider.url()
+        self._processes = ProcessPool(name, processes or cores(), self._worker, self._store_body, values, url)
+        invoker = Invoker(
+            self._loop,
+            self._threads,
+            self._processes,
+            self._store_headers,
+            resolved or {},
+            concurrency,
+            self._is_stopping,
         )
-        self._batchers, self._contexts = calling.batchers, calling.contexts
+        self._batchers, self._contexts = invoker.batchers, invoker.contexts
         self._hooks = hooks.HookTimes(self._give_up)
-        known = {name: self._known(app, calling, task) for name, task in app.tasks.items()}
-        self._tasks = {name.encode(): each for name, each in known.items() if each.task.codec != "raw"}
-        self._raw = {each.task.queue: each for each in known.values() if each.task.codec == "raw"}
+        runnable = [self._runnable(app, invoker, task) for task in app.tasks.values()]
+        #: By the name in the envelope; raw tasks by their queue.
+        self._tasks = {each.task.name.encode(): each for each in runnable if each.task.codec != "raw"}
+        self._raw = {each.task.queue: each for each in runnable if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
-        #: Told of each attempt that failed, with its error.
+        #: Called with each attempt that failed, and its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
-        #: Whose handler this is, where there is one.
+        #: The worker whose handler this is; None until it is set.
         self.worker: Worker | None = None
-        #: By task; empty: nothing is counted but stats.
+        #: By the task's name. Empty: only `stats` are counted.
         self.meters: dict[str, Meter] = {}
 
-    def tell_values(self, tell: Callable[[Job, Any], None]) -> None:
-        """Each value that a task returns is told from now on, with its job."""
+    def on_value(self, callback: Callable[[Job, Any], None]) -> None:
+        """Calls back with each value that a task returns from now on, and its job."""
         self._processes.values = True
-        tables: list[dict[Any, Known]] = [self._tasks, self._raw]
+        tables: list[dict[Any, RunnableTask]] = [self._tasks, self._raw]
         for table in tables:
             for key, each in table.items():
-                table[key] = each._replace(plain=None, run=partial(_run_and_tell, tell, each.run))
+                table[key] = each._replace(function=None, run=partial(_run_and_call_back, callback, each.run))
 
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
@@ -118,9 +140,9 @@ class TaskRunner:
         await self._processes.close()
 
     def on_stop(self) -> None:
-        """The worker begins to stop: batches that were not started are handed back."""
+        """Call it when the worker begins to stop: it then releases the jobs of batches that did not start."""
         for batcher in self._batchers.values():
-            batcher.hand_back()
+            batcher.cancel_collected()
 
     def _is_stopping(self) -> bool:
         return self.worker is not None and self.worker.stopping
@@ -135,10 +157,10 @@ class TaskRunner:
             return self._newer(job, error.version)
         except BodyUnreadable as error:
             return self._unreadable(job, error)
-        known = self._tasks.get(name)
-        if known is None:
+        runnable = self._tasks.get(name)
+        if runnable is None:
             return self._unknown(job, name.decode("utf-8", "replace"))
-        return await self._run(known, job, args, kwargs, headers)
+        return await self._run(runnable, job, args, kwargs, headers)
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
         self.stats.unreadable += 1
@@ -151,8 +173,8 @@ class TaskRunner:
         newer = self.stats.newer
         if version not in newer:
             log.warning(
-                "job %s: its envelope is of version %d, and this worker reads %d; such jobs are put back for %d s each "
-                "time, for a newer worker",
+                "job %s: its envelope is of version %d, and this worker reads %d; such jobs are postponed by %d s each "
+                "time, until a newer worker takes them",
                 job.descriptor,
                 version,
                 envelope.VERSION,
@@ -166,7 +188,7 @@ class TaskRunner:
         unknown = self.stats.unknown
         if name not in unknown and len(unknown) < MAX_UNKNOWN_NAMES:
             log.warning(
-                "job %s: no task %r here; its jobs are put back for %d s each time, for a worker that knows it",
+                "job %s: no task %r here; its jobs are postponed by %d s each time, until a worker that has it comes",
                 job.descriptor,
                 name,
                 UNKNOWN_PAUSE_MS // 1000,
@@ -178,21 +200,21 @@ class TaskRunner:
         return Postponed(UNKNOWN_PAUSE_MS)
 
     async def _run(
-        self, known: Known, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
+        self, runnable: RunnableTask, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         began_s = time.monotonic()
-        task, plain, run = known
-        expires_ms = task.running.expires_ms
+        task, function, run = runnable
+        expires_ms = task.options.expires_ms
         if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
             return self._unreadable(job, BodyUnreadable(wrong))
-        current_job.set(job)  # in this job's own asyncio task
+        current_job.set(job)  # each job has an asyncio task of its own, and so a context of its own
         try:
             if expires_ms is not None:
                 self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
-            value = await (run(job, args, kwargs, headers) if plain is None else plain(*args, **kwargs))
-            end = None if task.running.result_ttl_ms is None else self._result(task, job, value)
+            value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
+            end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
             try:
                 postponed = self._snoozed(job, snooze)
@@ -202,7 +224,7 @@ class TaskRunner:
             return postponed
         except asyncio.CancelledError as error:
             if hooks.cut_off() or self._is_stopping():
-                raise  # handed back; it may have been cancelled behind a middleware
+                raise  # the worker releases the job; a middleware may have hidden the cancellation from the task
             return await self._failed(task, job, args, kwargs, error, began_s)
         except GeneratorExit:
             raise
@@ -213,32 +235,32 @@ class TaskRunner:
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
-        """The end of a task whose result is kept."""
-        assert task.running.result_ttl_ms is not None
+        """The end of a job whose result is kept."""
+        assert task.options.result_ttl_ms is not None
         packed = envelope.pack_result(task.codec, value)
         self._check_size("result", job, packed)
-        return Succeeded(packed, task.running.result_ttl_ms)
+        return Succeeded(packed, task.options.result_ttl_ms)
 
     def _snoozed(self, job: Job, snooze: Snooze) -> End:
-        """Back in line, with a state if one was given, and the progress told last."""
+        """The end of a job that snoozes: postponed, with its new state and last progress if there are any."""
         delay_ms = milliseconds("Snooze: delay", snooze.delay)
         if snooze.headers is None:
             return Postponed(delay_ms)
         if job.queue in self._raw:
-            raise InvalidArgument("Snooze: a raw body has no place for a state")
+            raise InvalidArgument("Snooze: a raw body can not hold a state")
         body = envelope.with_headers(job.body, snooze.headers)
         self._check_size("Snooze: the body with its state", job, body)
         return Postponed(delay_ms, body)
 
     def _check_size(self, what: str, job: Job, packed: bytes) -> None:
-        known = self._client.session.known_config(job.queue)
-        if known is not None and len(packed) > known.body_limit:
+        config = self._client.session.known_config(job.queue)
+        if config is not None and len(packed) > config.body_limit:
             raise InvalidArgument(
-                f"{what}: expected at most {known.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
+                f"{what}: expected at most {config.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
             )
 
     def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
-        """By Redis's clock: ids and tokens carry its time."""
+        """Raises Expired for a job that came too late, by the server's clock: ids and tokens carry its time."""
         due_ms = headers.get("at") or job.created_ms + headers.get("delay", 0)
         if job.claimed_ms > due_ms + expires_ms:
             self.stats.expired += 1
@@ -247,16 +269,15 @@ class TaskRunner:
             )
 
     def cancel(self, job: Job) -> bool:
-        """A running job was removed. True if its thread is told here; else the worker cancels what it awaits, which is
-        no thread yet where its batch has not begun.
+        """Cancels a job whose function runs in a thread: sets `context.cancelled`. The worker calls it.
+
+        Returns False for all other jobs: those the worker cancels itself. A job that waits for its batch is one of
+        them, as it has no thread yet.
         """
-        try:
-            known = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
-        except BodyUnreadable:
+        task = self._task_of(job)
+        if task is None or task.kind != "thread":
             return False
-        if known is None or known.task.kind != "thread":
-            return False
-        batcher = self._batchers.get(known.task.name)
+        batcher = self._batchers.get(task.name)
         if batcher is not None:
             return not batcher.collects(job)
         context = self._contexts.get(id(job))
@@ -264,10 +285,17 @@ class TaskRunner:
             context.cancelled = True
         return True
 
-    async def _keep_headers(self, job: Job, headers: Mapping[str, Any]) -> None:
-        await self._keep_body(job, envelope.with_headers(job.body, headers))
+    def _task_of(self, job: Job) -> Task[..., Any] | None:
+        try:
+            runnable = self._raw.get(job.queue) or self._tasks.get(envelope.read(job.body)[0])
+        except BodyUnreadable:
+            return None
+        return None if runnable is None else runnable.task
 
-    async def _keep_body(self, job: Job, body: bytes) -> None:
+    async def _store_headers(self, job: Job, headers: Mapping[str, Any]) -> None:
+        await self._store_body(job, envelope.with_headers(job.body, headers))
+
+    async def _store_body(self, job: Job, body: bytes) -> None:
         if await self._client.checkpoint(Checkpoint(job=job, body=body)):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
@@ -287,45 +315,35 @@ class TaskRunner:
         began_s: float,
     ) -> End:
         if self.worker is not None and not self.worker.is_current():
-            return None  # the job was removed, or given up: what becomes of this is nobody's business
+            return None  # the job was removed or given up, so this end is not reported
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
             self.on_error(job, error)
         if isinstance(error, RaisedInProcess):
             end = error.end
         else:
-            end = judged(task, job, error, self._worker, _lasted_s(began_s))
+            end = failed_end(task, job, error, self._worker, _lasted_s(began_s))
         last = end.final or job.attempts_remaining <= 1
-        self._meter(task, _run_end(error, last), began_s)
-        deliberate = isinstance(error, Retry | Cancel | Expired)
-        log.log(
-            logging.INFO if deliberate else logging.WARNING,
-            "job %s: task %s failed in attempt %d of %d: %s",
-            job.descriptor,
-            task.name,
-            job.attempt,
-            job.attempts_allowed,
-            clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
-            exc_info=None if deliberate else raised(error),
-        )
-        if task.running.result_ttl_ms is not None:
+        self._meter(task, run_end(error, last=last), began_s)
+        _log_failure(task, job, error)
+        if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
-        if (hook := task.running.on_failure) is not None and last:
+        if (hook := task.options.on_failure) is not None and last:
             failure = Failure(job, task.name, args, kwargs, error, end.status)
-            most_s = hooks.limit_s(task.running.timeout_s)
+            most_s = hooks.limit_s(task.options.timeout_s)
             await self._hooks.tell(hook, task.hook_is_async, most_s, failure, end, self._threads)
         return end
 
-    def _known(self, app: PinLater, calling: Invoker, task: Task[..., Any]) -> Known:
-        bare = calling.runner(task)
-        timeout_s, waits_s = task.running.timeout_s, 0.0 if task.running.batch is None else task.running.batch_wait_s
-        if timeout_s is not None and task.kind != "process":  # a process is killed in time
-            bare = partial(self._limited, task, bare, timeout_s + waits_s)
-        around = partial(wrapped, task.name, all_of_them=app.middleware)
-        run = self._hooks.limited(bare, around, hooks.limit_s(timeout_s), partial(self._failed, task))
-        asks = (task.context, task.running.timeout_s, task.running.batch)
-        plain = task.kind == "loop" and asks == (None, None, None) and not task.needs and run is bare
-        return Known(task, task.function if plain else None, run)
+    def _runnable(self, app: PinLater, invoker: Invoker, task: Task[..., Any]) -> RunnableTask:
+        call = invoker.runner(task)
+        timeout_s, wait_s = task.options.timeout_s, 0.0 if task.options.batch is None else task.options.batch_wait_s
+        if timeout_s is not None and task.kind != "process":  # a process is killed at its timeout
+            call = partial(self._limited, task, call, timeout_s + wait_s)
+        wrap = partial(wrapped, task.name, all_middleware=app.middleware)
+        run = self._hooks.limited(call, wrap, hooks.limit_s(timeout_s), partial(self._failed, task))
+        options = (task.context, task.options.timeout_s, task.options.batch)
+        direct = task.kind == "loop" and options == (None, None, None) and not task.needs and run is call
+        return RunnableTask(task, task.function if direct else None, run)
 
     async def _limited(
         self,
@@ -337,7 +355,7 @@ class TaskRunner:
         kwargs: dict[str, Any],
         headers: dict[str, Any],
     ) -> Any:
-        """The call, whose job is given up when it lasts longer than that and a grace."""
+        """Runs the call. The worker gives the job up if the call takes longer than limit_s and a grace."""
         if self.worker is None:
             return await run(job, args, kwargs, headers)
         began_s = time.monotonic()
@@ -350,9 +368,9 @@ class TaskRunner:
     async def _overdue(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
     ) -> End:
-        """It goes on past its timeout, though it was cancelled."""
-        assert task.running.timeout_s is not None
-        error = TimedOut("it was cancelled in vain, and", task.running.timeout_s)
+        """The end of a job whose task was cancelled at its timeout and still runs."""
+        assert task.options.timeout_s is not None
+        error = TimedOut("it was cancelled in vain, and", task.options.timeout_s)
         return await self._failed(task, job, args, kwargs, error, began_s)
 
     def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:
@@ -360,48 +378,34 @@ class TaskRunner:
             self.worker.give_up(running, judge)
 
 
-async def _run_and_tell(tell: Callable[[Job, Any], None], run: Runner, job: Job, *call: Any) -> Any:
+async def _run_and_call_back(callback: Callable[[Job, Any], None], run: Runner, job: Job, *call: Any) -> Any:
     value = await run(job, *call)
-    tell(job, value)
+    callback(job, value)
     return value
 
 
 def _lasted_s(began_s: float) -> float:
-    """How long the job of this asyncio task has run; a wait for a free process is not counted."""
-    return time.monotonic() - max(began_s, given_s.get())
+    """How long the job of this asyncio task has run, in seconds, without its wait for a free process."""
+    return time.monotonic() - max(began_s, sent_s.get())
 
 
-def judged(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
-    """How an attempt that failed counts, by its error and the task's options."""
-    give_up_on = () if isinstance(error, Retry) else task.running.give_up_on
-    final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
-    if final or job.attempts_remaining <= 1:
-        return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
-    wrong = ""
-    try:
-        delay_ms = _delay_ms(task, job, error)
-    except Exception as of_backoff:
-        wrong = f"  how long it waits is not known, so as by default: {describe(of_backoff, ERROR_BYTES)}\n"
-        log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=of_backoff)
-        delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
-    return Failed(report(error, job, worker, lasted_s, last=False) + wrong, delay_ms)
+def _log_failure(task: Task[..., Any], job: Job, error: BaseException) -> None:
+    deliberate = isinstance(error, Retry | Cancel | Expired)
+    log.log(
+        logging.INFO if deliberate else logging.WARNING,
+        "job %s: task %s failed in attempt %d of %d: %s",
+        job.descriptor,
+        task.name,
+        job.attempt,
+        job.attempts_allowed,
+        clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
+        exc_info=None if deliberate else exc_info_of(error),
+    )
 
 
 def _wrong_time(headers: dict[str, Any]) -> str:
-    """What is wrong with the headers that tell when a job is due; "" if nothing is."""
+    """What is wrong with the headers that say when a job is due; "" if they are right."""
     for name in ("delay", "at"):
         if type(value := headers.get(name, 0)) not in (int, float):
             return f"envelope: expected the header {name} in milliseconds, got {value!r:.60}"
     return ""
-
-
-def _run_end(error: BaseException, last: bool) -> RunEnd:
-    if isinstance(error, Cancel | Expired):
-        return "cancelled" if isinstance(error, Cancel) else "expired"
-    return "failed" if last else "retried"
-
-
-def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:
-    if isinstance(error, Retry) and error.delay is not None:
-        return milliseconds("Retry: delay", error.delay)
-    return milliseconds("backoff", task.running.backoff(job.attempt, error))

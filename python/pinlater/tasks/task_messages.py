@@ -1,7 +1,7 @@
-"""What a worker and its task processes say to each other, over a pair of sockets.
+"""The messages between a worker and its task processes, over a pair of sockets.
 
-Promises that nothing is pickled: a message is a list in msgpack behind its length, and a job's arguments go as the
-bytes of its body. Risks: none known.
+Promises that nothing is pickled: a message is a list in msgpack behind its length, and a job's arguments travel as the
+bytes of its body.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from pinlater.tasks import envelope
 _LENGTH_BYTES: Final = 4
 
 
-class Said(IntEnum):
-    """What a message is about; what follows it in the list.
+class MessageKind(IntEnum):
+    """The first item of a message. It says what the other items are.
 
-    From the worker: JOB (parts of the job), KEPT (name and text of the error that a checkpoint raised, or nothing).
-    From the process: READY; BROKEN (it can not start: error, its traceback); BEGUN (it has the job); KEEP (the job's
-    new body); RETURNED (the value as envelope.pack_result has it, or nil); ENDED (a word of framework.ends, its reason,
-    its delay, headers to keep); FAILED (error, its traceback, status, delay_ms, final).
+    The worker sends:
+        JOB: the task's name and the parts of the job (job_parts).
+        KEPT: name and text of the error that a checkpoint raised, or nothing.
+
+    The process sends:
+        READY: nothing.
+        BROKEN: why it can not start: the error and its traceback, as text.
+        STARTED: nothing; it has the job.
+        KEEP: the job's new body, for a checkpoint.
+        RETURNED: the value as envelope.pack_result packs it, or None.
+        ENDED: the name of a TaskEnd, its reason, its delay in seconds, headers to keep.
+        FAILED: the error and its traceback as text, then status, delay_ms and final of the Failed.
     """
 
     READY = 1
@@ -38,21 +46,20 @@ class Said(IntEnum):
     BROKEN = 9
 
 
-def pack(said: Said, *rest: Any) -> bytes:
-    """A message as it is written. Raises what msgpack raises."""
-    message: bytes = msgpack.packb([said, *rest], datetime=True)
+def pack(kind: MessageKind, *items: Any) -> bytes:
+    """A message as bytes. Raises what msgpack raises."""
+    message: bytes = msgpack.packb([kind, *items], datetime=True)
     return len(message).to_bytes(_LENGTH_BYTES, "big") + message
 
 
 async def read(reader: asyncio.StreamReader) -> list[Any]:
-    """The next message, or EOFError."""
+    """The next message. Raises EOFError at the end of the stream."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-    packed = await reader.readexactly(length)
-    return _unpack(packed)
+    return _unpack(await reader.readexactly(length))
 
 
-def readable(message: bytes) -> bytes:
-    """The same, if read() can read it: msgpack packs more than it reads. Raises what msgpack raises."""
+def check_readable(message: bytes) -> bytes:
+    """Returns the message. Raises what msgpack raises if read() could not read it: msgpack packs more than it reads."""
     _unpack(message[_LENGTH_BYTES:])
     return message
 
@@ -62,7 +69,7 @@ def _unpack(packed: bytes) -> list[Any]:
     return message
 
 
-def parts_of(job: Job) -> list[Any]:
-    """What Job() makes the same job of."""
-    told = [job.queue, job.shard, job.priority, job.id, job.body, job.token]
-    return [*told, job.attempts_allowed, job.attempts_remaining]
+def job_parts(job: Job) -> list[Any]:
+    """The arguments from which Job() makes an equal job."""
+    claimed = [job.queue, job.shard, job.priority, job.id, job.body, job.token]
+    return [*claimed, job.attempts_allowed, job.attempts_remaining]

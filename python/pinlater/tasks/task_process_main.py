@@ -1,8 +1,10 @@
 """A task process: runs tasks with runs_in="process" in its main thread, one after the other, for one worker.
 
-Promises that it ends with its worker, that stop signals are the worker's to act on, that whatever a task raises is told
-as it counts, and that no thread that a task left behind reaches the next one's job. Risks: a task that ends the
-interpreter ends this.
+Promises:
+    It ends with its worker, and leaves stop signals to the worker.
+    It reports whatever a task raises, and how that ends the job.
+    A thread that a task left behind can not change the next task's job.
+Risks: a task that ends the interpreter ends the process.
 """
 
 from __future__ import annotations
@@ -30,30 +32,32 @@ from pinlater.model import errors
 from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
 from pinlater.tasks import envelope
-from pinlater.tasks import task_messages as pipes
-from pinlater.tasks.app import PinLater, load_app
+from pinlater.tasks import task_messages as messages
+from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.failed_attempts import failed_end
 from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
+from pinlater.tasks.loading import import_name, load_app
 from pinlater.tasks.logs import current_job, set_up
 from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
-from pinlater.tasks.runner import judged
 from pinlater.tasks.task import Task
-from pinlater.tasks.task_messages import Said
+from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.os_process import end_with_parent
 from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers
 
-#: Of an error and its traceback, in the worker's log.
+#: The most bytes of an error, and of its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
-#: A pipe takes so much at once.
-START_TRACEBACK_BYTES: Final = 10_000
 TRACEBACK_BYTES: Final = 100_000
+#: The most bytes of a traceback from the start: a socket takes so much in one write that nobody reads yet.
+START_TRACEBACK_BYTES: Final = 10_000
 
 
-class Link:
-    """The end of the pipe, on a loop in a thread of its own. jobs: what to run, a task's name and its job; None: the
-    worker has no more.
+class WorkerConnection:
+    """The process's end of the socket, on a loop in a thread of its own.
+
+    jobs: what to run: the name of a task, and its job. None comes last, when the worker closed the socket.
     """
 
     def __init__(self) -> None:
@@ -61,8 +65,8 @@ class Link:
         self.jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._running: Job | None = None
-        #: Checkpoints that wait for the worker, which answers them in their order.
-        self._keeping: deque[asyncio.Future[list[Any]]] = deque()
+        #: Checkpoints that wait for the worker. It answers them in order.
+        self._checkpoints: deque[asyncio.Future[list[Any]]] = deque()
         self._writer: asyncio.StreamWriter
         self._thread = threading.Thread(target=self.loop.run_forever, name="pinlater-link", daemon=True)
         self._thread.start()
@@ -73,29 +77,31 @@ class Link:
         self._thread.join()
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What the loop makes of it."""
+        """Runs async work on the loop and returns its value, in another thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def open(self, number: int) -> None:
-        """number: the socket's descriptor."""
+        """number: the file descriptor of the socket."""
         reader, self._writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
-        self._writer.transport.set_write_buffer_limits(0)  # what is said is written
+        self._writer.transport.set_write_buffer_limits(0)  # drain() returns only when everything is written
         self._listening = self.loop.create_task(self._listen(reader))
 
-    async def say(self, message: bytes) -> None:
+    async def send(self, message: bytes) -> None:
         self._writer.write(message)
         await self._writer.drain()
 
     async def end(self, message: bytes) -> None:
-        """Says how the running job ended; no checkpoint of it goes out behind that."""
+        """Sends how the running job ended. No checkpoint of the job is sent after it."""
         self._running = None
-        await self.say(message)
+        await self.send(message)
 
     def keep(self, job: Job, headers: Mapping[str, Any]) -> Coroutine[Any, Any, None]:
-        """A checkpoint, by the worker; raises what it raised there. From any thread of the running job, many at once;
-        ClaimLost from one that outlived its job, and in a fork.
+        """Has the worker store a checkpoint; raises what that raised in the worker.
+
+        Any thread of the running job may call it, several at once. Raises ClaimLost in a thread that outlived its job,
+        and in a fork.
         """
-        if os.getpid() != self._pid:  # where nothing turns the loop
+        if os.getpid() != self._pid:  # a fork has no thread that runs the loop
             raise errors.ClaimLost(f"checkpoint: job {job.descriptor} is of the process that forked this one")
         return self._keep(job, headers)
 
@@ -103,24 +109,24 @@ class Link:
         body = envelope.with_headers(job.body, headers)
         if job is not self._running:
             raise errors.ClaimLost(f"checkpoint: job {job.descriptor} has ended in this process")
-        kept = self.loop.create_future()
-        self._keeping.append(kept)
-        await self.say(pipes.pack(Said.KEEP, body))
-        if refused := await kept:
+        answer = self.loop.create_future()
+        self._checkpoints.append(answer)
+        await self.send(messages.pack(MessageKind.KEEP, body))
+        if refused := await answer:
             name, text = refused
             raise _error(name, text)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                said, *rest = await pipes.read(reader)
-                if said == Said.JOB:
-                    name, *parts = rest
+                kind, *items = await messages.read(reader)
+                if kind == MessageKind.JOB:
+                    name, *parts = items
                     self._running = Job(*parts)
-                    await self.say(pipes.pack(Said.STARTED))
+                    await self.send(messages.pack(MessageKind.STARTED))
                     self.jobs.put((name, self._running))
-                elif not (kept := self._keeping.popleft()).done():
-                    kept.set_result(rest)
+                elif not (answer := self._checkpoints.popleft()).done():
+                    answer.set_result(items)
         self.jobs.put(None)
 
 
@@ -128,52 +134,52 @@ def _error(name: str, text: str) -> errors.PinLaterError:
     kind: type[errors.PinLaterError] = getattr(errors, name, errors.PinLaterError)
     try:
         return kind(text)
-    except TypeError:  # it is made of more than a text
+    except TypeError:  # an error whose constructor takes more than a text
         return errors.PinLaterError(f"{name}: {text}")
 
 
 def main() -> None:
-    """Until the worker closes the socket. sys.argv: a JSON object, of processes.py."""
-    told = json.loads(sys.argv[1])
-    end_with_parent(signal.SIGKILL, told["parent"])
-    os.set_inheritable(told["socket"], False)
-    _leave_signals()
-    logging.basicConfig(level=told["log_level"], format=told["log_line"])
-    if "log_format" in told:
-        set_up(told["log_format"])
+    """Runs jobs until the worker closes the socket. sys.argv[1]: a JSON object from ProcessPool."""
+    settings = json.loads(sys.argv[1])
+    end_with_parent(signal.SIGKILL, settings["parent"])
+    os.set_inheritable(settings["socket"], False)
+    _ignore_stop_signals()
+    logging.basicConfig(level=settings["log_level"], format=settings["log_line"])
+    if "log_format" in settings:
+        set_up(settings["log_format"])
     sys.argv[1:] = []
     with contextlib.ExitStack() as stack:
         try:
-            app = load_app(told["app"])
-            if told["url"] is not None:
-                app.clients.source = UrlProvider(told["url"])
-            link = Link()
-            link.wait(link.open(told["socket"]))
+            app = load_app(settings["app"])
+            if settings["url"] is not None:
+                app.clients.provider = UrlProvider(settings["url"])
+            connection = WorkerConnection()
+            connection.wait(connection.open(settings["socket"]))
             lifespan = app.entered_lifespan(in_process=True)
-            made = link.wait(lifespan.__aenter__())
+            resolved = connection.wait(lifespan.__aenter__())
         except BaseException as error:
             text = _end_of_traceback(error, START_TRACEBACK_BYTES)
-            os.write(told["socket"], pipes.pack(Said.BROKEN, describe(error, ERROR_BYTES), text))
+            os.write(settings["socket"], messages.pack(MessageKind.BROKEN, describe(error, ERROR_BYTES), text))
             sys.exit(1)
-        stack.callback(lambda: link.wait(lifespan.__aexit__(None, None, None)))
+        stack.callback(lambda: connection.wait(lifespan.__aexit__(None, None, None)))
         for task in app.tasks.values():
             task.function = _ending_forks(task.function)
-        link.wait(link.say(pipes.pack(Said.READY)))
-        while (message := link.jobs.get()) is not None:
-            link.wait(link.end(_run(app, link, made, told, *message)))
+        connection.wait(connection.send(messages.pack(MessageKind.READY)))
+        while (task_and_job := connection.jobs.get()) is not None:
+            connection.wait(connection.end(_run(app, connection, resolved, settings, *task_and_job)))
     app.close()
-    link.close()
+    connection.close()
 
 
-def _leave_signals() -> None:
-    """Signals are the worker's to act on; to what a task forks (multiprocessing) they do as to any process."""
+def _ignore_stop_signals() -> None:
+    """The worker acts on stop signals. A process that a task forks (multiprocessing) handles them as any process."""
     free_children_of_handlers()
     for number in HANDLED:
         signal.signal(number, lambda *_: None)
 
 
 def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, and a fork that comes out of it ends there, as it would at the end of a program."""
+    """The function; a fork that returns from it ends there, as at the end of a program."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -201,34 +207,41 @@ def _end_fork(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
-def _run(app: PinLater, link: Link, made: Resolved, told: dict[str, Any], name: str, job: Job) -> bytes:
-    """Runs a task; what became of it."""
-    task, worker, began_s = app.tasks.get(name), told["worker"], time.monotonic()
+def _run(
+    app: PinLater,
+    connection: WorkerConnection,
+    resolved: Resolved,
+    settings: dict[str, Any],
+    name: str,
+    job: Job,
+) -> bytes:
+    """Runs a task. Returns the message that says how it ended."""
+    task, worker, began_s = app.tasks.get(name), settings["worker"], time.monotonic()
     if task is None:
-        text = f"the app {app.import_name()}, as its process imports it, has no task {name!r}"
-        return pipes.pack(Said.FAILED, text, "", f"{text}\n", None, False)
-    called: list[Any] = []
+        text = f"the app {import_name(app)}, as its process imports it, has no task {name!r}"
+        return messages.pack(MessageKind.FAILED, text, "", f"{text}\n", None, False)
+    all_args: list[Any] = []
     try:
         args, kwargs, headers = ([job.body], {}, {}) if task.codec == "raw" else envelope.read(job.body)[1:]
         current_job.set(job)
         trace = headers.get("trace")
         current_trace.set(trace if type(trace) is str else None)
-        called = with_context(task, job, args, headers, link.keep, link.loop)
-        value = call_plain_task(task, called, kwargs, link.loop, made)
-        if task.running.result_ttl_ms is not None:
-            return pipes.pack(Said.RETURNED, envelope.pack_result(task.codec, value))
+        all_args = with_context(task, job, args, headers, connection.keep, connection.loop)
+        value = call_plain_task(task, all_args, kwargs, connection.loop, resolved)
+        if task.options.result_ttl_ms is not None:
+            return messages.pack(MessageKind.RETURNED, envelope.pack_result(task.codec, value))
     except (Retry, Snooze, Cancel) as end:
         try:
-            return _ended(end, called)
+            return _ended(end, all_args)
         except Exception as error:
             return _failed(task, job, error, worker, began_s)
     except BaseException as error:
         return _failed(task, job, error, worker, began_s)
-    return pipes.pack(Said.RETURNED, _packed(value) if told["values"] else None)
+    return messages.pack(MessageKind.RETURNED, _packed(value) if settings["values"] else None)
 
 
 def _packed(value: Any) -> bytes | None:
-    """A value that only middleware sees; None where there are no words for it, or none that can be read."""
+    """A value that only middleware sees, packed; None if it can not be packed, or not be read again."""
     try:
         packed = envelope.pack_result("msgpack", value)
         envelope.read_result(packed)
@@ -237,25 +250,25 @@ def _packed(value: Any) -> bytes | None:
     return packed
 
 
-def _ended(end: TaskEnd, called: list[Any]) -> bytes:
-    """How a task wants its job to end. Or InvalidArgument."""
-    word = next(word.__name__ for word in (Retry, Snooze, Cancel) if isinstance(end, word))
-    kept = with_progress(end, called).headers if isinstance(end, Snooze) else None
+def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
+    """The message for a Retry, Snooze or Cancel. Raises InvalidArgument for values that can not be packed."""
+    name = next(kind.__name__ for kind in (Retry, Snooze, Cancel) if isinstance(end, kind))
+    headers = with_progress(end, all_args).headers if isinstance(end, Snooze) else None
+    reason, delay = clip(str(end), ERROR_BYTES), getattr(end, "delay", None)
     try:
-        reason = clip(str(end), ERROR_BYTES)
-        return pipes.readable(pipes.pack(Said.ENDED, word, reason, getattr(end, "delay", None), kept))
+        return messages.check_readable(messages.pack(MessageKind.ENDED, name, reason, delay, headers))
     except Exception as error:
         text = describe(error, ERROR_BYTES)
-        raise errors.InvalidArgument(f"{word}: its delay or state can not be packed and read back: {text}") from None
+        raise errors.InvalidArgument(f"{name}: its delay or state can not be packed and read back: {text}") from None
 
 
 def _end_of_traceback(error: BaseException, limit_bytes: int) -> str:
-    """Its last lines say most. A character has 4 bytes at most."""
+    """The last lines, which say most. A character has 4 bytes at most."""
     return clip("".join(traceback.format_exception(error))[-limit_bytes // 4 :], limit_bytes)
 
 
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
-    """With what only this process can say of it: its backoff, and whether it is one to give up on."""
-    end = judged(task, job, error, worker, time.monotonic() - began_s)
-    told = _end_of_traceback(error, TRACEBACK_BYTES)
-    return pipes.pack(Said.FAILED, describe(error, ERROR_BYTES), told, end.status, end.delay_ms, end.final)
+    """The message for an error. Only this process has the error itself, so it applies backoff and give_up_on."""
+    end = failed_end(task, job, error, worker, time.monotonic() - began_s)
+    text = _end_of_traceback(error, TRACEBACK_BYTES)
+    return messages.pack(MessageKind.FAILED, describe(error, ERROR_BYTES), text, end.status, end.delay_ms, end.final)

@@ -1,7 +1,7 @@
-"""For tests of apps: a store in memory, and a harness that runs an app's jobs on it.
+"""The harness: runs an app's jobs in a test, on a store in memory.
 
-Promises that jobs run as in production, by the worker engine and the shipped Lua scripts; only the store is in this
-process and its clock can be moved. Risks: a harness redirects its app for all threads. Needs the package lupa
+Promises that jobs run as in production, by a worker and the Lua scripts of the package; only the store is in this
+process, and its clock can be moved. Risks: a harness redirects its app for all threads. Needs the package lupa
 (`pinlater[testing]`). The pytest plugin is the package pinlater_pytest.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
@@ -22,41 +23,39 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
-from pinlater.tasks.lifespan import LifespanKeeper
-from pinlater.tasks.task import Producer
-from pinlater.testing.drain import Enqueued, Ran, call_of, drain, pending, raise_first
-
-__all__ = ["Enqueued", "Harness", "MemoryServer", "MovableClock", "Ran"]
+from pinlater.tasks.producer import Producer
+from pinlater.testing.drain import DecodedCall, Enqueued, Ran, decode_call, drain, pending, raise_first
+from pinlater.testing.lifespan_keeper import LifespanKeeper
 
 
 class MovableClock:
-    """The clock of a harness's store."""
+    """The clock of a harness's store: `harness.clock`."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
     def advance(self, seconds: float) -> None:
-        """Moves it on: delayed jobs and backoffs become due, leases of jobs that run end. Nothing is run."""
+        """Moves the clock on. Delayed jobs and retries become due, and leases of running jobs expire. Runs nothing."""
         self._server.advance(seconds)
 
     def now(self) -> datetime.datetime:
-        """The time by it, in UTC."""
+        """The time by this clock, in UTC."""
         return datetime.datetime.fromtimestamp(self._server.clock.now_us() / 1e6, datetime.UTC)
 
 
 class _Store(UrlProvider):
-    """Of a harness. What lasts from drain to drain ends as the app is closed."""
+    """The clients of a harness. When the app is closed, the lifespan that drains share ends."""
 
     def __init__(self, harness: Harness) -> None:
         super().__init__(harness.server.url)
         self._harness = harness
 
     def close(self) -> None:
-        if self._harness._turn.acquire(blocking=False):  # else a task closes the app
+        if self._harness._drain_lock.acquire(blocking=False):  # else a task of a running drain closes the app
             try:
                 self._harness._lifespans.close(self._harness.app.clients.aclose)
             finally:
-                self._harness._turn.release()
+                self._harness._drain_lock.release()
 
     async def aclose(self) -> None:
         await self._harness._lifespans.aclose()
@@ -66,11 +65,18 @@ class _Store(UrlProvider):
 
 
 class Harness:
-    """An app on a store of its own, for a `with` block: whatever its clients do meanwhile is done there.
+    """An app on a fresh store in memory, for a `with` block. All clients of the app use this store meanwhile.
 
-    app: the app. shared: objects by their type, which tasks are given for `Shared(type)` instead of what the app's
-    lifespan yields; that is not entered then. Without it the lifespan is entered by the first drain, and left at the
-    end. server: the store; its `url` is for clients and programs that the app does not make. clock: moves its time.
+        with Harness(app) as harness:
+            welcome.enqueue("a@b.c")
+            [ran] = harness.drain()
+            assert ran.value == "sent"
+
+    app: the app.
+    shared: objects by their type, for `Shared(type)`. With it the app's lifespan is not entered. Without it the first
+        drain enters the lifespan, and the end of the block leaves it.
+    server: the store. `server.url` is for clients that the app does not make.
+    clock: moves the store's time.
     """
 
     def __init__(self, app: PinLater, *, shared: Mapping[type, Any] | None = None) -> None:
@@ -80,8 +86,8 @@ class Harness:
             raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
         self._shared = shared
-        self._lifespans = LifespanKeeper(app)
-        self._turn = threading.Lock()
+        self._lifespans = LifespanKeeper(app.entered_lifespan)
+        self._drain_lock = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -101,46 +107,47 @@ class Harness:
         yield self._shared
 
     def drain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
-        """Runs due jobs until nothing is due, those that they put in line too; returns the attempts, in order.
+        """Runs jobs until nothing is due, also the jobs that they enqueue. Returns the attempts in order.
 
-        raising: in the end the first error of a task is raised, whether it is tried again or not; Retry, Snooze,
-        Cancel and a job that expired are no errors; a task that the app does not have, in one of its queues, is.
-        concurrency: jobs at once. In async code: adrain. Raises InvalidArgument when jobs go on for ever.
+        raising: at the end, raise the first error of a task, also if the job will be tried again. Retry, Snooze, Cancel
+            and Expired are no errors. A job of an unknown task, in a queue of the app, is one.
+        concurrency: jobs at once.
+
+        Raises InvalidArgument if the drain would never end, or where an event loop runs: use adrain() there.
         """
         if asyncio._get_running_loop() is not None:
             raise InvalidArgument("drain: expected no running loop; in async code: await adrain()")
-
-        if not self._turn.acquire(blocking=False):
+        if not self._drain_lock.acquire(blocking=False):
             raise InvalidArgument("drain: expected one at a time, got one in a task or in another thread")
         try:
             return self._lifespans.run(partial(self.adrain, raising=raising, concurrency=concurrency))
         finally:
-            self._turn.release()
+            self._drain_lock.release()
 
     async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """See drain."""
         ran: list[Ran] = []
-        queues, worked_on = dict.fromkeys(self.app.queue_names()), 0
-        made = await self._lifespans.made()
+        queues, drained = dict.fromkeys(self.app.queue_names()), 0
+        resolved = await self._lifespans.resolved()
         async with self.app.clients.new() as client:
-            # once more if a task put a job in a queue that is new
-            while len(queues := queues | dict.fromkeys(await client.queue_names())) > worked_on:
-                worked_on = len(queues)
-                ran += await drain(self.app, list(queues), concurrency=concurrency, made=made)
+            # once more if a task created a queue
+            while len(queues := queues | dict.fromkeys(await client.queue_names())) > drained:
+                drained = len(queues)
+                ran += await drain(self.app, list(queues), concurrency=concurrency, resolved=resolved)
         if raising:
             raise_first(ran)
         return ran
 
     def enqueued(self) -> list[Enqueued]:
-        """The jobs in line, due or not, by the time from which they may run, and of one queue and time by arrival."""
+        """The pending jobs, due or not, by the time from which they may run; jobs of one queue and time by arrival."""
 
-        async def look() -> list[Enqueued]:
+        async def read_pending() -> list[Enqueued]:
             async with self.app.clients.new() as client:
                 return await pending(self.app, client)
 
         if asyncio._get_running_loop() is None:
-            return uvloop.run(look())
-        return _in_a_thread(look)
+            return uvloop.run(read_pending())
+        return _run_in_thread(read_pending)
 
     def assert_enqueued(
         self,
@@ -151,14 +158,18 @@ class Harness:
         queue: str | None = None,
         count: int | None = None,
     ) -> list[Enqueued]:
-        """Raises AssertionError unless jobs of a task (or its name) are in line; returns them.
+        """Returns the pending jobs of a task. Raises AssertionError if there are none, or not `count`.
 
-        args, kwargs, queue: of those jobs, where given; arguments as they were put in line, not as the function calls
-        them. count: exactly so many; without it one at least.
+            harness.assert_enqueued(welcome, args=["a@b.c"], count=1)
+
+        task: the task, or its name.
+        args, kwargs: only jobs enqueued with exactly these arguments. `f(1)` and `f(x=1)` are different.
+        queue: only jobs in this queue.
+        count: the exact number of jobs; by default at least one.
         """
         if not isinstance(task, str | Producer):
             raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
-        name = task if isinstance(task, str) else task.sending.name
+        name = task if isinstance(task, str) else task.send_options.name
         found = self.enqueued()
         matching = [
             job
@@ -171,29 +182,26 @@ class Harness:
         if len(matching) == count or (count is None and matching):
             return matching
         wanted = {"args": args, "kwargs": kwargs, "queue": queue}
-        told = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value is not None)
+        criteria = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value is not None)
         number = "at least one job" if count is None else f"{count} jobs"
-        there = "".join(f"\n  {_line(job)}" for job in found) or " nothing"
-        raise AssertionError(f"expected {number} of {name!r} ({told}), found {len(matching)}; in line:{there}")
+        enqueued = "".join(f"\n  {_call_text(job)}" for job in found) or " nothing"
+        raise AssertionError(f"expected {number} of {name!r} ({criteria}), found {len(matching)}; enqueued:{enqueued}")
 
-    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Arguments as they come out of a body: of tuples lists are made."""
+    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
+        """The arguments as a body gives them back: tuples as lists."""
         producer = self.app.by_name(task) if isinstance(task, str) else task
-        sending = producer.sending
-        if sending.codec == "raw":
-            return call_of(self.app, sending.queue, args[0] if args else b"")
-        body = envelope.packer(sending.codec)(envelope.document(args, kwargs, {}))
-        return call_of(self.app, "", envelope.head(sending.name, sending.codec) + body)
+        options = producer.send_options
+        if options.codec == "raw":
+            return decode_call(self.app, options.queue, args[0] if args else b"")
+        body = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
+        return decode_call(self.app, "", envelope.head(options.name, options.codec) + body)
 
 
-def _line(job: Enqueued) -> str:
+def _call_text(job: Enqueued) -> str:
     named = [f"{key}={value!r}" for key, value in job.kwargs.items()]
     return f"{job.task}({', '.join([*map(repr, job.args), *named])}) in {job.queue!r}"
 
 
-def _in_a_thread(look: Any) -> list[Enqueued]:
-    from concurrent.futures import ThreadPoolExecutor
-
+def _run_in_thread(work: Callable[[], Coroutine[Any, Any, list[Enqueued]]]) -> list[Enqueued]:
     with ThreadPoolExecutor(1) as pool:
-        found: list[Enqueued] = pool.submit(lambda: uvloop.run(look())).result()
-    return found
+        return pool.submit(lambda: uvloop.run(work())).result()

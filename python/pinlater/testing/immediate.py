@@ -1,9 +1,9 @@
-"""Immediate mode: what is put in line has run when the call returns.
+"""Immediate mode: a job has run when the call that enqueues it returns.
 
-Promises the path of production: the arguments are packed, a store takes the job, a worker claims and runs it, it fails
-and is tried again as it would be; only the store is in this process, and its clock does not wait. No call waits for
-itself. Risks: calls of several threads wait for each other, but not for ever, so that one may return before its job
-has run; a fork of a process that used it leaves its jobs to that process.
+Promises the path of production: the arguments are packed, a store takes the job, a worker claims and runs it, and a
+failed job is tried again. Only the store is in this process, and its clock moves on without waiting. No call waits for
+itself. Risks: calls of several threads wait for each other only so long, so one may return before its job has run. Jobs
+that a fork of the process enqueues are left to the process.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
 from pinlater.client.methods import listed
+from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import NewJob
+from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import ClientProvider
-from pinlater.tasks.lifespan import LifespanKeeper
+from pinlater.tasks.dependencies import Resolved
+from pinlater.testing.drain import Enqueued, Ran, drain, pending, raise_first
+from pinlater.testing.lifespan_keeper import LifespanKeeper
 
-if TYPE_CHECKING:
-    from pinlater.memory.server import MemoryServer
-    from pinlater.tasks.app import PinLater
-    from pinlater.testing.drain import Ran
-
-#: A task that is still not at an end after so many rounds goes on for ever.
+#: After this many rounds jobs are taken to go on without end.
 MAX_ROUNDS: Final = 100
-#: So long a call waits for one of another thread. A task may wait for that thread; then its jobs run after the task.
+#: How long a call waits for a call of another thread. That one may run a task which waits for this thread: then the
+#: jobs of this call run after that task.
 PATIENCE_S: Final = 2.0
+#: The pause between two attempts of async code to get its turn.
 _TURN_S: Final = 0.001
-#: As handlers.ThreadPool names its threads.
+#: The names of threads in which the worker runs plain functions begin with this (executor.ThreadPool).
 _HANDLER_THREAD: Final = "pinlater-handler-"
 
-#: Told of jobs that were put in line.
-_Put: TypeAlias = Callable[[str, Sequence[bytes | NewJob]], None]
+#: Called with a queue and the jobs that were enqueued in it.
+_OnEnqueued: TypeAlias = Callable[[str, Sequence[bytes | NewJob]], None]
 
 _inside: Final[ContextVar[bool]] = ContextVar("_inside", default=False)
 
 
 class Immediate(ClientProvider):
-    """A source of clients whose enqueues run what they put in line. Its store is made with the first client.
+    """Provides clients whose enqueues run the jobs. The store is created with the first client.
 
-    A worker starts with each call; its connections stay from call to call, and so do the loop of sync calls and what
-    the app's lifespan shares.
+    Each call starts a worker. Its connections stay from call to call, and so do the loop of sync calls and the app's
+    lifespan.
     """
 
-    #: They run on a loop of their own, in another thread.
+    #: Blocking calls run their jobs on a loop of their own, in another thread.
     in_loops = True
 
     def __init__(self, app: PinLater) -> None:
@@ -59,19 +60,20 @@ class Immediate(ClientProvider):
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        self._lifespans = LifespanKeeper(app)
-        #: Where it is the turn of async code, its loop.
+        self._lifespans = LifespanKeeper(app.entered_lifespan)
+        #: The loop of the async call that runs jobs now; None if there is none.
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: The worker's client of each loop.
-        self._kept: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
-        #: Queues that got jobs since they were worked on. Whether jobs may be due later.
+        #: The client of the worker on each loop.
+        self._worker_clients: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
+        #: Queues that got jobs since the last drain.
         self._used: set[str] = set()
-        self._later = False
+        #: Whether there may be jobs that are due later.
+        self._due_later = False
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:
-        """For the block the app's clients come from here."""
-        self.url()  # where it can not be, that is told here
+        """Provides the app's clients for a block."""
+        self.url()  # raises here if the store can not be created
         try:
             with self._app.clients.redirected(self):
                 yield
@@ -80,19 +82,19 @@ class Immediate(ClientProvider):
                 self._server.close()
 
     def sync(self) -> Client:
-        """See clients.Source."""
-        return _Client(self._put, self._run_out, self.url())
+        """See ClientProvider."""
+        return _Client(self._on_enqueued, self._run_jobs, self.url())
 
     def of_loop(self) -> AsyncClient:
-        """See clients.Source."""
-        return _AsyncClient(self._put, self._arun_out, self.url())
+        """See ClientProvider."""
+        return _AsyncClient(self._on_enqueued, self._arun_jobs, self.url())
 
     def new(self) -> AsyncClient:
-        """See clients.Source."""
+        """See ClientProvider."""
         return AsyncClient(self.url())
 
     def close(self) -> None:
-        """See clients.Source."""
+        """See ClientProvider."""
         if self._deferred() or not self._turn.acquire(blocking=False):
             return
         try:
@@ -101,70 +103,67 @@ class Immediate(ClientProvider):
             self._turn.release()
 
     async def aclose(self) -> None:
-        """See clients.Source."""
+        """See ClientProvider."""
         try:
             await self._lifespans.aclose()
         finally:
             await self._close_client()
 
     def loops(self) -> Iterable[asyncio.AbstractEventLoop]:
-        """See clients.Source."""
-        return {*self._kept, *self._lifespans.loops()}
+        """See ClientProvider."""
+        return {*self._worker_clients, *self._lifespans.loops()}
 
     async def _close_client(self) -> None:
-        kept = self._kept.pop(asyncio.get_running_loop(), None)
-        if kept is not None:
-            await kept.close()
+        worker_client = self._worker_clients.pop(asyncio.get_running_loop(), None)
+        if worker_client is not None:
+            await worker_client.close()
 
     def url(self) -> str:
-        """See clients.Source."""
+        """See ClientProvider."""
         if self._server is None:
-            from pinlater.memory.server import MemoryServer  # needs a package that not everybody has
-
             self._server, self._pid = MemoryServer(), os.getpid()
         return self._server.url
 
-    def _put(self, queue: str, jobs: Sequence[bytes | NewJob]) -> None:
-        """Jobs were put in line."""
+    def _on_enqueued(self, queue: str, jobs: Sequence[bytes | NewJob]) -> None:
         self._used.add(queue)
         if any(isinstance(job, NewJob) and (job.delay_ms or job.run_after_ms) for job in jobs):
-            self._later = True
+            self._due_later = True
 
     def deferring(self, *, blocking: bool) -> bool:
-        """See clients.Source: in a task, and where a call that blocks would block the loop of a task."""
+        """See ClientProvider. True in a task, and for a call that would block the loop on which a task runs."""
         loop = asyncio._get_running_loop()
         return self._deferred() or (blocking and loop is not None and loop is self._loop)
 
     def _deferred(self) -> bool:
-        """Whether a task puts it in line: then whoever runs the task runs it."""
+        """Whether a task makes this call. Then the call that runs the task runs the job too, after the task."""
         thread = threading.current_thread().name
         return _inside.get() or thread.startswith(_HANDLER_THREAD) or os.getpid() != self._pid
 
-    def _run_out(self) -> None:
+    def _run_jobs(self) -> None:
         while not self.deferring(blocking=True) and self._turn.acquire(timeout=PATIENCE_S):
-            inside = _inside.set(True)  # the loop takes it over, and so does the lifespan
+            token = _inside.set(True)  # the loop and the lifespan run in a copy of this context
             try:
-                self._lifespans.run(self._rounds)
+                self._lifespans.run(self._run_rounds)
             finally:
-                _inside.reset(inside)
+                _inside.reset(token)
                 self._turn.release()
             if not self._used:
-                return  # else a thread lost its patience just now
+                return  # else another thread stopped waiting for its turn just now, and left its job
 
-    async def _arun_out(self) -> None:
-        while not self._deferred() and await self._take_turn():
+    async def _arun_jobs(self) -> None:
+        while not self._deferred() and await self._acquire_turn():
             self._loop = asyncio.get_running_loop()
             try:
-                # a task of its own, so that what is told of the inside stays there
-                await asyncio.create_task(self._rounds())
+                # a task of its own, so that _inside is set only there
+                await asyncio.create_task(self._run_rounds())
             finally:
                 self._loop = None
                 self._turn.release()
             if not self._used:
-                return  # else a sync call came just now
+                return  # else a sync call left its job just now
 
-    async def _take_turn(self) -> bool:
-        """False: it is another thread's for too long. Those of one loop do not block each other."""
+    async def _acquire_turn(self) -> bool:
+        """Waits for the turn of this loop. Returns False if another thread has it for too long."""
         loop, until_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
         while not self._turn.acquire(blocking=False):
             if self._loop is not loop and time.monotonic() > until_s:
@@ -172,84 +171,95 @@ class Immediate(ClientProvider):
             await asyncio.sleep(_TURN_S)
         return True
 
-    async def _rounds(self) -> None:
-        from pinlater.testing.drain import drain, pending, raise_first
-
+    async def _run_rounds(self) -> None:
+        """Drains the queues that got jobs, and moves the clock to what is due later, until all jobs have ended."""
         _inside.set(True)
-        made = await self._lifespans.made()
+        resolved, client = await self._lifespans.resolved(), self._worker_client()
         failed: list[Ran] = []
-        loop = asyncio.get_running_loop()
-        if loop not in self._kept:
-            self._kept = {each: kept for each, kept in self._kept.items() if not each.is_closed()} | {loop: self.new()}
-        client = self._kept[loop]
+        due: list[Enqueued] = []
         for _ in range(MAX_ROUNDS):
-            queues = [self._used.pop() for _ in range(len(self._used))]
-            try:
-                ran = (
-                    await drain(self._app, queues, client, made=made) if queues else []
-                )  # another thread's turn ran them
-            except BaseException:
-                self._used.update(queues)
-                await self._close_client()
-                raise
+            ran = await self._drain_used(client, resolved)
             failed += [each for each in ran if each.outcome == "failed"]
-            later = self._later or any(self._may_be_due_later(each) for each in ran)
-            self._later = False
+            later = self._due_later or any(self._may_be_due_later(each) for each in ran)
+            self._due_later = False
             due = [job for job in await pending(self._app, client) if job.task in self._app.tasks] if later else []
             if due:
-                self._later = True
-                self._used.update(job.queue for job in due)
-                assert self._server is not None
-                self._server.advance(max(0.0, (due[0].due_ms + 1) / 1000 - self._server.clock.now_us() / 1e6))
-            elif not self._used:  # else a task put jobs in one
+                self._make_due(due)
+            elif not self._used:  # a task may have enqueued jobs meanwhile
                 raise_first(failed)
                 return
-        told = ", ".join(sorted({repr(job.task) for job in due})) or "a task"
+        names = ", ".join(sorted({repr(job.task) for job in due})) or "a task"
         raise InvalidArgument(
-            f"immediate mode: {told}: not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
+            f"immediate mode: {names}: not at an end after {MAX_ROUNDS} rounds: expected it to return or fail"
         )
 
+    def _worker_client(self) -> AsyncClient:
+        """The worker's client of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._worker_clients:
+            self._worker_clients = {each: kept for each, kept in self._worker_clients.items() if not each.is_closed()}
+            self._worker_clients[loop] = self.new()
+        return self._worker_clients[loop]
+
+    async def _drain_used(self, client: AsyncClient, resolved: Resolved) -> list[Ran]:
+        queues = [self._used.pop() for _ in range(len(self._used))]
+        if not queues:  # the turn of another thread drained them
+            return []
+        try:
+            return await drain(self._app, queues, client, resolved=resolved)
+        except BaseException:
+            self._used.update(queues)
+            await self._close_client()
+            raise
+
+    def _make_due(self, due: list[Enqueued]) -> None:
+        """Moves the clock to the time of the first of these jobs. All of them are looked at in the next round."""
+        self._due_later = True
+        self._used.update(job.queue for job in due)
+        assert self._server is not None
+        self._server.advance(max(0.0, (due[0].due_ms + 1) / 1000 - self._server.clock.now_us() / 1e6))
+
     def _may_be_due_later(self, ran: Ran) -> bool:
-        """Of what it ran, or of what its process put in line, which is not told here."""
+        """Whether this run, or jobs that it enqueued from another process, left jobs that are due later."""
         task = self._app.tasks.get(ran.task)
         return ran.outcome in ("retried", "postponed") or (task is not None and task.kind == "process")
 
 
 class _Client(Client):
-    """A blocking client whose enqueues run out."""
+    """A blocking client whose enqueues run the jobs."""
 
-    def __init__(self, put: _Put, run_out: Callable[[], None], url: str) -> None:
+    def __init__(self, on_enqueued: _OnEnqueued, run_jobs: Callable[[], None], url: str) -> None:
         super().__init__(url)
-        self._put, self._run_out = put, run_out
+        self._on_enqueued, self._run_jobs = on_enqueued, run_jobs
 
     def enqueue_job(self, queue: str, job: NewJob) -> str:
         descriptor = super().enqueue_job(queue, job)
-        self._put(queue, [job])
-        self._run_out()
+        self._on_enqueued(queue, [job])
+        self._run_jobs()
         return descriptor
 
     def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = listed("jobs", jobs)
         descriptors = super().enqueue_many(queue, jobs)
-        self._put(queue, jobs)
-        self._run_out()
+        self._on_enqueued(queue, jobs)
+        self._run_jobs()
         return descriptors
 
 
 class _AsyncClient(AsyncClient):
-    """An asyncio client whose enqueues run out."""
+    """An asyncio client whose enqueues run the jobs."""
 
-    def __init__(self, put: _Put, run_out: Callable[[], Any], url: str) -> None:
+    def __init__(self, on_enqueued: _OnEnqueued, run_jobs: Callable[[], Any], url: str) -> None:
         super().__init__(url)
-        self._put, self._run_out = put, run_out
+        self._on_enqueued, self._run_jobs = on_enqueued, run_jobs
 
-    # an enqueue of one job leaves as one of many
+    # enqueue_job calls this too
 
     async def enqueue_many(self, queue: str, jobs: Iterable[bytes | NewJob]) -> list[str]:
         """See Client.enqueue_many."""
         jobs = listed("jobs", jobs)
         descriptors = await super().enqueue_many(queue, jobs)
-        self._put(queue, jobs)
-        await self._run_out()
+        self._on_enqueued(queue, jobs)
+        await self._run_jobs()
         return descriptors

@@ -1,0 +1,53 @@
+"""What a failed attempt means for its job: another attempt after a pause, or failed for good.
+
+Promises an end for every error, also if the task's own backoff raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from pinlater.model.jobs import Job
+from pinlater.model.text import describe
+from pinlater.tasks.meters import RunEnd
+from pinlater.tasks.outcomes import Cancel, Expired, Retry
+from pinlater.tasks.reports import ERROR_BYTES, report
+from pinlater.tasks.retry_policies import Exponential, milliseconds
+from pinlater.tasks.task import Task
+from pinlater.worker.executor import Failed
+
+log: Final = logging.getLogger("pinlater.worker")
+
+
+def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
+    """How an attempt that raised this error ends.
+
+    worker: its name, for the report.
+    lasted_s: how long the attempt took, in seconds.
+    """
+    give_up_on = () if isinstance(error, Retry) else task.options.give_up_on
+    final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
+    if final or job.attempts_remaining <= 1:
+        return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
+    note = ""
+    try:
+        delay_ms = _delay_ms(task, job, error)
+    except Exception as of_backoff:
+        note = f"  its backoff failed, so the default one applies: {describe(of_backoff, ERROR_BYTES)}\n"
+        log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=of_backoff)
+        delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
+    return Failed(report(error, job, worker, lasted_s, last=False) + note, delay_ms)
+
+
+def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:
+    if isinstance(error, Retry) and error.delay is not None:
+        return milliseconds("Retry: delay", error.delay)
+    return milliseconds("backoff", task.options.backoff(job.attempt, error))
+
+
+def run_end(error: BaseException, *, last: bool) -> RunEnd:
+    """How a failed run is counted. last: whether the job is failed for good."""
+    if isinstance(error, Cancel | Expired):
+        return "cancelled" if isinstance(error, Cancel) else "expired"
+    return "failed" if last else "retried"
