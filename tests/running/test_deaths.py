@@ -120,7 +120,7 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
         recoverer = Recoverer(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
         async with recoverer.open():
             await asyncio.to_thread(server.kill)
-            recoverer(process, -9)
+            recoverer.recover(process, -9)
             await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
             await asyncio.to_thread(server.start)
             await until(lambda: recoverer.retried == 1, "a later one", 30)

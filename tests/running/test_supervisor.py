@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, InvalidArgument
-from pinlater.running.supervisor import run_workers
+from pinlater.running.worker_command import run_handler
 from pinlater.worker.executor import load_handler
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import Record, WorkerProcesses, body
@@ -35,17 +35,20 @@ sets = [ProcessSet(command=command, processes=int(processes), kill_after_s=float
 sys.exit(Supervisor(sets).run())
 """
 BEGIN = """
-import os, signal, sys
+import json, os, signal, sys
 def note(event):
     handle = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, f"{event} {os.getpid()}\\n".encode())
     os.close(handle)
+def end(code):
+    os.write(int(os.environ["PINLATER_REPORT_FD"]), json.dumps({"code": code}).encode() + b"\\n")
+    sys.exit(code)
 signal.signal(signal.SIGTERM, lambda *_: on_term())
 """
-OBEDIENT = BEGIN + "def on_term(): note('term'); sys.exit(0)\nnote('up')\nwhile True: signal.pause()"
+OBEDIENT = BEGIN + "def on_term(): note('term'); end(0)\nnote('up')\nwhile True: signal.pause()"
 TWICE = (
     BEGIN
-    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and sys.exit(0)\n"
+    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and end(0)\n"
     + "note('up')\nwhile True: signal.pause()"
 )
 DEAF = BEGIN + "def on_term(): note('term')\nnote('up')\nwhile True: signal.pause()"
@@ -208,4 +211,4 @@ def test_a_mistyped_handler_is_named_at_once(name: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load_handler(name)
     with pytest.raises(InvalidArgument, match=message):
-        run_workers(name, ["q"], shards={}, config=WorkerConfig(), processes=2, command=["false"])
+        run_handler(name, ["q"], shards={}, config=WorkerConfig(), processes=2, command=["false"])

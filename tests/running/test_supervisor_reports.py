@@ -23,18 +23,19 @@ DEADLINE_S = 60.0
 SUPERVISE = """
 import logging, os, sys
 from pathlib import Path
-from pinlater.running import supervisor
+from pinlater.running import restarter
+from pinlater.running.supervisor import Supervisor
 from pinlater.running.worker_process import ProcessSet
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 _, python, program, processes, start_s, burst = sys.argv
-supervisor.START_S = float(start_s)
+restarter.START_S = float(start_s)
 sets = [ProcessSet(command=[python, "-c", program], processes=int(processes))]
 
-class Observer:
+class Listener:
     def reported(self, process):
         print("reported", process.pid, process.report, file=sys.stderr, flush=True)
         if process.report.get("stall"):  # until it has ended; then what it wrote last is not read yet
-            made._wake.set()
+            supervisor.wake()
             Path("gate").touch()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     def ended(self, process, why):
@@ -43,8 +44,8 @@ class Observer:
 def died(process, code):
     print("died", process.pid, code, file=sys.stderr, flush=True)
 
-made = supervisor.Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, listener=Observer(), recoverer=died)
-sys.exit(made.run())
+supervisor = Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, listener=Listener(), recover=died)
+sys.exit(supervisor.run())
 """
 #: first: this process is the first one of all.
 BEGIN = """

@@ -24,7 +24,7 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until

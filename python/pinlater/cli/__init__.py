@@ -10,14 +10,17 @@ from collections.abc import Sequence
 
 import click
 
-from pinlater.cli.commands import DONE, Group, run
+from pinlater.cli.commands import DONE, Group, run_command_line
+from pinlater.cli.demo.command import demo
 from pinlater.cli.doctor import doctor
 from pinlater.cli.enqueue import enqueue
 from pinlater.cli.job import job
+from pinlater.cli.monitor import monitor
 from pinlater.cli.queue import queue
-from pinlater.cli.roles import demo, monitor, run_, worker
+from pinlater.cli.run import run_
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.version import version
+from pinlater.cli.worker import worker
 
 __all__ = ["main"]
 
@@ -60,4 +63,4 @@ for command in (queue, job, run_, worker, monitor, demo, doctor, version):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's); returns the exit code."""
-    return run(cli, None if arguments is None else list(arguments))
+    return run_command_line(cli, None if arguments is None else list(arguments))

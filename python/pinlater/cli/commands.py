@@ -105,7 +105,7 @@ def confirm(question: str, yes: bool) -> None:
         raise Failure("nothing was changed", NO)
 
 
-def run(group: click.Group, arguments: list[str] | None) -> int:
+def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
     """Runs a command line and returns its exit code."""
     try:
         result = group.main(arguments, prog_name="pinlater", standalone_mode=False)

@@ -4,7 +4,3 @@ Promises to end with 0 only if every good image has its thumbnail, every broken 
 jobs of the worker that was killed came back. Risks: it writes into its output folder only, and leaves the embedded
 server's data there to look at.
 """
-
-from pinlater.cli.demo.run import run_demo
-
-__all__ = ["run_demo"]

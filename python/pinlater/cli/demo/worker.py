@@ -8,7 +8,7 @@ import sys
 import uvloop
 
 from pinlater.cli.demo.thumbnails import app
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.worker.stop_signals import StopSignals
 from pinlater.worker.worker import WorkerConfig
 

@@ -1,0 +1,88 @@
+"""`pinlater run`: the tasks of an app.
+
+Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pinlater.cli.commands import Command
+from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.store.shards import URL_VARIABLE, resolve_shards
+
+if TYPE_CHECKING:
+    from pinlater.running.options import RunOptions
+
+
+@click.command("run", cls=Command)
+@click.argument("app", metavar="MODULE:APP", required=False)
+@click.option(
+    "--queues",
+    metavar="A:3,B",
+    help="Only these queues, by weight; A>B: B only while A has nothing. [default: those of the app's tasks]",
+)
+@click.option("--strict", is_flag=True, default=None, help="The order of the queues holds: as A>B.")
+@click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once, in each process. [default: 10]")
+@click.option("--processes", type=int, metavar="N", help="Processes, started again if they die. [default: 1]")
+@click.option(
+    "--task-processes",
+    type=int,
+    metavar="N",
+    help='For tasks with runs_in="process", in each process. [default: the cores]',
+)
+@click.option("--max-jobs", type=int, metavar="N", help="A process is replaced after so many jobs.")
+@click.option(
+    "--max-memory", "memory_mb", type=int, metavar="MB", help="A process that uses more is replaced after its jobs."
+)
+@click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
+@click.option("--watch", is_flag=True, default=None, help="Start anew when the app's Python files change.")
+@click.option("--stop-timeout", type=float, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="These options in TOML. [default: pinlater.toml, or tool.pinlater in pyproject.toml, if there]",
+)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
+    """Run the tasks of MODULE:APP, a PinLater.
+
+    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP reads code and
+    TOML again: several processes are replaced as fresh ones are ready, a lone one ends its tasks first. SIGUSR1 logs
+    what runs. The servers are the app's own; where it names none, as for all commands. All of it: docs/running.md.
+    """
+    from pinlater.worker.stop_signals import ignore_others
+
+    ignore_others()
+    from pinlater.running.options import options_of
+    from pinlater.running.run_command import run_app
+    from pinlater.tasks.app import load_app
+    from pinlater.tasks.logs import set_up
+
+    options = options_of(told, config)
+    _name_servers(settings, options, load_app(options.app).clients.named)
+    log_at_least_info(settings)
+    set_up(options.log_format)
+    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(told, config))
+    return finish(settings, "run", code)
+
+
+def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
+    """For the app, and for the processes. named: the app names its servers itself."""
+    if named and settings.named:
+        raise click.UsageError(f"{options.app} names its servers itself: --url and --shard are for apps that do not")
+    if settings.named:
+        hand_on(shards_of(settings))
+    elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
+        hand_on(resolve_shards(options.url, options.shards or None))
