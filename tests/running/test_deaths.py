@@ -121,7 +121,7 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
         async with recoverer.open():
             await asyncio.to_thread(server.kill)
             recoverer.recover(process, -9)
-            await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
+            await until(lambda: "jobs of process 1 not recovered yet" in caplog.text, "the first try")
             await asyncio.to_thread(server.start)
             await until(lambda: recoverer.retried == 1, "a later one", 30)
         assert (await client.lookup([job]))[job].crashes == 1

@@ -110,8 +110,8 @@ def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_pa
     process = start("--burst", "--queues", "third,default")
     _, log = process.communicate(timeout=60)
     assert "working on third, default: 1 task\n" in log
-    assert "WARNING pinlater.worker: queue third: it was not there, and no task of the app is in it: made now" in log
-    assert "queue default: it was not there" not in log
+    assert "WARNING pinlater.worker: queue third: created, as it was missing; no task of the app uses it" in log
+    assert "queue default: created" not in log
     assert (there.status(), elsewhere.status()) == (None, State.PENDING)
     assert lines(out) == ["x"]
 

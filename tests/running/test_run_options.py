@@ -15,9 +15,10 @@ import pytest
 
 from pinlater import Client, InvalidArgument, PinLater
 from pinlater.cli.commands import DONE, USAGE
-from pinlater.running.options import QueueOptions, RunOptions, options_of, parse_queues
+from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.probes import parse_address
 from pinlater.running.process_slots import rearrange
+from pinlater.running.read_options import options_of, parse_queues
 from pinlater.running.status import STALE_S, SupervisorStatus
 from pinlater.running.worker_process import ProcessSet
 from pinlater.worker.queue_order import QueueOrder
@@ -265,7 +266,7 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("[queues.a]\nmemory_mb = 0", "queue 'a': memory_mb: expected an integer"),
         (
             "[queues.a]\nmemory_mb = 9\nweight = 2",
-            "queue 'a': it has processes of its own, where a weight means nothing",
+            "queue 'a': expected no weight for a queue with processes of its own",
         ),
         ("isolate = true\n[queues.a]\nweight = 2", "queue 'a': it has processes of its own"),
         ("strict = true\n[queues.a]\nweight = 2\n[queues.b]", "expected weights or strict, got both"),
@@ -288,7 +289,7 @@ def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
         (["x:y", "--queues", "a:3,b", "--strict"], "expected weights or strict, got both"),
         (["x:y", "--queues", "a,a"], "queues: 'a' is named twice"),
         (["x:y", "--http", "80"], "http: expected HOST:PORT"),
-        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: 192.0.2.1:1 can not be listened on"),
+        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: cannot listen on 192.0.2.1:1"),
     ],
 )
 def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], said: str) -> None:

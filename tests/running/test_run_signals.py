@@ -105,7 +105,7 @@ def test_a_reload_reads_toml_again(start: Start, app: PinLater, client: Client, 
 
     write_toml(tmp_path, "concurrency = 2\nlog_format = 'json'\n[queues.a]\nprocesses = 1\n[queues.c]\nprocesses = 1")
     run.send(signal.SIGHUP)
-    run.logged("reload: log_format: changed, which a start sees, and not a reload")
+    run.logged("reload: a change of log_format takes effect at the next start")
     run.logged("working on", 5)
     for queue in "ac":
         app.by_name("wait").using(queue=queue).enqueue_many([(str(later),)] * 2)

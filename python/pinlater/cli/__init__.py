@@ -12,7 +12,7 @@ import click
 
 from pinlater.cli.commands import DONE, Group, run_command_line
 from pinlater.cli.demo.command import demo
-from pinlater.cli.doctor import doctor
+from pinlater.cli.doctor.command import doctor
 from pinlater.cli.enqueue import enqueue
 from pinlater.cli.job import job
 from pinlater.cli.monitor import monitor

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from pinlater.cli.commands import DONE, NO, Failure, Group, confirm, usage
+from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
-from pinlater.cli.server_checks import QueueShardState, queue_states
 from pinlater.cli.settings import Settings
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig

@@ -65,7 +65,7 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     from pinlater.worker.stop_signals import ignore_others
 
     ignore_others()
-    from pinlater.running.options import options_of
+    from pinlater.running.read_options import options_of
     from pinlater.running.run_command import run_app
     from pinlater.tasks.app import load_app
     from pinlater.tasks.logs import set_up

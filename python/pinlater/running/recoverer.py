@@ -82,7 +82,12 @@ class Recoverer:
                 return
             except PinLaterError as error:
                 if pauses.is_first:
-                    log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
+                    log.warning(
+                        "queue %s: jobs of process %d not recovered yet: %s; trying again",
+                        queue,
+                        process.pid,
+                        error,
+                    )
             else:
                 return
             config = self._client.session.known_config(queue) or QueueConfig()

@@ -52,7 +52,7 @@ class Restarter:
         try:
             process = Process(slot.process_set, self._env, self._on_report)
         except (OSError, subprocess.SubprocessError) as error:
-            log.error("%s: it can not be started: %s", slot.process_set.name, error)
+            log.error("%s: cannot start: %s", slot.process_set.name, error)
             slot.put_off(time.monotonic())
             return None
         process.kill_s = process.started_s + START_S * slot.restarts.next_s / FIRST_RESTART_S
