@@ -116,7 +116,7 @@ def test_an_unknown_outcome_is_4() -> None:
     error = OutcomeUnknown("enqueue of queue 'mail': sent, but no answer came in time", lambda _: None)
     told, code = explain(error)
     assert code == UNKNOWN
-    assert "look before you repeat it" in told
+    assert "check before you repeat it" in told
     assert explain(PartialEnqueue(["mail:s1:p1:7", error]))[1] == UNKNOWN
     assert explain(PartialEnqueue(["mail:s1:p1:7", ServerFull("full")]))[1] == SERVER
 
@@ -166,7 +166,7 @@ def test_the_installed_command_and_the_module_are_the_same(server: Server) -> No
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (NO, "")
     assert ended.stderr == (
-        "error: queue 'none': not found; pinlater queue create none makes it, pinlater queue ls lists what is there\n"
+        "error: queue 'none': not found; pinlater queue create none creates it, pinlater queue ls lists all queues\n"
     )
 
 

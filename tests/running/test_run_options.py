@@ -268,7 +268,10 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
             "[queues.a]\nmemory_mb = 9\nweight = 2",
             "queue 'a': expected no weight for a queue with processes of its own",
         ),
-        ("isolate = true\n[queues.a]\nweight = 2", "queue 'a': it has processes of its own"),
+        (
+            "isolate = true\n[queues.a]\nweight = 2",
+            "queue 'a': expected no weight for a queue with processes of its own",
+        ),
         ("strict = true\n[queues.a]\nweight = 2\n[queues.b]", "expected weights or strict, got both"),
         ("x = [", "pinlater.toml is not TOML"),
     ],

@@ -101,7 +101,7 @@ def test_a_reload_reads_toml_again(start: Start, app: PinLater, client: Client, 
 
     write_toml(tmp_path, "concurrency = 0")
     run.send(signal.SIGHUP)
-    run.logged("reload: concurrency: expected an integer from 1 to 100,000, got 0; all goes on as it is")
+    run.logged("reload: concurrency: expected an integer from 1 to 100,000, got 0; nothing changes")
 
     write_toml(tmp_path, "concurrency = 2\nlog_format = 'json'\n[queues.a]\nprocesses = 1\n[queues.c]\nprocesses = 1")
     run.send(signal.SIGHUP)
@@ -130,7 +130,7 @@ def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, t
     write_toml(tmp_path, "concurrency =")
     run.send(signal.SIGHUP)
     run.logged("pinlater.toml is not TOML: ")
-    run.logged("; all goes on as it is")
+    run.logged("; nothing changes")
     write_toml(tmp_path, "concurrency = 3")
     run.send(signal.SIGHUP)
     run.logged("working on", 2)

@@ -27,40 +27,48 @@ if TYPE_CHECKING:
     metavar="A:3,B",
     help="Only these queues, by weight; A>B: B only while A has nothing. [default: those of the app's tasks]",
 )
-@click.option("--strict", is_flag=True, default=None, help="The order of the queues holds: as A>B.")
+@click.option(
+    "--strict", is_flag=True, default=None, help="Work on a queue only while those before it have nothing, as A>B."
+)
 @click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
-@click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once, in each process. [default: 10]")
-@click.option("--processes", type=int, metavar="N", help="Processes, started again if they die. [default: 1]")
+@click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once in each process. [default: 10]")
+@click.option(
+    "--processes", type=int, metavar="N", help="Number of processes; one that dies is restarted. [default: 1]"
+)
 @click.option(
     "--task-processes",
     type=int,
     metavar="N",
-    help='For tasks with runs_in="process", in each process. [default: the cores]',
+    help='Processes for tasks with runs_in="process", under each process. [default: number of cores]',
 )
-@click.option("--max-jobs", type=int, metavar="N", help="A process is replaced after so many jobs.")
+@click.option("--max-jobs", type=int, metavar="N", help="Replace a process after this many jobs.")
 @click.option(
-    "--max-memory", "memory_mb", type=int, metavar="MB", help="A process that uses more is replaced after its jobs."
+    "--max-memory",
+    "memory_mb",
+    type=int,
+    metavar="MB",
+    help="Replace a process that uses more, when its jobs have ended.",
 )
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
-@click.option("--watch", is_flag=True, default=None, help="Start anew when the app's Python files change.")
-@click.option("--stop-timeout", type=float, metavar="SECONDS", help="For tasks to end at a stop. [default: 30]")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
+@click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
+@click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="These options in TOML. [default: pinlater.toml, or tool.pinlater in pyproject.toml, if there]",
+    help="Read options from this TOML file. [default: pinlater.toml, or tool.pinlater in pyproject.toml]",
 )
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
-def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
+def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     """Run the tasks of MODULE:APP, a PinLater.
 
-    Its queues are made if they are not there. SIGTERM or Ctrl-C stops: running tasks end first. SIGHUP reads code and
-    TOML again: several processes are replaced as fresh ones are ready, a lone one ends its tasks first. SIGUSR1 logs
-    what runs. The servers are the app's own; where it names none, as for all commands. All of it: docs/running.md.
+    Missing queues are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and TOML again:
+    with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The app names its
+    servers; if it does not, they are those of all commands. More: docs/running.md.
     """
     from pinlater.worker.stop_signals import ignore_others
 
@@ -70,18 +78,18 @@ def run_(settings: Settings, /, config: Path | None, **told: Any) -> int:
     from pinlater.tasks.app import load_app
     from pinlater.tasks.logs import set_up
 
-    options = options_of(told, config)
+    options = options_of(given, config)
     _name_servers(settings, options, load_app(options.app).clients.named)
     log_at_least_info(settings)
     set_up(options.log_format)
-    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(told, config))
+    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))
     return finish(settings, "run", code)
 
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
-    """For the app, and for the processes. named: the app names its servers itself."""
+    """Names the servers for the app and for further processes. named: the app names its servers itself."""
     if named and settings.named:
-        raise click.UsageError(f"{options.app} names its servers itself: --url and --shard are for apps that do not")
+        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
     if settings.named:
         hand_on(shards_of(settings))
     elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more

@@ -1,6 +1,6 @@
-"""`pinlater version`: what runs here, and on the servers.
+"""`pinlater version`: the versions here and on the servers.
 
-Promises to end with 0 whether a server answers or not. Risks: with embedded:// it starts that server.
+Promises exit code 0, also if a server does not answer. Risks: with embedded:// it starts that server.
 """
 
 from __future__ import annotations

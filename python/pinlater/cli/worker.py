@@ -20,16 +20,25 @@ from pinlater.cli.settings import Settings, common_options, json_option
 @click.option(
     "--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may be repeated."
 )
-@click.option("--concurrency", type=int, default=10, help="Jobs that run at once, in each process. [default: 10]")
-@click.option("--prefetch", type=int, metavar="N", help="Jobs held unstarted at most. [default: by need]")
+@click.option("--concurrency", type=int, default=10, help="Jobs that run at once in each process. [default: 10]")
 @click.option(
-    "--processes", type=click.IntRange(1, 256), default=1, help="Processes, started again if they die. [default: 1]"
+    "--prefetch", type=int, metavar="N", help="The most claimed jobs that wait in a process. [default: as needed]"
 )
 @click.option(
-    "--retry-delay-ms", type=int, default=1000, metavar="MS", help="Until a failed job is tried again. [default: 1000]"
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    help="Number of processes; one that dies is restarted. [default: 1]",
 )
 @click.option(
-    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="For jobs to end at a stop. [default: 30]"
+    "--retry-delay-ms",
+    type=int,
+    default=1000,
+    metavar="MS",
+    help="Pause before a failed job is tried again. [default: 1000]",
+)
+@click.option(
+    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="Time for running jobs at a stop. [default: 30]"
 )
 @click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
 @common_options(hidden=True)

@@ -28,7 +28,10 @@ def run_here(work: Work) -> int | None:
     if report_fd is None:
         return None
     os.set_inheritable(int(report_fd), False)
-    return WorkerRun(work, int(report_fd)).run()
+    try:
+        return WorkerRun(work, int(report_fd)).run()
+    finally:
+        _ignore_other_signals()
 
 
 def run_alone(work: Work) -> int:
@@ -74,8 +77,15 @@ def supervise(
 
 def _start_again() -> None:
     """Runs the same command in place of this program, under the same process id."""
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # they must not end it before it listens
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_other_signals()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606
+
+
+def _ignore_other_signals() -> None:
+    """SIGHUP and SIGUSR1 must not end this process while it starts again, or while the interpreter shuts down: that
+    removes all handlers, and a supervisor that asked for a dump then saw a crash (test_worker_command.py).
+    """
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

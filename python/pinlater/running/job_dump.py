@@ -29,7 +29,7 @@ def dump(worker: Worker) -> str:
     running = list(worker.running.items())
     threads = sys._current_frames()
     frames_by_job = {id(job): frame for frame in threads.values() if (job := _job_of(frame)) is not None}
-    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a slot"]
+    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a worker slot"]
     for future, held in running[:MAX_SHOWN]:
         job = held.job
         claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)

@@ -83,9 +83,9 @@ class Supervisor:
         try:
             process_sets = self._reloaded()
         except InvalidArgument as error:
-            log.error("reload: %s; all goes on as it is", error)
+            log.error("reload: %s; nothing changes", error)
             return
-        log.info("reload: starting fresh processes")
+        log.info("reload: starting successors of all processes")
         self._replacer.reload(process_sets)
         self.wake()
 

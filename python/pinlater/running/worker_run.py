@@ -139,7 +139,7 @@ class WorkerRun:
         try:
             self._work.check()
         except InvalidArgument as error:
-            log.error("reload: %s; all goes on as it is", error)
+            log.error("reload: %s; nothing changes", error)
         else:
             self._end(RECYCLE)
 

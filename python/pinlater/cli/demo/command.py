@@ -16,7 +16,12 @@ from pinlater.cli.settings import Settings, common_options, json_option
 
 @click.command("demo", cls=Command)
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), default=Path("demo-output"), help="[default: demo-output]")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("demo-output"),
+    help="Folder for the results. [default: demo-output]",
+)
 @click.option("--images", type=click.IntRange(20), default=200, help="Size of the sample set. [default: 200]")
 @common_options(hidden=True)
 @json_option
