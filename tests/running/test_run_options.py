@@ -1,4 +1,4 @@
-"""What `pinlater run` is told: --queues, TOML, which of the two counts, and what bad input is told.
+"""The options of `pinlater run`: --queues, TOML, which of the two counts, and the errors of bad input.
 
 Promises: every key has a wrong value here. Risks: how processes follow them is in test_running.py.
 """
@@ -90,8 +90,8 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
 
 def test_the_command_line_goes_before_toml(folder: Path) -> None:
     (folder / "pinlater.toml").write_text(FULL)
-    told: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
-    options = options_of(told, None)
+    given: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
+    options = options_of(given, None)
     assert (options.app, options.concurrency, options.processes, options.http) == ("other:app", 7, 2, "127.0.0.1:9100")
     assert options.queues == {
         "mail": QueueOptions(weight=5),
@@ -276,7 +276,7 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("x = [", "pinlater.toml is not TOML"),
     ],
 )
-def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
+def test_bad_toml_is_an_error(folder: Path, text: str, said: str) -> None:
     (folder / "pinlater.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=said):
         options_of({} if text.startswith("app") else {"app": "x:y"}, None)
@@ -295,7 +295,7 @@ def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
         (["examples.mail:app", "--http", "192.0.2.1:1"], "http: cannot listen on 192.0.2.1:1"),
     ],
 )
-def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], said: str) -> None:
+def test_bad_arguments_are_errors(folder: Path, run: Run, arguments: list[str], said: str) -> None:
     ran = run("run", *arguments)
     assert ran.code == USAGE
     assert said in ran.err

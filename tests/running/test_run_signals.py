@@ -141,7 +141,7 @@ def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, t
 
 
 @one_server
-def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
+def test_one_process_starts_again_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start()
     run.logged("working on")
     app.send("version")
@@ -348,7 +348,7 @@ def test_counts_outlive_processes_and_restarts_are_counted(start: Start, app: Pi
     app.send("die")
     run.noted("dies")
     wait_until(lambda: samples(run)["pinlater_process_restarts_total reason=crash"] == 1, "the crash")
-    wait_until(lambda: samples(run)["pinlater_crashed_jobs_total end=retried"] == 1, "its job, back in line")
+    wait_until(lambda: samples(run)["pinlater_crashed_jobs_total end=retried"] == 1, "its job, enqueued again")
     assert samples(run)["pinlater_crashed_jobs_total end=failed"] == 0
     assert samples(run)["pinlater_jobs_total task=note end=succeeded"] == 100
     assert run.end() == 0

@@ -1,6 +1,6 @@
 """The supervisor of worker processes: restarts, signals, and its own end.
 
-Promises: shown with real processes, most of them small programs in place of workers. Risks: none known.
+Promises: shown with real processes, most of them small programs in place of workers.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def wait_for(notes: Path, event: str, count: int) -> list[int]:
 def test_restarts_a_crashing_process_with_backoff(supervise: Supervise, notes: Path, log: Path) -> None:
     process = supervise(CRASHING)
     wait_until(lambda: "starting another in 2.0 s" in log.read_text(), "the third crash", DEADLINE_S)
-    told = [line.rpartition(" in ")[2] for line in log.read_text().splitlines() if "starting another" in line]
-    assert told == ["0.5 s", "1.0 s", "2.0 s"]
+    pauses = [line.rpartition(" in ")[2] for line in log.read_text().splitlines() if "starting another" in line]
+    assert pauses == ["0.5 s", "1.0 s", "2.0 s"]
     assert "ended with exit code 7" in log.read_text()
     assert len(pids(notes, "up")) == 3
     process.terminate()  # none runs: it ends at once, not when the next one is due
