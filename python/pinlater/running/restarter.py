@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from pinlater.running.process_listener import ProcessListener
@@ -30,7 +30,6 @@ START_S: Final = 60.0
 class Restarter:
     """Starts the processes of slots.
 
-    env: the environment of each process.
     burst: a process that ends well, or reaches no server, is not restarted.
     on_report: called with each process that reported.
     """
@@ -40,17 +39,16 @@ class Restarter:
         stopper: Stopper,
         listener: ProcessListener,
         *,
-        env: Mapping[str, str],
         burst: bool,
         on_report: Callable[[Process], None],
     ) -> None:
         self._stopper, self._listener = stopper, listener
-        self._env, self._burst, self._on_report = env, burst, on_report
+        self._burst, self._on_report = burst, on_report
 
     def start(self, slot: ProcessSlot) -> Process | None:
         """Starts a process for a slot. None if the system refuses; a later try follows."""
         try:
-            process = Process(slot.process_set, self._env, self._on_report)
+            process = Process(slot.process_set, self._on_report)
         except (OSError, subprocess.SubprocessError) as error:
             log.error("%s: cannot start: %s", slot.process_set.name, error)
             slot.put_off(time.monotonic())
@@ -64,21 +62,26 @@ class Restarter:
             slot.next_start_s = NEVER_S
             self._listener.ended(process, "")
             return
-        now_s = time.monotonic()
-        recycled = code == RECYCLE and process.is_orderly(code)
-        if recycled:
+        now_s, why = time.monotonic(), _reason(process, code)
+        if why == RECYCLED:
             slot.next_start_s = now_s
         else:
             if now_s - process.started_s >= HEALTHY_S and process.report:
                 slot.restarts.reset()
             slot.put_off(now_s)
-        crashed = process.ending in ("", RECYCLED)
-        self._listener.ended(process, RECYCLED if recycled else "crash" if crashed else process.ending)
+        self._listener.ended(process, why)
         next_step = f"starting another in {slot.next_start_s - now_s:.1f} s"
         if slot.process is not None:
             next_step = f"{slot.process.pid} takes its place"
-        level = logging.INFO if recycled else logging.ERROR
+        level = logging.INFO if why == RECYCLED else logging.ERROR
         log.log(level, "%s %d %s; %s", process.process_set.name, process.pid, exit_in_words(code), next_step)
 
     def _has_finished(self, process: Process, code: int) -> bool:
         return self._burst and code in (0, NO_SERVER) and process.is_orderly(code)
+
+
+def _reason(process: Process, code: int) -> str:
+    """Why a process ended, for a listener."""
+    if code == RECYCLE and process.is_orderly(code):
+        return RECYCLED
+    return "crash" if process.ending in ("", RECYCLED) else process.ending

@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -37,7 +36,6 @@ MEMORY_CHECK_S: Final = 1.0
 class Supervisor:
     """Keeps processes running.
 
-    env: variables added to those of this process.
     burst: a process that ends well, or reaches no server, is not restarted; the supervisor ends when all have ended.
     reloaded: gives the sets at a reload. InvalidArgument of it leaves everything as it is. By default the same sets.
     listener: hears of reports and ends.
@@ -48,7 +46,6 @@ class Supervisor:
         self,
         process_sets: Sequence[ProcessSet],
         *,
-        env: Mapping[str, str] | None = None,
         burst: bool = False,
         reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
         listener: ProcessListener | None = None,
@@ -62,7 +59,6 @@ class Supervisor:
         self._restarter = Restarter(
             self._stopper,
             self._listener,
-            env={**os.environ, **(env or {})},
             burst=burst,
             on_report=self._on_report,
         )

@@ -27,9 +27,7 @@ from pinlater.worker.stop_signals import OVERTIME_S
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: Environment variable with the file descriptor for reports to the supervisor: JSON documents, one a line.
-#: ready: the process works. recycling: it claims no more, and ends with RECYCLE. code: its exit code, null before its
-#: end. queues, samples: as the names say.
+#: Environment variable with the file descriptor for reports to the supervisor.
 REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
 #: A process ends with this exit code to be replaced at once (EX_TEMPFAIL).
 RECYCLE: Final = 75
@@ -69,28 +67,19 @@ def kill_after_s(stop_timeout_s: float) -> float:
 class Process:
     """A running process. Making one starts it, and raises OSError or SubprocessError if the system refuses.
 
-    env: its whole environment.
     on_report: called with this process after each report.
     """
 
-    def __init__(self, process_set: ProcessSet, env: Mapping[str, str], on_report: Callable[[Process], None]) -> None:
+    def __init__(self, process_set: ProcessSet, on_report: Callable[[Process], None]) -> None:
         file, memory = shared_memory()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.process_set, self._socket, self._on_report, self._unread = process_set, ours, on_report, b""
         descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno()}
         mark = secrets.token_hex(4)
-        # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
-        # twice is "at once".
         try:
             with theirs, file:
-                self._process = subprocess.Popen(
-                    process_set.command,
-                    env={**env, **{name: str(number) for name, number in descriptors.items()}, MARK_VARIABLE: mark},
-                    pass_fds=list(descriptors.values()),
-                    process_group=0,
-                    preexec_fn=partial(_prepare, os.getpid()),
-                )
+                self._process = _spawn(process_set.command, descriptors, mark)
         except BaseException:
             ours.close()
             raise
@@ -99,7 +88,7 @@ class Process:
         #: The source in its claims; no other process has the same.
         self.source = source_of(self.pid, mark)
         self.started_s = time.monotonic()
-        #: The last report, and when it came.
+        #: The last report (fields of `reports.Report`), and when it came.
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
         #: The jobs it has started, see ids_in. Readable after its end too.
@@ -169,6 +158,20 @@ class Process:
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
+
+
+def _spawn(command: Sequence[str], descriptors: Mapping[str, int], mark: str) -> subprocess.Popen[bytes]:
+    """Starts a program. descriptors: file descriptors for it, by the variables that name them."""
+    variables = {name: str(number) for name, number in descriptors.items()}
+    # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and twice is
+    # "at once".
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **variables, MARK_VARIABLE: mark},
+        pass_fds=list(descriptors.values()),
+        process_group=0,
+        preexec_fn=partial(_prepare, os.getpid()),
+    )
 
 
 def _prepare(parent: int) -> None:

@@ -10,13 +10,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
 import uvloop
 
 from pinlater.client.async_client import AsyncClient
@@ -25,6 +23,7 @@ from pinlater.running import metrics
 from pinlater.running.background import in_background
 from pinlater.running.job_dump import dump
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe, serving
+from pinlater.running.reports import Report, reporting
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE
 from pinlater.tasks.logs import Lines
 from pinlater.tasks.runner import TaskRunner
@@ -35,10 +34,8 @@ from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Interval of reports to the supervisor, and of checks of memory.
-REPORT_S: Final = 1.0
-#: Interval of reports until the worker is ready.
-FIRST_REPORTS_S: Final = 0.1
+#: Interval at which meters are folded and memory is checked.
+CHECK_S: Final = 1.0
 
 
 def _always_valid() -> None:
@@ -105,7 +102,7 @@ class WorkerRun:
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
-            yield self._reporting(self._report_fd)
+            yield reporting(self._report_fd, self._report)
         elif work.http is not None:
             yield serving(work.http, self._answers())
         if work.memory_mb is not None:
@@ -178,7 +175,7 @@ class WorkerRun:
     async def _fold_meters(self, runner: TaskRunner) -> None:
         """Adds up what was counted, however seldom metrics are read."""
         while True:
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(CHECK_S)
             for meter in runner.meters.values():
                 meter.fold()
 
@@ -189,44 +186,19 @@ class WorkerRun:
             "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
         }
 
-    @asynccontextmanager
-    async def _reporting(self, descriptor: int) -> AsyncIterator[None]:
-        """Reports to the supervisor, again and again, and at the end."""
-        _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
-
-        def report() -> None:
-            full = writer.transport.get_write_buffer_size() and not self._over
-            if not full and not writer.transport.is_closing():
-                writer.write(self._report())
-
-        async def report_on() -> None:
-            while True:
-                report()
-                await asyncio.sleep(REPORT_S if self._ready else FIRST_REPORTS_S)
-
-        try:
-            async with in_background(report_on()):
-                yield
-        finally:
-            report()
-            with suppress(OSError):  # the supervisor is gone
-                writer.close()
-                await writer.wait_closed()
-
-    def _report(self) -> bytes:
-        document = {
-            "ready": self._ready,
-            "recycling": self._recycling,
-            "queues": list(self._work.queues),
-            "code": self._code if self._over else None,
-            "samples": {} if self._work.http is None else self._samples(),
-        }
-        return orjson.dumps(document) + b"\n"
+    def _report(self) -> Report:
+        return Report(
+            ready=self._ready,
+            recycling=self._recycling,
+            queues=list(self._work.queues),
+            code=self._code if self._over else None,
+            samples={} if self._work.http is None else self._samples(),
+        )
 
     async def _watch_memory(self, cap_mb: int) -> None:
         """Asks for another process when this one and its children use more than the cap."""
         while (used := memory_bytes(os.getpid()) // MIB) <= cap_mb:  # noqa: ASYNC110  (no event announces it)
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(CHECK_S)
         if self._worker.stats.claimed:
             log.info("this process uses %d MiB, its cap is %d: another takes its place", used, cap_mb)
             self._end(RECYCLE)
