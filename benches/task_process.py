@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.worker_process import CONCURRENCY, cpu_us, gather_us
 from pinlater import PinLater, WorkerConfig
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 
 QUEUE: Final = "bench"
 #: The no-op task, and the arguments of its calls.

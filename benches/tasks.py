@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches.support import serving
 from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
 

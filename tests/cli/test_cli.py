@@ -47,7 +47,7 @@ def test_help_names_the_exit_codes(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["queeu"], "did you mean 'queue'"),
         (["job", "cont"], "did you mean 'count'"),
@@ -80,12 +80,12 @@ def test_help_names_the_exit_codes(run: Run) -> None:
         (["worker", "m:f", "--queue", "mail", "--concurrency", "0"], "concurrency: expected an integer"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(run: Run, arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_one_line_and_2(run: Run, arguments: list[str], message: str) -> None:
     ran = run(*arguments)
     assert (ran.code, ran.out) == (USAGE, "")
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
-    assert told.lower() in ran.err.lower()
+    assert message.lower() in ran.err.lower()
 
 
 def test_no_server_is_3_and_hides_the_password(run: Run) -> None:
@@ -104,19 +104,19 @@ def test_a_refused_login_is_3(run: Run, server: Server) -> None:
 
 
 @pytest.mark.parametrize(("noun", "verb"), [("queue", "create"), ("job", "enqueue")])
-def test_a_noun_alone_is_told_its_verbs(run: Run, noun: str, verb: str) -> None:
-    told = run(noun)
-    assert (told.code, told.out) == (2, "")
-    assert told.err.startswith(f"error: pinlater {noun}: expected a verb: ")
-    assert verb in told.err
-    assert told.err.count("\n") == 1
+def test_a_noun_alone_names_its_verbs(run: Run, noun: str, verb: str) -> None:
+    ran = run(noun)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: pinlater {noun}: expected a verb: ")
+    assert verb in ran.err
+    assert ran.err.count("\n") == 1
 
 
 def test_an_unknown_outcome_is_4() -> None:
     error = OutcomeUnknown("enqueue of queue 'mail': sent, but no answer came in time", lambda _: None)
-    told, code = explain(error)
+    message, code = explain(error)
     assert code == UNKNOWN
-    assert "look before you repeat it" in told
+    assert "check before you repeat it" in message
     assert explain(PartialEnqueue(["mail:s1:p1:7", error]))[1] == UNKNOWN
     assert explain(PartialEnqueue(["mail:s1:p1:7", ServerFull("full")]))[1] == SERVER
 
@@ -166,7 +166,7 @@ def test_the_installed_command_and_the_module_are_the_same(server: Server) -> No
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (NO, "")
     assert ended.stderr == (
-        "error: queue 'none': not found; pinlater queue create none makes it, pinlater queue ls lists what is there\n"
+        "error: queue 'none': not found; pinlater queue create none creates it, pinlater queue ls lists all queues\n"
     )
 
 

@@ -42,7 +42,7 @@ def test_create_and_info(run: Run) -> None:
 
 def test_create_twice_leaves_the_configuration(run: Run, mail: str) -> None:
     again = run("queue", "create", mail)
-    assert (again.code, again.out) == (DONE, "queue mail was there already\n")
+    assert (again.code, again.out) == (DONE, "queue mail exists already\n")
     other = run("queue", "create", mail, "--priorities", "7")
     assert other.code == NO
     assert "priorities is 3; pinlater queue set changes it" in other.err
@@ -158,7 +158,7 @@ def test_enqueue_lines_says_where_it_stopped(run: Run) -> None:
     run("queue", "create", "mail", "--body-limit", "10")
     ran = run("job", "enqueue", "mail", "--lines", stdin=b"short\n" * 1500 + b"much too long\n")
     assert ran.code == USAGE
-    assert "1,000 jobs enqueued before; uncertain or not in: lines 1,001 to 1,501" in ran.err
+    assert "1,000 jobs enqueued before; not enqueued, or uncertain: lines 1,001 to 1,501" in ran.err
 
 
 def test_a_refused_enqueue_is_1(run: Run, mail: str) -> None:
@@ -297,7 +297,7 @@ def test_retry(run: Run, mail: str) -> None:
     assert (named.code, named.document) == (DONE, {"retried": 1})
     assert run("job", "lookup", descriptors[0], "--json").document["attempts_remaining"] == 4
     assert run("job", "retry", descriptors[0]).code == NO
-    assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job put back in line, 1 failed job remains\n"
+    assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job enqueued again, 1 failed job remains\n"
     assert run("job", "retry", mail, "--delay-ms", "3600000", "--json").document == {"retried": 1, "failed": 0}
 
 

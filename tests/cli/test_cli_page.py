@@ -94,8 +94,8 @@ def commands(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, cl
 
 @pytest.mark.parametrize("name", [name for name, _ in commands() if name != "version"])
 def test_every_command_and_option_stands_on_the_page(name: str) -> None:
-    command, told = dict(commands())[name], section(PAGE, name.split()[0])
-    assert name in told
+    command, text = dict(commands())[name], section(PAGE, name.split()[0])
+    assert name in text
     options = [
         option
         for param in command.params
@@ -103,7 +103,7 @@ def test_every_command_and_option_stands_on_the_page(name: str) -> None:
         for option in [*param.opts, *param.secondary_opts]
     ]
     named = [option for option in options if option.startswith("--") and option not in ("--json", "--help")]
-    assert [option for option in named if not re.search(rf"{option}\b(?!-)", told)] == []
+    assert [option for option in named if not re.search(rf"{option}\b(?!-)", text)] == []
 
 
 def test_the_options_of_every_command_stand_in_their_section() -> None:

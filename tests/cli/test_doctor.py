@@ -10,7 +10,11 @@ import pytest
 
 from pinlater import Client
 from pinlater.cli import main
-from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, CheckResult, examine, queue_states, server_versions
+from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
+from pinlater.cli.doctor.examine import examine
+from pinlater.cli.doctor.queue_states import queue_states
+from pinlater.cli.doctor.reached_server import server_versions
+from pinlater.cli.doctor.version_check import judge_version
 from pinlater.client.base import ClientSettings
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server as ServerAddress
@@ -62,19 +66,19 @@ def test_a_refused_login(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "level", "told"),
+    ("config", "level", "found"),
     [
         ({"appendonly": "yes", "appendfsync": "always"}, OK, "disk always"),
         ({"appendonly": "yes", "appendfsync": "everysec"}, OK, "disk everysec"),
-        ({"appendonly": "yes", "appendfsync": "no"}, WARNING, "disk at leisure"),
+        ({"appendonly": "yes", "appendfsync": "no"}, WARNING, "disk, without fsync"),
         ({"save": "3600 1"}, WARNING, "memory, snapshots (3600 1)"),
         ({}, WARNING, "memory, no snapshots"),
     ],
 )
-def test_durability_is_named(fresh_server: FreshServer, config: Mapping[str, str], level: str, told: str) -> None:
+def test_durability_is_named(fresh_server: FreshServer, config: Mapping[str, str], level: str, found: str) -> None:
     finding = look(fresh_server(config=config).url)["", "durability"]
     assert finding.level == level
-    assert finding.found.startswith(told)
+    assert finding.found.startswith(found)
 
 
 def test_eviction_and_memory(fresh_server: FreshServer) -> None:
@@ -98,7 +102,7 @@ def test_a_replica_is_an_error(fresh_server: FreshServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_a_client_without_config_is_told_unknown(fresh_server: FreshServer, kind: str) -> None:
+def test_a_client_without_config_sees_unknown(fresh_server: FreshServer, kind: str) -> None:
     server = fresh_server(kind, config={"appendonly": "yes"})
     server.call("ACL", "SETUSER", "app", "on", ">secret", *CLIENT_RULES.split())
     url = f"redis://app:secret@127.0.0.1:{server.port}"
@@ -112,7 +116,7 @@ def test_a_client_without_config_is_told_unknown(fresh_server: FreshServer, kind
 
 
 @pytest.mark.parametrize(
-    ("denied", "told"),
+    ("denied", "found"),
     [
         ("-zadd", "ZADD"),
         ("-pubsub|numsub", "PUBSUB|NUMSUB"),
@@ -120,13 +124,13 @@ def test_a_client_without_config_is_told_unknown(fresh_server: FreshServer, kind
         ("resetchannels", "PUBLISH, SUBSCRIBE"),
     ],
 )
-def test_a_missing_permission_is_named(fresh_server: FreshServer, denied: str, told: str) -> None:
+def test_a_missing_permission_is_named(fresh_server: FreshServer, denied: str, found: str) -> None:
     server = fresh_server()
     server.call("ACL", "SETUSER", "app", "on", ">secret", *CLIENT_RULES.split(), denied)
     finding = look(f"redis://app:secret@127.0.0.1:{server.port}")["", "permissions"]
     assert finding.level == ERROR
-    assert finding.found == f"denied on pl:*: {told}"
-    assert f"+{told.split(', ')[0].lower()}" in finding.advice
+    assert finding.found == f"denied on pl:*: {found}"
+    assert f"+{found.split(', ')[0].lower()}" in finding.advice
 
 
 def test_a_server_that_hides_all_but_info(fresh_server: FreshServer) -> None:
@@ -163,11 +167,9 @@ def test_a_wrong_clock_is_a_warning(fresh_server: FreshServer) -> None:
     ],
 )
 def test_vulnerable_lua_engines_are_known(version: str, level: str) -> None:
-    from pinlater.cli import server_checks as doctor
-
     address = ServerAddress("redis://localhost")
     address.check_version(version)
-    assert doctor.judge_version(address).level == level
+    assert judge_version(address).level == level
 
 
 # --- queues
@@ -198,8 +200,8 @@ def test_a_lost_record_is_an_error(server: Server) -> None:
         client.dequeue("mail")
     finding = look(server.url)["queue mail", "lost records"]
     assert finding.level == ERROR
-    assert finding.found.startswith("1 jobs")
-    assert main([*finding.advice.partition("mended: pinlater ")[2].split(), "--url", server.url]) == 0  # as it says
+    assert finding.found.startswith("1 job ")
+    assert main([*finding.advice.partition("fixed: pinlater ")[2].split(), "--url", server.url]) == 0  # as it says
     assert ("queue mail", "lost records") not in look(server.url)
 
 
@@ -306,7 +308,7 @@ def test_the_audit(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     (report,) = json.loads(capsys.readouterr().out)["audits"]
     assert (report["queue"], report["ok"], report["jobs"]["pending"], report["findings"]) == ("mail", True, 3, [])
     assert main(["doctor", "--audit", "--url", server.url]) == 0
-    assert "3 jobs, each in exactly one place" in capsys.readouterr().out
+    assert "3 jobs, each in exactly one state" in capsys.readouterr().out
     id_ = int(descriptors[0].rpartition(":")[2]).to_bytes(8, "big")
     server.call("HDEL", "pl:{mail/1}:jobs", id_)
     assert main(["doctor", "--audit", "--queue", "mail", "--url", server.url]) == 1

@@ -33,7 +33,7 @@ from pinlater import (
     TaskFailed,
 )
 from pinlater.operations import results as core
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
 from pinlater.worker.worker import WorkerConfig

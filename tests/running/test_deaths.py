@@ -1,6 +1,6 @@
-"""A supervisor tells of processes that died: their jobs come back at once, and how they ended stands in the status.
+"""The recoverer: jobs of a process that died come back at once, and the status of a job says how the process ended.
 
-Promises: shown on real processes with leases that no test waits for. Risks: none known.
+Promises: shown on real processes, with leases so long that no test waits for them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told", "limit"),
+    ("how", "ending", "limit"),
     [
         ("segfault", "was killed by SIGSEGV", 3),
         ("kill", "was killed by SIGKILL", 1),
@@ -79,7 +79,7 @@ async def fine() -> None:
     ],
 )
 def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
-    server: Server, runs: Callable[..., AppRuns], how: str, told: str, limit: int
+    server: Server, runs: Callable[..., AppRuns], how: str, ending: str, limit: int
 ) -> None:
     """Long before a lease ends: it is ten minutes."""
     app_runs = runs(server.url, TASKS)
@@ -90,7 +90,7 @@ def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
         wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
         info = handle.info()
         assert info is not None
-        check_evidence(info, told, [str(note.pid) for note in app_runs.notes("died")])
+        check_evidence(info, ending, [str(note.pid) for note in app_runs.notes("died")])
         if limit > 1:
             app.send("fine")
             app_runs.wait("ran", deadline_s=60)
@@ -113,7 +113,7 @@ def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, r
 
 
 @on_loop
-async def test_a_server_that_is_away_is_told_when_it_is_back(
+async def test_a_server_that_is_away_is_asked_again(
     fresh_server: FreshServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = fresh_server(aof_always=True)
@@ -125,8 +125,8 @@ async def test_a_server_that_is_away_is_told_when_it_is_back(
         recoverer = Recoverer(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
         async with recoverer.open():
             await asyncio.to_thread(server.kill)
-            recoverer(process, -9)
-            await until(lambda: "what process 1 held comes back later" in caplog.text, "the first try")
+            recoverer.recover(process, -9)
+            await until(lambda: "jobs of process 1 not recovered yet" in caplog.text, "the first try")
             await asyncio.to_thread(server.start)
             await until(lambda: recoverer.retried == 1, "a later one", 30)
         assert (await client.lookup([job]))[job].crashes == 1
@@ -158,7 +158,7 @@ def test_only_what_had_begun_in_a_process_that_died_has_crashed(
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_a_plain_handler_that_dies_at_once_in_a_thread_of_its_own_has_begun(server: Server, tmp_path: Path) -> None:
+def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Server, tmp_path: Path) -> None:
     """Beside one that waits in another thread."""
     die = "import os, time\ndef die(job):\n    os.kill(os.getpid(), 9) if job.body else time.sleep(600)\n"
     (tmp_path / "handlers.py").write_text(die)
@@ -176,20 +176,20 @@ def test_a_plain_handler_that_dies_at_once_in_a_thread_of_its_own_has_begun(serv
         assert [info.crashes for info in client.lookup(jobs).values()] == [1, 1]
 
 
-def test_what_runs_stays_told_however_many_begin_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_job_stays_recorded_however_many_start_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     held: Any = SimpleNamespace(job=SimpleNamespace(id=7))
     running = [held]
     file, memory = shared_memory()
     monkeypatch.setenv(STARTED_VARIABLE, str(os.dup(file.fileno())))
-    begin, no_other = record_started(lambda: running, 5), record_started(lambda: running, 5)
-    assert begin is not None
-    assert no_other is None
+    start, other = record_started(lambda: running, 5), record_started(lambda: running, 5)
+    assert start is not None
+    assert other is None
     assert ids_in(memory) == b""
     for id_ in (7, *range(100, 150)):
-        begin(id_)
-        told = [int.from_bytes(ids_in(memory)[at : at + 8], "big") for at in range(0, len(ids_in(memory)), 8)]
-        assert {7, id_} <= {*told}
-        assert len(told) <= 5
+        start(id_)
+        ids = [int.from_bytes(ids_in(memory)[at : at + 8], "big") for at in range(0, len(ids_in(memory)), 8)]
+        assert {7, id_} <= {*ids}
+        assert len(ids) <= 5
     file.close()
 
 
@@ -201,11 +201,11 @@ def test_a_descriptor_that_was_not_handed_on_is_left_alone(monkeypatch: pytest.M
     os.fstat(0)
 
 
-def check_evidence(info: JobInfo, told: str, pids: list[str]) -> None:
+def check_evidence(info: JobInfo, ending: str, pids: list[str]) -> None:
     """How each process ended, which it was, and when."""
     assert (info.crashes, info.attempts_remaining) == (len(pids), 0)
     lines = info.status.splitlines()
-    assert lines[::2] == [f"worker process {told} (crash {n + 1} of {len(pids)})" for n in range(len(pids))]
+    assert lines[::2] == [f"worker process {ending} (crash {n + 1} of {len(pids)})" for n in range(len(pids))]
     for line, pid in zip(lines[1::2], pids, strict=True):
         assert f":{pid}:" in line
         assert ", claimed 20" in line

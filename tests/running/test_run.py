@@ -93,8 +93,8 @@ def test_a_burst_runs_what_is_due_and_ends(
         app.by_name("note").enqueue_many([(str(out), str(number)) for number in range(300)])
         app.by_name("second").using(queue="second").enqueue(str(out))
         process = start("--burst", "--processes", str(processes), "--concurrency", "20")
-        told, log = process.communicate(timeout=60)
-        assert (process.returncode, json.loads(told.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
+        output, log = process.communicate(timeout=60)
+        assert (process.returncode, json.loads(output.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
         # another process may see its queue empty before the last task puts one in line there
         left = client.count("default").pending
         assert {str(number) for number in range(300)} <= set(lines(out))
@@ -110,8 +110,8 @@ def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_pa
     process = start("--burst", "--queues", "third,default")
     _, log = process.communicate(timeout=60)
     assert "working on third, default: 1 task\n" in log
-    assert "WARNING pinlater.worker: queue third: it was not there, and no task of the app is in it: made now" in log
-    assert "queue default: it was not there" not in log
+    assert "WARNING pinlater.worker: queue third: created, as it was missing; no task of the app uses it" in log
+    assert "queue default: created" not in log
     assert (there.status(), elsewhere.status()) == (None, State.PENDING)
     assert lines(out) == ["x"]
 
@@ -123,8 +123,8 @@ def test_a_signal_stops_it_when_what_runs_has_ended(start: Start, app: PinLater,
         app.send("note", str(out), str(number))
     wait_until(lambda: len(lines(out)) == 50, "50 lines")
     process.terminate()
-    told, log = process.communicate(timeout=30)
-    assert (process.returncode, json.loads(told.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
+    output, log = process.communicate(timeout=30)
+    assert (process.returncode, json.loads(output.splitlines()[-1])) == (DONE, {"role": "run", "exit_code": 0})
     assert "stopped: 50 claimed, 50 succeeded\n" in log
 
 
@@ -153,7 +153,7 @@ def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> No
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_burst_goes_on_while_a_job_runs_and_then_ends_where_its_server_is_gone(
+def test_a_burst_goes_on_while_a_job_runs_and_then_ends_when_its_server_is_away(
     runs: Callable[..., AppRuns], fresh_server: FreshServer, comes_back: bool
 ) -> None:
     server = fresh_server(aof_always=True)
@@ -267,7 +267,7 @@ def test_what_the_users_code_raises_is_shown_as_theirs(run: Run, tmp_path: Path,
     assert ran.code == NO
     *above, last = ran.err.splitlines()
     assert last.startswith(f"error: {'app' if role == 'run' else 'handler'} 'app_that_is_{name}:app': {said}")
-    (begin,) = [number for number, told in enumerate(above) if told.startswith(("Traceback", '  File "'))][:1]
+    (begin,) = [number for number, line in enumerate(above) if line.startswith(("Traceback", '  File "'))][:1]
     shown = "\n".join(above[begin:])
     assert line in shown
     files = re.findall(r'File "(.*?)"', shown)

@@ -1,4 +1,4 @@
-"""What `pinlater run` is told: --queues, TOML, which of the two counts, and what bad input is told.
+"""The options of `pinlater run`: --queues, TOML, which of the two counts, and the errors of bad input.
 
 Promises: every key has a wrong value here. Risks: how processes follow them is in test_running.py.
 """
@@ -15,10 +15,12 @@ import pytest
 
 from pinlater import Client, InvalidArgument, PinLater
 from pinlater.cli.commands import DONE, USAGE
-from pinlater.running.options import QueueOptions, RunOptions, options_of, parse_queues
+from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.probes import parse_address
+from pinlater.running.process_slots import rearrange
+from pinlater.running.read_options import options_of, parse_queues
 from pinlater.running.status import STALE_S, SupervisorStatus
-from pinlater.running.worker_process import ProcessSet, rearrange
+from pinlater.running.worker_process import ProcessSet
 from pinlater.worker.queue_order import QueueOrder
 from tests.support.cli_runs import Run, run
 from tests.support.pages import page, table
@@ -88,8 +90,8 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
 
 def test_the_command_line_goes_before_toml(folder: Path) -> None:
     (folder / "pinlater.toml").write_text(FULL)
-    told: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
-    options = options_of(told, None)
+    given: dict[str, Any] = {"app": "other:app", "queues": "mail:5,video,new", "concurrency": 7, "http": None}
+    options = options_of(given, None)
     assert (options.app, options.concurrency, options.processes, options.http) == ("other:app", 7, 2, "127.0.0.1:9100")
     assert options.queues == {
         "mail": QueueOptions(weight=5),
@@ -165,10 +167,10 @@ def test_every_command_finds_the_servers_of_toml(
     assert not (folder / "state").exists()
 
     roles: list[Any] = []
-    for name in ("run_workers", "run_monitor"):
-        monkeypatch.setattr(f"pinlater.running.supervisor.{name}", lambda *_, shards, **__: roles.append(shards))
+    for name in ("worker_command.run_handler", "monitor_command.run_monitor"):
+        monkeypatch.setattr(f"pinlater.running.{name}", lambda *_, shards, **__: roles.append(shards))
     for arguments in (["worker", "tests.support.handlers_for_tests:nothing", "--queue", "mail"], ["monitor"]):
-        monkeypatch.delenv("PINLATER_URL", raising=False)  # a worker tells its processes by it
+        monkeypatch.delenv("PINLATER_URL", raising=False)  # a worker names the servers for its processes there
         assert run(*arguments).code == DONE
     assert roles == [{"1": server.url}] * 2
 
@@ -264,14 +266,17 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("[queues.a]\nmemory_mb = 0", "queue 'a': memory_mb: expected an integer"),
         (
             "[queues.a]\nmemory_mb = 9\nweight = 2",
-            "queue 'a': it has processes of its own, where a weight means nothing",
+            "queue 'a': expected no weight for a queue with processes of its own",
         ),
-        ("isolate = true\n[queues.a]\nweight = 2", "queue 'a': it has processes of its own"),
+        (
+            "isolate = true\n[queues.a]\nweight = 2",
+            "queue 'a': expected no weight for a queue with processes of its own",
+        ),
         ("strict = true\n[queues.a]\nweight = 2\n[queues.b]", "expected weights or strict, got both"),
         ("x = [", "pinlater.toml is not TOML"),
     ],
 )
-def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
+def test_bad_toml_is_an_error(folder: Path, text: str, said: str) -> None:
     (folder / "pinlater.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=said):
         options_of({} if text.startswith("app") else {"app": "x:y"}, None)
@@ -287,10 +292,10 @@ def test_bad_toml_is_told(folder: Path, text: str, said: str) -> None:
         (["x:y", "--queues", "a:3,b", "--strict"], "expected weights or strict, got both"),
         (["x:y", "--queues", "a,a"], "queues: 'a' is named twice"),
         (["x:y", "--http", "80"], "http: expected HOST:PORT"),
-        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: 192.0.2.1:1 can not be listened on"),
+        (["examples.mail:app", "--http", "192.0.2.1:1"], "http: cannot listen on 192.0.2.1:1"),
     ],
 )
-def test_bad_arguments_are_told(folder: Path, run: Run, arguments: list[str], said: str) -> None:
+def test_bad_arguments_are_errors(folder: Path, run: Run, arguments: list[str], said: str) -> None:
     ran = run("run", *arguments)
     assert ran.code == USAGE
     assert said in ran.err
@@ -318,10 +323,10 @@ def test_addresses() -> None:
 
 
 class Reporting:
-    """Of a process, what an overseer looks at."""
+    """The part of a process that a status reads."""
 
-    def __init__(self, of: ProcessSet, pid: int, reported_s: float, ready: bool, jobs: int) -> None:
-        self.of, self.pid, self.reported_s, self.ready = of, pid, reported_s, ready
+    def __init__(self, process_set: ProcessSet, pid: int, reported_s: float, ready: bool, jobs: int) -> None:
+        self.process_set, self.pid, self.reported_s, self.ready = process_set, pid, reported_s, ready
         self.report = {"samples": {"pinlater_claimed_jobs_total": {"": jobs}, "pinlater_running_jobs": {"": 1}}}
 
 
@@ -338,7 +343,7 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     processes[1].ready = True
     assert readiness().status == 200
     processes[1].reported_s = 100.0 - STALE_S - 1
-    assert (health()[:2], readiness()[:2]) == ((503, "the loop of 2 does not turn\n"), (503, "not ready: b\n"))
+    assert (health()[:2], readiness()[:2]) == ((503, "no report from process 2 for 10 s\n"), (503, "not ready: b\n"))
     status.ended(processes[0], "memory")
     text = metrics().text
     assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not
@@ -347,25 +352,25 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'pinlater_process_restarts_total{reason="memory"} 1\n' in text
 
 
-def test_unknown_names_stay_told_apart_when_processes_end() -> None:
-    of = ProcessSet(command=["w"], name="w")
-    status = SupervisorStatus([of])
-    processes: list[Any] = [Reporting(of, pid, 0.0, True, 0) for pid in range(3)]
+def test_unknown_names_keep_their_labels_when_processes_end() -> None:
+    process_set = ProcessSet(command=["w"], name="w")
+    status = SupervisorStatus([process_set])
+    processes: list[Any] = [Reporting(process_set, pid, 0.0, True, 0) for pid in range(3)]
     for process in processes:
         names = {f'{{task="{process.pid}-{number}"}}': 1 for number in range(80)}
         process.report = {"samples": {"pinlater_unknown_tasks_total": names}}
         status.reported(process)
 
-    def told() -> list[str]:
+    def samples() -> list[str]:
         text = status.answers()["/metrics"]().text
         return sorted(line for line in text.splitlines() if line.startswith("pinlater_unknown"))
 
-    before = told()
+    before = samples()
     assert len(before) == 101
     assert 'pinlater_unknown_tasks_total{task="(other)"} 140' in before
     for process in processes[::-1]:
         status.ended(process, "recycled")
-        assert told() == before
+        assert samples() == before
 
 
 def test_unknown_names_are_bounded_and_escaped() -> None:
@@ -378,15 +383,15 @@ def test_unknown_names_are_bounded_and_escaped() -> None:
     assert 'pinlater_unknown_tasks_total{task="(other)"} 50\n' in text(total)
 
 
-def test_places_go_to_the_sets_of_their_names_and_then_to_any() -> None:
+def test_slots_go_to_the_sets_of_their_names_and_then_to_any() -> None:
     def sets(**processes: int) -> list[ProcessSet]:
         return [ProcessSet(command=[name], name=name, processes=count) for name, count in processes.items()]
 
     old, none = rearrange([], sets(a=2, b=1, c=1))
-    assert ([slot.of.name for slot in old], none) == (["a", "a", "b", "c"], [])
+    assert ([slot.process_set.name for slot in old], none) == (["a", "a", "b", "c"], [])
     a, more, b, c = old
     assert rearrange(old, sets(b=1, a=1, c=1)) == ([b, a, c], [more])
     again, left = rearrange(old, sets(d=1, b=2, a=2))
-    assert ([slot.of.name for slot in again], left) == (["d", "b", "b", "a", "a"], [])
+    assert ([slot.process_set.name for slot in again], left) == (["d", "b", "b", "a", "a"], [])
     assert (again[0], again[1], again[3:]) == (c, b, [a, more])
     assert again[2] not in old

@@ -101,11 +101,11 @@ def test_a_reload_reads_toml_again(start: Start, app: PinLater, client: Client, 
 
     write_toml(tmp_path, "concurrency = 0")
     run.send(signal.SIGHUP)
-    run.logged("reload: concurrency: expected an integer from 1 to 100,000, got 0; all goes on as it is")
+    run.logged("reload: concurrency: expected an integer from 1 to 100,000, got 0; nothing changes")
 
     write_toml(tmp_path, "concurrency = 2\nlog_format = 'json'\n[queues.a]\nprocesses = 1\n[queues.c]\nprocesses = 1")
     run.send(signal.SIGHUP)
-    run.logged("reload: log_format: changed, which a start sees, and not a reload")
+    run.logged("reload: a change of log_format takes effect at the next start")
     run.logged("working on", 5)
     for queue in "ac":
         app.by_name("wait").using(queue=queue).enqueue_many([(str(later),)] * 2)
@@ -130,7 +130,7 @@ def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, t
     write_toml(tmp_path, "concurrency =")
     run.send(signal.SIGHUP)
     run.logged("pinlater.toml is not TOML: ")
-    run.logged("; all goes on as it is")
+    run.logged("; nothing changes")
     write_toml(tmp_path, "concurrency = 3")
     run.send(signal.SIGHUP)
     run.logged("working on", 2)
@@ -141,7 +141,7 @@ def test_a_reload_of_one_process_reads_toml_again(start: Start, app: PinLater, t
 
 
 @one_server
-def test_one_process_starts_anew_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
+def test_one_process_starts_again_in_place(start: Start, app: PinLater, tmp_path: Path) -> None:
     run = start()
     run.logged("working on")
     app.send("version")
@@ -348,7 +348,7 @@ def test_counts_outlive_processes_and_restarts_are_counted(start: Start, app: Pi
     app.send("die")
     run.noted("dies")
     wait_until(lambda: samples(run)["pinlater_process_restarts_total reason=crash"] == 1, "the crash")
-    wait_until(lambda: samples(run)["pinlater_crashed_jobs_total end=retried"] == 1, "its job, back in line")
+    wait_until(lambda: samples(run)["pinlater_crashed_jobs_total end=retried"] == 1, "its job, enqueued again")
     assert samples(run)["pinlater_crashed_jobs_total end=failed"] == 0
     assert samples(run)["pinlater_jobs_total task=note end=succeeded"] == 100
     assert run.end() == 0

@@ -1,6 +1,6 @@
 """`pinlater run`: which queues, in which processes, and how they are replaced, each on real processes.
 
-Promises: processes are told apart by their ids in what their tasks noted. Risks: signals and logs: test_run_signals.py.
+Promises: tasks note the ids of their processes. Signals and logs are in test_run_signals.py.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_a_process_far_over_its_memory_is_killed(start: Start, app: PinLater, tm
     assert run.end() == 0
 
 
-def test_a_cap_below_what_an_empty_process_uses_is_told_and_backed_off(start: Start) -> None:
+def test_a_cap_below_what_an_empty_process_uses_is_logged_and_backed_off(start: Start) -> None:
     run = start("--max-memory", "5")
     run.logged("before its first job, its cap is 5: raise the cap")
     run.logged("starting another in 0.5 s")

@@ -1,6 +1,6 @@
 """The supervisor of worker processes: restarts, signals, and its own end.
 
-Promises: shown with real processes, most of them small programs in place of workers. Risks: none known.
+Promises: shown with real processes, most of them small programs in place of workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, InvalidArgument
-from pinlater.running.supervisor import run_workers
+from pinlater.running.worker_command import run_handler
 from pinlater.worker.load_object import load_handler
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import Record, WorkerProcesses, body
@@ -35,17 +35,20 @@ sets = [ProcessSet(command=command, processes=int(processes), kill_after_s=float
 sys.exit(Supervisor(sets).run())
 """
 BEGIN = """
-import os, signal, sys
+import json, os, signal, sys
 def note(event):
     handle = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, f"{event} {os.getpid()}\\n".encode())
     os.close(handle)
+def end(code):
+    os.write(int(os.environ["PINLATER_REPORT_FD"]), json.dumps({"code": code}).encode() + b"\\n")
+    sys.exit(code)
 signal.signal(signal.SIGTERM, lambda *_: on_term())
 """
-OBEDIENT = BEGIN + "def on_term(): note('term'); sys.exit(0)\nnote('up')\nwhile True: signal.pause()"
+OBEDIENT = BEGIN + "def on_term(): note('term'); end(0)\nnote('up')\nwhile True: signal.pause()"
 TWICE = (
     BEGIN
-    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and sys.exit(0)\n"
+    + "terms = []\ndef on_term(): terms.append(note('term')); len(terms) > 1 and end(0)\n"
     + "note('up')\nwhile True: signal.pause()"
 )
 DEAF = BEGIN + "def on_term(): note('term')\nnote('up')\nwhile True: signal.pause()"
@@ -95,8 +98,8 @@ def wait_for(notes: Path, event: str, count: int) -> list[int]:
 def test_restarts_a_crashing_process_with_backoff(supervise: Supervise, notes: Path, log: Path) -> None:
     process = supervise(CRASHING)
     wait_until(lambda: "starting another in 2.0 s" in log.read_text(), "the third crash", DEADLINE_S)
-    told = [line.rpartition(" in ")[2] for line in log.read_text().splitlines() if "starting another" in line]
-    assert told == ["0.5 s", "1.0 s", "2.0 s"]
+    pauses = [line.rpartition(" in ")[2] for line in log.read_text().splitlines() if "starting another" in line]
+    assert pauses == ["0.5 s", "1.0 s", "2.0 s"]
     assert "ended with exit code 7" in log.read_text()
     assert len(pids(notes, "up")) == 3
     process.terminate()  # none runs: it ends at once, not when the next one is due
@@ -208,4 +211,4 @@ def test_a_mistyped_handler_is_named_at_once(name: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         load_handler(name)
     with pytest.raises(InvalidArgument, match=message):
-        run_workers(name, ["q"], shards={}, config=WorkerConfig(), processes=2, command=["false"])
+        run_handler(name, ["q"], shards={}, config=WorkerConfig(), processes=2, command=["false"])

@@ -1,6 +1,6 @@
 """The supervisor of processes that report: reloads, recycling, starts that hang or fail, ends that count as crashes.
 
-Promises: shown with real processes, small programs that report as workers do. Risks: none known.
+Promises: shown with real processes, small programs that report as workers do.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ DEADLINE_S = 60.0
 SUPERVISE = """
 import logging, os, sys
 from pathlib import Path
-from pinlater.running import supervisor
+from pinlater.running import restarter
+from pinlater.running.supervisor import Supervisor
 from pinlater.running.worker_process import ProcessSet
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 _, python, program, processes, start_s, burst = sys.argv
-supervisor.START_S = float(start_s)
+restarter.START_S = float(start_s)
 sets = [ProcessSet(command=[python, "-c", program], processes=int(processes))]
 
-class Observer:
+class Listener:
     def reported(self, process):
         print("reported", process.pid, process.report, file=sys.stderr, flush=True)
         if process.report.get("stall"):  # until it has ended; then what it wrote last is not read yet
-            made._wake.set()
+            supervisor.wake()
             Path("gate").touch()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     def ended(self, process, why):
@@ -43,8 +44,8 @@ class Observer:
 def died(process, code):
     print("died", process.pid, code, file=sys.stderr, flush=True)
 
-made = supervisor.Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, listener=Observer(), recoverer=died)
-sys.exit(made.run())
+supervisor = Supervisor(sets, burst=bool(burst), reloaded=lambda: sets, listener=Listener(), recover=died)
+sys.exit(supervisor.run())
 """
 #: first: this process is the first one of all.
 BEGIN = """
@@ -56,8 +57,8 @@ def note(event):
     os.write(handle, f"{event} {os.getpid()}\\n".encode())
     os.close(handle)
 
-def report(**told):
-    os.write(int(os.environ["PINLATER_REPORT_FD"]), json.dumps(told).encode() + b"\\n")
+def report(**fields):
+    os.write(int(os.environ["PINLATER_REPORT_FD"]), json.dumps(fields).encode() + b"\\n")
 
 def wait():
     while not Path("gate").exists():
@@ -75,8 +76,8 @@ except FileExistsError:
 Supervise = Callable[..., subprocess.Popen[bytes]]
 
 
-class ProcessSlot:
-    """A folder for programs, and what they and their supervisor say there."""
+class ProgramFolder:
+    """A folder in which programs and their supervisor leave notes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,22 +105,22 @@ class ProcessSlot:
 
 
 @pytest.fixture
-def slot(tmp_path: Path) -> ProcessSlot:
-    return ProcessSlot(tmp_path)
+def folder(tmp_path: Path) -> ProgramFolder:
+    return ProgramFolder(tmp_path)
 
 
 @pytest.fixture
-def supervise(slot: ProcessSlot) -> Iterator[Supervise]:
+def supervise(folder: ProgramFolder) -> Iterator[Supervise]:
     made: list[subprocess.Popen[bytes]] = []
 
     def start(
         program: str, processes: int = 1, start_s: float = 60.0, *, burst: bool = False
     ) -> subprocess.Popen[bytes]:
-        options = [str(slot.path / "python"), BEGIN + program, str(processes), str(start_s), "burst" if burst else ""]
+        options = [str(folder.path / "python"), BEGIN + program, str(processes), str(start_s), "burst" if burst else ""]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(ROOT)])}
-        with (slot.path / "log").open("ab") as out:
+        with (folder.path / "log").open("ab") as out:
             command = [sys.executable, "-c", SUPERVISE, *options]
-            made.append(subprocess.Popen(command, cwd=slot.path, env=environment, stdout=out, stderr=out))
+            made.append(subprocess.Popen(command, cwd=folder.path, env=environment, stdout=out, stderr=out))
         return made[-1]
 
     yield start
@@ -142,126 +143,126 @@ end(0)
 """
 
 
-def test_a_stop_during_a_reload_asks_each_process_once(supervise: Supervise, slot: ProcessSlot) -> None:
-    """A fresh one that gets ready then takes nobody's place, and no reload begins any more."""
+def test_a_stop_during_a_reload_asks_each_process_once(supervise: Supervise, folder: ProgramFolder) -> None:
+    """A successor that gets ready then replaces no process, and no further reload starts."""
     process = supervise(TWO)
-    slot.noted("up")
+    folder.noted("up")
     process.send_signal(signal.SIGHUP)
-    old, fresh = slot.noted("up", 2)
+    old, successor = folder.noted("up", 2)
     process.terminate()
-    slot.noted("term", 2)
-    slot.logged(f"reported {fresh} ")
+    folder.noted("term", 2)
+    folder.logged(f"reported {successor} ")
     process.send_signal(signal.SIGHUP)
-    slot.open()
+    folder.open()
     assert process.wait(DEADLINE_S) == 0
-    assert sorted(slot.pids("term")) == sorted([old, fresh])
-    assert len(slot.pids("up")) == 2
-    assert "died" not in slot.log
+    assert sorted(folder.pids("term")) == sorted([old, successor])
+    assert len(folder.pids("up")) == 2
+    assert "died" not in folder.log
 
 
-def test_a_stop_after_a_reload_asks_the_old_process_once(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_a_stop_after_a_reload_asks_the_old_process_once(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise(TWO.replace("if first:", "if True:"))
-    slot.noted("up")
+    folder.noted("up")
     process.send_signal(signal.SIGHUP)
-    old, fresh = slot.noted("up", 2)
-    assert slot.noted("term") == [old]
+    old, successor = folder.noted("up", 2)
+    assert folder.noted("term") == [old]
     process.terminate()
-    assert slot.noted("term", 2) == [old, fresh]
-    slot.open()
+    assert folder.noted("term", 2) == [old, successor]
+    folder.open()
     assert process.wait(DEADLINE_S) == 0
-    assert slot.pids("term") == [old, fresh]
+    assert folder.pids("term") == [old, successor]
 
 
-def test_one_that_is_recycled_is_replaced_before_it_ends(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_one_that_is_recycled_is_replaced_before_it_ends(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise(
         TWO.replace("report(ready=True)\nnote", "report(recycling=True)\nnote").replace(
             "end(0)", "end(75 if first else 0)"
         )
     )
-    old, fresh = slot.noted("up", 2)
+    old, successor = folder.noted("up", 2)
     assert is_alive(old)
     process.terminate()  # the first one of two signals: the old one ends already, and knows it
-    assert sorted(slot.noted("term", 2)) == sorted([old, fresh])
-    slot.open()
+    assert sorted(folder.noted("term", 2)) == sorted([old, successor])
+    folder.open()
     assert process.wait(DEADLINE_S) == 0
-    assert len(slot.pids("up")) == 2
+    assert len(folder.pids("up")) == 2
 
 
-def test_the_end_of_one_that_is_recycled_is_told_as_that(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_the_end_of_one_that_is_recycled_is_reported_as_that(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise("note('up')\nreport(ready=True, recycling=first)\nwait() if first else signal.pause()\nend(75)")
-    old, fresh = slot.noted("up", 2)
-    slot.logged(f"reported {fresh} ")
-    slot.open()
-    slot.logged(f"ended {old} recycled")
-    assert "died" not in slot.log
-    assert is_alive(fresh)
+    old, successor = folder.noted("up", 2)
+    folder.logged(f"reported {successor} ")
+    folder.open()
+    folder.logged(f"ended {old} recycled")
+    assert "died" not in folder.log
+    assert is_alive(successor)
     process.kill()
 
 
-def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_one_whose_end_is_seen_before_its_word_of_it(supervise: Supervise, folder: ProgramFolder) -> None:
     """As where the supervisor stood still while a process recycled itself."""
     process = supervise(
         "note('up')\nreport(ready=True, stall=first)\nwait() if first else signal.pause()\n"
         "report(recycling=True, code=75)\nos._exit(75)"
     )
-    old, fresh = slot.noted("up", 2)
-    slot.logged(f"reported {fresh} ")
-    assert slot.log.count(f"ended {old} recycled") == 1
-    assert "died" not in slot.log
-    assert (is_alive(fresh), process.poll()) == (True, None)
+    old, successor = folder.noted("up", 2)
+    folder.logged(f"reported {successor} ")
+    assert folder.log.count(f"ended {old} recycled") == 1
+    assert "died" not in folder.log
+    assert (is_alive(successor), process.poll()) == (True, None)
     process.kill()
 
 
-def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_no_more_end_beside_the_others_than_a_set_has_processes(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise("note('up')\nreport(ready=True, recycling=True)\nwait()\nend(75)")
-    first, second = slot.noted("up", 2)
-    slot.logged(f"{second} is recycled")
-    assert slot.pids("up") == [first, second]
-    slot.open()
-    slot.logged(f"ended {first} recycled")
-    slot.logged(f"ended {second} recycled")
-    slot.noted("up", 3)
+    first, second = folder.noted("up", 2)
+    folder.logged(f"{second} is recycled")
+    assert folder.pids("up") == [first, second]
+    folder.open()
+    folder.logged(f"ended {first} recycled")
+    folder.logged(f"ended {second} recycled")
+    folder.noted("up", 3)
     process.kill()
-    assert "crash" not in slot.log
+    assert "crash" not in folder.log
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_an_exit_code_alone_is_a_crash(supervise: Supervise, slot: ProcessSlot, code: int) -> None:
+def test_an_exit_code_alone_is_a_crash(supervise: Supervise, folder: ProgramFolder, code: int) -> None:
     """A handler may end its process with any code."""
     process = supervise(f"note('up')\nreport(ready=True)\nos._exit({code}) if first else end(0)", burst=True)
     assert process.wait(DEADLINE_S) == 0
-    crashed, _ = slot.pids("up")
-    assert f"died {crashed} {code}" in slot.log
-    assert f"ended {crashed} crash" in slot.log
-    assert slot.log.count("died") == 1
-    assert "starting another in 0.5 s" in slot.log
+    crashed, _ = folder.pids("up")
+    assert f"died {crashed} {code}" in folder.log
+    assert f"ended {crashed} crash" in folder.log
+    assert folder.log.count("died") == 1
+    assert "starting another in 0.5 s" in folder.log
 
 
-def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_one_that_hangs_at_its_start_is_replaced(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise(
         "note('up')\nif not first: report(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()",
         start_s=0.3,
     )
-    slot.logged("{'ready': True}")
-    (told,) = re.findall(r"reported (\d+) {'ready': True}", slot.log)
-    killed = re.findall(r"worker process (\d+) did not start in time and is killed", slot.log)
+    folder.logged("{'ready': True}")
+    (ready,) = re.findall(r"reported (\d+) {'ready': True}", folder.log)
+    killed = re.findall(r"worker process (\d+) did not start in time and is killed", folder.log)
     assert killed  # on a busy machine others than the first, too
     process.terminate()
     assert process.wait(DEADLINE_S) == 0
-    assert told not in killed
-    assert slot.log.count("did not") == len(killed)
+    assert ready not in killed
+    assert folder.log.count("did not") == len(killed)
 
 
-def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, slot: ProcessSlot) -> None:
+def test_one_that_can_not_be_started_leaves_the_others(supervise: Supervise, folder: ProgramFolder) -> None:
     process = supervise("note('up')\nreport(ready=True)\nsignal.signal(15, lambda *_: end(0))\nsignal.pause()", 2)
-    first = slot.noted("up", 2)
-    python = (slot.path / "python").rename(slot.path / "gone")
+    first = folder.noted("up", 2)
+    python = (folder.path / "python").rename(folder.path / "gone")
     process.send_signal(signal.SIGHUP)
-    slot.logged("it can not be started: [Errno 2]", 2)
+    folder.logged("cannot start: [Errno 2]", 2)
     os.kill(first[0], signal.SIGKILL)
-    slot.logged("it can not be started: [Errno 2]", 3)
+    folder.logged("cannot start: [Errno 2]", 3)
     assert (is_alive(first[1]), process.poll()) == (True, None)
-    python.rename(slot.path / "python")
-    slot.noted("up", 3)
+    python.rename(folder.path / "python")
+    folder.noted("up", 3)
     process.terminate()
     assert process.wait(DEADLINE_S) == 0

@@ -1,4 +1,4 @@
-"""Worker processes killed, stopped, stuck or told to stop: every job ends, none runs under two live claims.
+"""Worker processes killed, stopped or stuck: every job ends, none runs under two live claims.
 
 Promises: shown with real signals to real processes, short leases, on servers of each kind. Risks: times are
 only bounded from above, and generously.
@@ -195,7 +195,7 @@ def test_a_loop_that_never_turns_does_not_keep_the_process(fresh_server: FreshSe
             assert process.wait(DEADLINE_S) == 1
         finally:
             workers.end()
-        assert "handlers_for_tests.py" in workers.logged()  # the traceback says who was in the way
+        assert "handlers_for_tests.py" in workers.logged()  # the traceback shows what blocked the loop
         assert client.count("q").in_progress == 1
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from pinlater import AsyncClient, Job, QueueConfig
-from pinlater.running.supervisor import run_worker
+from pinlater.running.worker_command import run_handler
 from pinlater.worker.end_rate import EndRate
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.paths import ROOT
@@ -224,7 +224,7 @@ def main() -> int:
     if told["short_jobs"]:
         setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
     handler = f"tests.support.handlers_for_tests:{told['handler']}"
-    return run_worker(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+    return run_handler(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
 
 
 if __name__ == "__main__":

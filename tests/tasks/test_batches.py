@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pinlater import Cancel, Depends, Execution, Failure, Item, Middleware, PinLater, Snooze, State
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import on_loop, until

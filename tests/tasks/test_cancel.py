@@ -31,7 +31,7 @@ from pinlater import (
     SyncContext,
 )
 from pinlater.operations import results as core
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.audits import audit_queue

@@ -27,7 +27,7 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks.hooks import limit_s
 from pinlater.worker.worker import WorkerConfig

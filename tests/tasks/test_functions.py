@@ -13,7 +13,7 @@ import pytest
 
 import pinlater
 from pinlater import Context, Depends, InvalidArgument, PinLater, State, SyncContext
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from tests.support.handlers_for_tests import on_loop
 
 if TYPE_CHECKING:

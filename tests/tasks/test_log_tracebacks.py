@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pinlater import Context, Depends, Execution, Item, Middleware, PinLater, SyncContext
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server
 

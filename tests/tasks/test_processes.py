@@ -30,7 +30,7 @@ from pinlater import (
     SyncContext,
     TaskFailed,
 )
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks import task_processes as processes
 from pinlater.tasks.loading import import_name, load_app

@@ -24,7 +24,7 @@ from pinlater import (
     SyncContext,
     TaskFailed,
 )
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import context as module
 from pinlater.tasks import envelope
 from tests.support.cli_runs import Run, mail, run

@@ -42,7 +42,7 @@ from pinlater import (
     Task,
 )
 from pinlater.running import metrics
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks.reports import report
 from pinlater.tasks.retry_policies import Backoff

@@ -24,7 +24,7 @@ from pinlater import (
     State,
     SyncContext,
 )
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
@@ -230,7 +230,7 @@ async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease
     assert {name: await client.queue_config(name) for name in before} == before
     told = [(record.levelname, record.getMessage()) for record in caplog.records if "queue " in record.getMessage()]
     assert told == [
-        ("INFO", "queue more: it has 5 levels now, as its tasks ask for; it had 3"),
+        ("INFO", "queue more: its tasks need 5 priorities; raised from 3"),
         (
             "WARNING",
             "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease-ms 120000",

@@ -115,7 +115,7 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
 
 def test_another_takes_over_when_the_active_one_is_killed(server: Server) -> None:
     call = f"run_monitor(['q'], shards={{'1': {server.url!r}}}, tick_s={TICK_S})"
-    command = [sys.executable, "-c", f"from pinlater.running.supervisor import run_monitor; {call}"]
+    command = [sys.executable, "-c", f"from pinlater.running.monitor_command import run_monitor; {call}"]
 
     def owner() -> bytes | None:
         found = server.call("HGET", "pl:{q/1}:meta", "monitor")

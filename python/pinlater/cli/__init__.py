@@ -1,7 +1,7 @@
 """The command `pinlater`: nouns, then verbs.
 
-Promises the exit codes of its help, results on stdout and all else on stderr. Risks: what a command changed before it
-failed stays changed; the message says what that was.
+Promises the exit codes of its help, results on stdout, and all other output on stderr. Risks: a command that fails may
+have changed something before; its message says what.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from collections.abc import Sequence
 
 import click
 
-from pinlater.cli.commands import DONE, Group, run
-from pinlater.cli.doctor import doctor
+from pinlater.cli.commands import DONE, Group, run_command_line
+from pinlater.cli.demo.command import demo
+from pinlater.cli.doctor.command import doctor
 from pinlater.cli.enqueue import enqueue
 from pinlater.cli.job import job
+from pinlater.cli.monitor import monitor
 from pinlater.cli.queue import queue
-from pinlater.cli.roles import demo, monitor, run_, worker
+from pinlater.cli.run import run_
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.version import version
+from pinlater.cli.worker import worker
 
 __all__ = ["main"]
 
@@ -27,14 +30,14 @@ FIRST_STEPS = """PinLater, a job queue on Redis. Three commands to try, no serve
   pinlater job enqueue mail 'hello'
   pinlater job dequeue mail
 
-They use a server of their own (embedded://); --url redis://host:6379 names another.
+They start a server of their own (embedded://). To use yours: --url redis://host:6379
 All commands: pinlater --help
 """
 
 EPILOG = """\b
-Exit codes: 0 done. 1 it worked, but the answer is no: no such queue or job, an
-ack refused, doctor or audit found errors. 2 wrong usage or input, nothing was
-sent. 3 no server, or it refused. 4 outcome unknown: it was sent, no answer came.
+Exit codes: 0 done. 1 the answer is no: no such queue or job, an ack refused,
+doctor or audit found errors. 2 wrong usage or input; nothing was sent. 3 no
+server, or it refused. 4 outcome unknown: the request was sent, no answer came.
 """
 
 
@@ -45,7 +48,7 @@ sent. 3 no server, or it refused. 4 outcome unknown: it was sent, no answer came
 def cli(context: click.Context) -> int:
     """PinLater: a job queue on Redis. Nouns, then verbs: pinlater queue ls.
 
-    These options may also stand after the command. Errors are one line on stderr; PINLATER_DEBUG=1 adds where.
+    These options may also follow the command. An error is one line on stderr; PINLATER_DEBUG=1 shows the traceback.
     """
     context.ensure_object(Settings)
     if context.invoked_subcommand is None:
@@ -60,4 +63,4 @@ for command in (queue, job, run_, worker, monitor, demo, doctor, version):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's); returns the exit code."""
-    return run(cli, None if arguments is None else list(arguments))
+    return run_command_line(cli, None if arguments is None else list(arguments))

@@ -1,7 +1,7 @@
-"""What all commands share: their class, their exit codes, and the one table that turns errors into them.
+"""What all commands share: their class, their exit codes, and the table that turns errors into exit codes.
 
-Promises one line `error: …` on stderr for every failure, with what to do about it, and no traceback unless it is of
-the user's own code, or with PINLATER_DEBUG=1. Risks: asking for a near miss of an unknown queue costs one more call.
+Promises one line `error: …` on stderr for every failure, with what to do about it. A traceback is shown only for the
+user's own code, or with PINLATER_DEBUG=1. Risks: an unknown queue costs one more call, to find a similar name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BUG: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 PIPE_CLOSED: Final = 141  # 128 + SIGPIPE
 
-#: The first that fits decides.
+#: The first matching entry counts.
 EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (InvalidArgument, USAGE),
     (QueueError, NO),
@@ -54,14 +54,14 @@ EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 )
 
 ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
-    (OutcomeUnknown, "look before you repeat it: pinlater job ls, pinlater job lookup"),
+    (OutcomeUnknown, "check before you repeat it: pinlater job ls, pinlater job lookup"),
     (ServerFull, "make room (pinlater job dequeue, purge) or raise maxmemory"),
-    (ServerUnavailable, "start it, or name another one with --url; pinlater doctor looks closer"),
+    (ServerUnavailable, "start it, or name another one with --url; pinlater doctor shows more"),
 )
 
 
 class Failure(click.ClickException):
-    """An error of one command that is worded already, and its exit code."""
+    """An error with its message and exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class Failure(click.ClickException):
 
 
 class Command(click.Command):
-    """A command whose unknown queue is answered with the nearest name there is."""
+    """A command that answers an unknown queue with the most similar name."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -96,16 +96,16 @@ class Group(click.Group):
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Returns if the user said yes, here or with --yes; raises if nobody can be asked, or on a no."""
+    """Returns if the user agrees, here or with --yes. Raises if the user declines, or if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say so with --yes: there is no terminal to ask on")
+        raise click.UsageError(f"{question} There is no terminal to ask on: confirm with --yes")
     if not click.confirm(question, err=True):
         raise Failure("nothing was changed", NO)
 
 
-def run(group: click.Group, arguments: list[str] | None) -> int:
+def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
     """Runs a command line and returns its exit code."""
     try:
         result = group.main(arguments, prog_name="pinlater", standalone_mode=False)
@@ -127,7 +127,7 @@ def run(group: click.Group, arguments: list[str] | None) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+    """The message and the exit code of an error."""
     if isinstance(error, Failure):
         return error.message, error.code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -144,18 +144,18 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), UNKNOWN if error.unknown else explain(error.failed[0][1])[1]
     code = next((code for kind, code in EXIT_CODES if isinstance(error, kind)), None)
     if code is None:
-        return f"unexpected {type(error).__name__}: {error}; this is a bug, PINLATER_DEBUG=1 shows where", BUG
+        return f"unexpected {type(error).__name__}: {error}; this is a bug; PINLATER_DEBUG=1 shows the traceback", BUG
     advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
     return f"{error}; {advice}" if advice else str(error), code
 
 
 def one_line(message: str) -> str:
-    """The message without line breaks, and without what could move a cursor."""
+    """The message without line breaks and control characters."""
     return output.printable("; ".join(line.strip() for line in message.splitlines() if line.strip()))
 
 
 def usage(message: str) -> NoReturn:
-    """Raises a usage error of the command that runs."""
+    """Raises a usage error of the running command."""
     raise click.UsageError(message, click.get_current_context(silent=True))
 
 
@@ -169,7 +169,7 @@ def _queue_not_found(message: str, settings: Settings) -> str:
             known = client.queue_names()
     except PinLaterError:
         known = []
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"queue {name!r}: not found; did you mean {near[0]!r}?"
-    return f"queue {name!r}: not found; pinlater queue create {name} makes it, pinlater queue ls lists what is there"
+    similar = difflib.get_close_matches(name, known, n=1)
+    if similar:
+        return f"queue {name!r}: not found; did you mean {similar[0]!r}?"
+    return f"queue {name!r}: not found; pinlater queue create {name} creates it, pinlater queue ls lists all queues"

@@ -1,7 +1,7 @@
-"""`pinlater job enqueue`: bodies from the command line, a file or stdin into a queue.
+"""`pinlater job enqueue`: enqueues bodies from the command line, a file or stdin.
 
-Promises bodies byte for byte (--lines drops the line's end), and, should a long input stop half-way, to say at which
-line to go on. Risks: without --lines a file is one job and is read whole.
+Promises bodies byte for byte (--lines drops the line's end). If a long input stops half-way, the error names the line
+to continue at. Risks: without --lines a file is one job, and is read whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pinlater.client.client import Client
 from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
 from pinlater.model.jobs import NewJob
 
-#: Lines in one call: one script call of the most jobs it takes.
+#: Lines in one call: as many jobs as one script call takes.
 LINES_A_CALL: Final = 1000
 
 
@@ -33,32 +33,32 @@ LINES_A_CALL: Final = 1000
 @click.option("--file", "path", metavar="PATH", help="Read the body from this file; - is stdin.")
 @click.option("--lines", is_flag=True, help="A job for each line that is not empty.")
 @click.option("--priority", type=int, default=1, help="1 is first. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="Not before so long from now.")
-@click.option("--run-after-ms", type=int, metavar="MS", help="Not before this time, in ms since 1970.")
-@click.option("--attempts", type=int, default=2, help="How often it may be tried. [default: 2]")
+@click.option("--delay-ms", type=int, metavar="MS", help="Run not before this much time has passed.")
+@click.option("--run-after-ms", type=int, metavar="MS", help="Run not before this time, in ms since 1970.")
+@click.option("--attempts", type=int, default=2, help="How often a job may be tried. [default: 2]")
 @click.option("--status", default="", metavar="TEXT", help="Custom status.")
-@click.option("--key", metavar="TEXT", help="Jobs of one key go to one shard.")
+@click.option("--key", metavar="TEXT", help="Jobs with the same key go to the same shard.")
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
 def enqueue(
     settings: Settings, /, queue: str, bodies: tuple[str, ...], path: str | None, lines: bool, **options: Any
 ) -> int:
-    """Put jobs in line: a job for each BODY, or one from a file or stdin. Prints their descriptors."""
-    source = _source(bodies, path, lines)
+    """Enqueue jobs: one for each BODY, or one from a file or stdin. Prints their descriptors."""
+    file = _input_file(bodies, path, lines)
     with settings.client() as client:
         if lines:
-            assert source is not None
-            with source:
-                return _enqueue_lines(client, settings, queue, source, options)
-        if source is None:
+            assert file is not None
+            with file:
+                return _enqueue_lines(client, settings, queue, file, options)
+        if file is None:
             return _enqueue_bodies(client, settings, queue, [_bytes(body) for body in bodies], options)
-        with source:
-            return _enqueue_bodies(client, settings, queue, [source.read()], options)
+        with file:
+            return _enqueue_bodies(client, settings, queue, [file.read()], options)
 
 
-def _source(bodies: tuple[str, ...], path: str | None, lines: bool) -> BinaryIO | None:
-    """Where bodies are read from; None if they stand on the command line."""
+def _input_file(bodies: tuple[str, ...], path: str | None, lines: bool) -> BinaryIO | None:
+    """The file or stdin with the bodies. None if they are on the command line."""
     if bodies:
         if path is not None or lines:
             usage("expected a BODY or --file or --lines, got both")
@@ -82,7 +82,7 @@ def _has_descriptor() -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """What the user typed, bytes that are no UTF-8 included."""
+    """The bytes that the user typed, also where they are not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
@@ -106,12 +106,12 @@ def _show(settings: Settings, descriptors: Iterable[str]) -> None:
             say(descriptor)
 
 
-def _enqueue_lines(client: Client, settings: Settings, queue: str, source: BinaryIO, options: dict[str, Any]) -> int:
-    client.queue_config(queue)  # an unknown queue is told before anything is read
+def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryIO, options: dict[str, Any]) -> int:
+    client.queue_config(queue)  # an unknown queue is an error before anything is read
     done, last_line = 0, 0
     with _progress() as progress:
         task = progress.add_task(f"enqueueing in {queue}", total=None)
-        for numbered in _batches(_numbered(source)):
+        for numbered in _batches(_numbered(file)):
             try:
                 found = client.enqueue_many(queue, [checked(NewJob, body, **options) for _, body in numbered])
             except PinLaterError as error:
@@ -133,9 +133,9 @@ def _progress() -> Progress:
     )
 
 
-def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, without their ends, and their numbers."""
-    for number, line in enumerate(source, 1):
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbers and content of the lines that are not empty."""
+    for number, line in enumerate(file, 1):
         body = line.removesuffix(b"\n").removesuffix(b"\r")
         if body:
             yield number, body
@@ -148,4 +148,6 @@ def _batches(numbered: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
 
 def _stopped(error: PinLaterError, done: int, first: int, last: int) -> Failure:
     message, code = explain(error)
-    return Failure(f"{message}; {jobs(done)} enqueued before; uncertain or not in: lines {first:,} to {last:,}", code)
+    return Failure(
+        f"{message}; {jobs(done)} enqueued before; not enqueued, or uncertain: lines {first:,} to {last:,}", code
+    )

@@ -1,7 +1,7 @@
-"""`pinlater job`: claiming, ending, finding, counting, retrying and removing jobs.
+"""`pinlater job`: claims, ends, finds, counts, retries and removes jobs.
 
 Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim
-made here; after the queue's lease it is given to another.
+made here; when the lease is over, another worker gets the job.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pinlater._core import parse_descriptor
 from pinlater.cli.commands import DONE, NO, Group, usage
 from pinlater.cli.output import (
     MOST_ARGUMENTS,
-    body_told,
+    body_text,
     claim_of,
-    claimed_told,
+    claimed_text,
     duration,
     info_document,
     job_document,
@@ -43,11 +43,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STATE: Final = click.Choice([state.value for state in State])
 TOKEN_BYTES: Final = 8
-#: Jobs that a command on a whole queue acts on, where it is not told.
+#: Default of --limit for a command on a whole queue.
 MOST: Final = 1000
 #: Jobs that `job ls` reads at once: a body may be as large as its queue allows.
 PAGE: Final = 100
-#: What stands above the bodies: of tasks' jobs, their arguments.
+#: Heading of the column of bodies: with tasks among the jobs it shows their arguments.
 BODIES: Final = {False: "body", True: "arguments"}
 
 
@@ -59,10 +59,10 @@ def job() -> None:
 @job.verb("dequeue")
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1), default=1, help="The most jobs to claim. [default: 1]")
-@click.option("--wait", type=float, metavar="SECONDS", help="Wait so long for a job.")
-@click.option("--dry-run", is_flag=True, help="Show what would be given, and claim nothing.")
+@click.option("--wait", type=float, metavar="SECONDS", help="Wait this long for a job.")
+@click.option("--dry-run", is_flag=True, help="Show the jobs, and claim none.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
-    """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or hand it back by `job release CLAIM`."""
+    """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or release it with `job release CLAIM`."""
     with settings.client() as client:
         found = client.dequeue(queue, limit, wait=wait, dry_run=dry_run)
         if settings.as_json:
@@ -92,39 +92,41 @@ def _print_claimed(found: list[Job]) -> None:
         attempt = f"{each.attempt} of {each.attempts_allowed}"
         named = (name, claim_of(each) or each.descriptor)
         facts = [named, ("attempt", attempt), ("created", moment(each.created_ms))]
-        print_facts([*facts, ("body", claimed_told(each.body))])
+        print_facts([*facts, ("body", claimed_text(each.body))])
         return
     rows = []
     for each in found:
         attempt = f"{each.attempt} of {each.attempts_allowed}"
-        rows.append((claim_of(each) or each.descriptor, attempt, preview(claimed_told(each.body))))
+        rows.append((claim_of(each) or each.descriptor, attempt, preview(claimed_text(each.body))))
     print_table((name, "attempt", "body"), rows)
 
 
 @job.verb("ack")
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
-@click.option("--failed", is_flag=True, help="They failed: try again, or fail for good after the last attempt.")
-@click.option("--status", default="", metavar="TEXT", help="Append to their custom status.")
-@click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: try again after so long.")
+@click.option(
+    "--failed", is_flag=True, help="The jobs failed: they are tried again, or fail for good after the last attempt."
+)
+@click.option("--status", default="", metavar="TEXT", help="Append this to their custom status.")
+@click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: pause before the next attempt.")
 def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, delay_ms: int) -> int:
-    """End claimed jobs, by the claims that `job dequeue` printed: done, or --failed."""
+    """End claimed jobs, as done or --failed. CLAIM is what `job dequeue` printed."""
     if delay_ms and not failed:
         usage("--delay-ms: expected together with --failed")
     items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
     with settings.client() as client:
         refused = client.ack(failed=items) if failed else client.ack(succeeded=items)
     named = {f"{descriptor}@{token.hex()}" for descriptor, token in (item.job for item in refused)}
-    return _told(settings, claims, named, "failed" if failed else "succeeded")
+    return _report(settings, claims, named, "failed" if failed else "succeeded")
 
 
 @job.verb("release")
 @click.argument("claims", nargs=-1, required=True, metavar="CLAIM...")
 def release(settings: Settings, claims: tuple[str, ...]) -> int:
-    """Hand claimed jobs back unstarted: they keep their attempts and their place in line."""
+    """Release claimed jobs. They keep their attempts and their position in the queue."""
     with settings.client() as client:
         refused = client.release([read_claim(claim) for claim in claims])
     named = {f"{descriptor}@{token.hex()}" for descriptor, token in refused}
-    return _told(settings, claims, named, "released")
+    return _report(settings, claims, named, "released")
 
 
 def read_claim(claim: str) -> tuple[str, bytes]:
@@ -139,8 +141,8 @@ def read_claim(claim: str) -> tuple[str, bytes]:
     return descriptor, packed
 
 
-def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: str) -> int:
-    """Says which claims were carried out and which were refused; 1 if any was refused."""
+def _report(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: str) -> int:
+    """Prints which claims were accepted and which refused. Returns 1 if any was refused."""
     refused = {claim for claim in claims if claim.lower() in refused}
     done = [claim for claim in claims if claim not in refused]
     if settings.as_json:
@@ -149,9 +151,7 @@ def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: 
         for claim in done:
             say(f"{claim.partition('@')[0]} {verb}")
     for claim in sorted(refused):
-        remark(
-            f"error: {claim.partition('@')[0]}: refused: not held by this claim, as its lease ran out or it was ended"
-        )
+        remark(f"error: {claim.partition('@')[0]}: refused: its lease has expired, or it was ended already")
     return NO if refused else DONE
 
 
@@ -159,7 +159,7 @@ def _told(settings: Settings, claims: tuple[str, ...], refused: set[str], verb: 
 @click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
-    """Show what is known of jobs. Exit code 1 if one of them is not there."""
+    """Show jobs. Exit code 1 if one of them does not exist."""
     descriptors = tuple(dict.fromkeys(descriptors))
     with settings.client() as client:
         looked_up = client.lookup(descriptors, with_body=True)
@@ -171,9 +171,7 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
             print_facts(_facts(found[descriptor]))
             say("")
         else:
-            remark(
-                f"error: {descriptor}: not found; jobs that succeeded are kept only where the queue has keep_succeeded"
-            )
+            remark(f"error: {descriptor}: not found; succeeded jobs are kept only if the queue has keep_succeeded")
     return DONE if len(found) == len(descriptors) else NO
 
 
@@ -182,19 +180,19 @@ def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
     if info.task is not None:
         yield "task", printable(info.task)
     if info.args is not None:
-        told = body_told(info)
-        yield "arguments", told if info.body is not None else preview(told, MOST_ARGUMENTS)
+        arguments = body_text(info)
+        yield "arguments", arguments if info.body is not None else preview(arguments, MOST_ARGUMENTS)
     yield "state", info.state.value
     if info.progress is not None:
         yield "progress", printable(str(info.progress))
     yield "priority", str(info.priority)
-    yield "attempts", attempts_told(info)
+    yield "attempts", attempts_text(info)
     yield "created", moment(info.created_ms)
     if info.run_after_ms is not None:
         yield "claimed" if info.state is State.IN_PROGRESS else "run after", moment(info.run_after_ms)
     yield "updated", moment(info.updated_ms)
     if info.crashes:
-        yield "crashes", f"{info.crashes} (its worker died, or let the lease run out)"
+        yield "crashes", f"{info.crashes} (its worker died, or its lease expired)"
     if info.claim:
         yield "claimed by", info.claim
     if info.status:
@@ -203,7 +201,7 @@ def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
         yield "body", printable(info.body)
 
 
-def attempts_told(info: TaskInfo) -> str:
+def attempts_text(info: TaskInfo) -> str:
     """`1 of 2 left`."""
     return f"{info.attempts_remaining} of {info.attempts_allowed} left"
 
@@ -212,11 +210,11 @@ def attempts_told(info: TaskInfo) -> str:
 @click.argument("queue")
 @click.option("--state", type=_STATE, default="pending", help="[default: pending]")
 @click.option("--priority", type=int, help="Only this priority.")
-@click.option("--future", is_flag=True, help="Of pending jobs, those due later.")
+@click.option("--future", is_flag=True, help="Pending jobs that are due later.")
 @click.option("--limit", type=click.IntRange(1), default=100, help="The most jobs to show. [default: 100]")
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool) -> int:
-    """List the jobs of a state, latest first."""
+    """List the jobs of one state, latest first."""
     if future and state != State.PENDING.value:
         usage(f"--future: expected with --state pending, got {state}")
     with settings.client() as client:
@@ -237,7 +235,7 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
         return DONE
     _print_jobs(found, body)
     if more:
-        remark(f"there are more; --limit {10 * limit} shows more of them")
+        remark(f"there are more jobs; --limit {10 * limit} shows more of them")
     return DONE
 
 
@@ -252,16 +250,16 @@ def _print_jobs(found: list[TaskInfo], body: bool) -> None:
     rows = []
     for info in found:
         moment_ms = info.updated_ms if finished else info.run_after_ms
-        cells = [info.descriptor, attempts_told(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
+        cells = [info.descriptor, attempts_text(info), moment(moment_ms), *([_holder(info.claim)] if running else [])]
         cells += [preview(info.task or "")] if tasks else []
         cells += [preview(str(info.progress or ""))] if progress else []
         newest = preview(info.headline)
-        rows.append([*cells, newest, *([preview(body_told(info))] if body else [])])
+        rows.append([*cells, newest, *([preview(body_text(info))] if body else [])])
     print_table(("descriptor", "attempts", when, *last), rows)
 
 
 def _holder(claim: str) -> str:
-    """The source in `host:port:start:source:counter`: short enough for a table."""
+    """The source in `host:port:start:source:counter`, which is short enough for a table."""
     return ":".join(claim.split(":")[3:-1])
 
 
@@ -281,10 +279,10 @@ def count(settings: Settings, queue: str, priority: int | None) -> int:
 
 @job.verb("retry")
 @click.argument("targets", nargs=-1, required=True, metavar="QUEUE | DESCRIPTOR...")
-@click.option("--priority", type=int, help="Of a queue: only this priority.")
-@click.option("--limit", type=int, help=f"Of a queue: the most jobs. [default: {MOST}]")
-@click.option("--attempts", type=int, default=1, help="How often they may be tried now. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="Of a queue: not before so long from now.")
+@click.option("--priority", type=int, help="With QUEUE: only this priority.")
+@click.option("--limit", type=int, help=f"With QUEUE: the most jobs. [default: {MOST}]")
+@click.option("--attempts", type=int, default=1, help="How often they may be tried again. [default: 1]")
+@click.option("--delay-ms", type=int, metavar="MS", help="With QUEUE: pause before they run.")
 def retry(
     settings: Settings,
     targets: tuple[str, ...],
@@ -293,7 +291,10 @@ def retry(
     attempts: int,
     delay_ms: int | None,
 ) -> int:
-    """Put failed jobs back in line: those of a queue, or the named ones (exit code 1 if one was not a failed job)."""
+    """Enqueue failed jobs again: those of a queue, or the named ones.
+
+    Exit code 1 if a named job is not a failed one.
+    """
     if ":" not in targets[0]:
         if len(targets) > 1:
             usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
@@ -309,7 +310,7 @@ def retry(
         if settings.as_json:
             print_json({"retried": retried, "failed": left})
         else:
-            say(f"queue {targets[0]}: {jobs(retried)} put back in line, {_remain(left, 'failed')}")
+            say(f"queue {targets[0]}: {jobs(retried)} enqueued again, {_remain(left, 'failed')}")
         return DONE
     if (priority, limit, delay_ms) != (None, None, None):
         usage("--priority, --limit and --delay-ms: expected with a queue, got descriptors")
@@ -318,7 +319,7 @@ def retry(
     if settings.as_json:
         print_json({"retried": retried})
     else:
-        say(f"{jobs(retried)} put back in line, of {len(set(targets))} named")
+        say(f"{jobs(retried)} of {len(set(targets))} enqueued again")
     return DONE if retried == len(set(targets)) else NO
 
 
@@ -340,7 +341,10 @@ def rm(
     priority: int | None,
     limit: int | None,
 ) -> int:
-    """Remove jobs: the named ones in any state (exit code 1 if one was not there), or those of a queue and state."""
+    """Remove jobs: the named ones in any state, or those of a queue and state.
+
+    Exit code 1 if a named job does not exist.
+    """
     if bool(descriptors) == bool(queue) or bool(queue) != bool(state):
         usage("expected descriptors, or --queue and --state")
     if descriptors and (priority, limit) != (None, None):
@@ -350,22 +354,23 @@ def rm(
             removed = client.delete_jobs(queue, state, priority=priority, limit=MOST if limit is None else limit)
             counts = client.count(queue, priority=priority)
             left = getattr(counts, state) + (counts.scheduled if state == "pending" else 0)
-            document, told = {"removed": removed, state: left}, f"queue {queue}: {jobs(removed)} removed, "
-            told += _remain(left, state)
+            document = {"removed": removed, state: left}
+            text = f"queue {queue}: {jobs(removed)} removed, {_remain(left, state)}"
         else:
             removed = client.delete_jobs(descriptors=_descriptors(descriptors))
-            document, told = {"removed": removed}, f"{jobs(removed)} removed, of {len(set(descriptors))} named"
+            document = {"removed": removed}
+            text = f"{jobs(removed)} of {len(set(descriptors))} removed"
     if settings.as_json:
         print_json(document)
     else:
-        say(told)
+        say(text)
     return NO if descriptors and removed != len(set(descriptors)) else DONE
 
 
 def _remain(left: int, state: str) -> str:
     """`1 failed job remains`."""
-    told = f"{left:,} {state} job" if left else f"no {state} job"
-    return told + (" remains" if left == 1 else "s remain")
+    number = f"{left:,}" if left else "no"
+    return f"{number} {state} job{' remains' if left == 1 else 's remain'}"
 
 
 def _descriptors(named: tuple[str, ...]) -> list[str]:

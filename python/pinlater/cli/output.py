@@ -1,7 +1,7 @@
 """What a command prints: JSON documents for programs, tables and sentences for people.
 
-Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that all
-but the result goes to stderr. Risks: times are shown by this machine's clock, which may differ from Redis's.
+Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that
+only results go to stdout. Risks: times go by this machine's clock, which may differ from Redis's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pinlater.model.jobs import Job, JobInfo
 from pinlater.tasks import envelope
 from pinlater.tasks.handles import TaskInfo
 
-#: A table that is piped is as wide as its content; rich wants a number.
+#: A piped table is as wide as its content; rich needs a number.
 PIPED_WIDTH: Final = 100_000
-#: Characters of a body, of arguments or of a status in a table; `--json` has the whole.
+#: Characters of a body, of arguments or of a status in a table. `--json` prints all of it.
 PREVIEW: Final = 60
-#: Characters of a task's arguments where its job is looked up without --body.
+#: Characters of a task's arguments in a lookup without --body.
 MOST_ARGUMENTS: Final = 1000
-#: Arguments that are nested deeper are cut there: JSON has no place for more.
+#: Arguments are cut at this depth, which JSON writers can still handle.
 MOST_DEPTH: Final = 100
 
 _STEPS: Final = ((86_400_000, "day"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
@@ -44,23 +44,22 @@ def print_json(value: object) -> None:
 
 
 def say(text: str) -> None:
-    """Prints one line of a result for people."""
+    """Prints a line of a result for people."""
     sys.stdout.write(text + "\n")
 
 
 def remark(text: str) -> None:
-    """Prints one line about the result on stderr: what to do next, what was left out."""
+    """Prints a line about the result on stderr: what to do next, what was left out."""
     sys.stderr.write(text + "\n")
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, styles: dict[str, str] | None = None, indent: int = 0
 ) -> None:
-    """Prints an aligned table. A column whose name begins with `#` is of numbers: right-aligned, printed without the
-    sign.
+    """Prints an aligned table. A `#` before a column's name makes it right-aligned, for numbers; it is not printed.
 
-    styles: rich style of a cell by its text, such as {"error": "red"}; colours are for terminals only. indent: spaces
-    before each line.
+    styles: rich style of a cell by its text, such as {"error": "red"}; for terminals only.
+    indent: spaces before each line.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
     for position, name in enumerate(columns):
@@ -76,7 +75,7 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Prints names and values, a line each, values aligned."""
+    """Prints a line for each name and value, values aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -96,7 +95,7 @@ def _print(table: Table, indent: int = 0) -> None:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """A claimed job: the fields of Job, `token` in hex, and `claim` for `job ack`; both "" on a dry run."""
+    """A claimed job: the fields of Job, `token` in hex, and `claim` for `job ack`. Both are "" on a dry run."""
     names = ("descriptor", "queue", "shard", "priority", "attempt", "attempts_allowed", "attempts_remaining")
     return {
         **{name: getattr(job, name) for name in names},
@@ -108,8 +107,9 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def info_document(info: JobInfo) -> dict[str, Any]:
-    """The fields of JobInfo, the body as `body` or `body_base64`; of a task's job that was looked up as one `task` and
-    `progress` too, and `args` and `kwargs` where it has them.
+    """The fields of JobInfo, the body as `body` or `body_base64`.
+
+    A task's job also has `task` and `progress`, and `args` and `kwargs` if they are known.
     """
     document = {field.name: getattr(info, field.name) for field in fields(JobInfo) if field.name != "body"}
     if isinstance(info, TaskInfo) and info.task is not None:
@@ -120,15 +120,15 @@ def info_document(info: JobInfo) -> dict[str, Any]:
 
 
 def task_info(info: JobInfo, *, body: bool, arguments: bool = True) -> TaskInfo:
-    """With what the envelope says, if it has one. body, arguments: keep them, too."""
-    told = TaskInfo.of(info)
+    """A job with what its envelope says, if it has one. body, arguments: whether to keep them."""
+    task = TaskInfo.of(info)
     if not arguments:
-        told = replace(told, args=None, kwargs=None)
-    return told if body else replace(told, body=None)
+        task = replace(task, args=None, kwargs=None)
+    return task if body else replace(task, body=None)
 
 
 def as_json(value: Any, depth: int = MOST_DEPTH) -> Any:
-    """An argument of a task in JSON's words: dates as ISO text, bytes in base64, keys as text, all else as its text."""
+    """An argument of a task for JSON: dates as ISO text, bytes in base64, keys as text, other types as their repr."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if depth == 0:
@@ -151,9 +151,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def claim_of(job: Job) -> str:
-    """`descriptor@token in hex`: how a claimed job is named on the command line. "" of a dry run's, whose token is
-    zeros.
-    """
+    """The CLAIM of the command line: `descriptor@token in hex`. "" for a job of a dry run, whose token is zeros."""
     return f"{job.descriptor}@{job.token.hex()}" if any(job.token) else ""
 
 
@@ -161,7 +159,7 @@ def claim_of(job: Job) -> str:
 
 
 def count(number: int) -> str:
-    """12,345."""
+    """`12,345`."""
     return f"{number:,}"
 
 
@@ -171,7 +169,7 @@ def jobs(number: int) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes, as `1.5 MiB`."""
+    """A number of bytes, as `1.5 MiB`."""
     for unit, name in _SIZES:
         if number >= unit:
             return f"{number / unit:.4g} {name}"
@@ -188,7 +186,7 @@ def duration(ms: float) -> str:
 
 
 def moment(ms: int | None) -> str:
-    """Local time and how long ago or ahead it is; the date only where it is not today."""
+    """Local time and distance from now; with the date unless that is today."""
     if ms is None:
         return "-"
     now_s = time.time()
@@ -202,7 +200,7 @@ def moment(ms: int | None) -> str:
 
 
 def printable(data: bytes | str) -> str:
-    """A body or status on one line, whole, nothing in it that moves a cursor."""
+    """A whole body or status on one line, without control characters."""
     if isinstance(data, bytes):
         try:
             data = data.decode()
@@ -211,31 +209,31 @@ def printable(data: bytes | str) -> str:
     return data if data.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in data)
 
 
-def call_told(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The arguments of a task as they stand in a call: `'ada', subject='welcome'`."""
+def call_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The arguments of a task as in a call: `'ada', subject='welcome'`."""
     try:
         return printable(", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]))
     except RecursionError:  # codecs nest deeper than repr does
         return "…"
 
 
-def claimed_told(body: bytes) -> str:
-    """A task's body as a call, `mail.send('ada')`; another as it is."""
+def claimed_text(body: bytes) -> str:
+    """A task's body as a call, `mail.send('ada')`; any other body as it is."""
     try:
         name, args, kwargs, _ = envelope.read(body)
     except BodyUnreadable:
         return printable(body)
-    return f"{printable(name.decode('utf-8', 'replace'))}({call_told(args, kwargs)})"
+    return f"{printable(name.decode('utf-8', 'replace'))}({call_text(args, kwargs)})"
 
 
-def body_told(info: TaskInfo) -> str:
-    """The arguments of a task's job, the body of another; "" if neither was asked for."""
+def body_text(info: TaskInfo) -> str:
+    """The arguments of a task's job, the body of any other; "" if neither is known."""
     if info.args is not None and info.kwargs is not None:
-        return call_told(info.args, info.kwargs)
+        return call_text(info.args, info.kwargs)
     return printable(info.body or b"")
 
 
 def preview(data: bytes | str, length: int = PREVIEW) -> str:
-    """The beginning of what printable() gives."""
+    """The beginning of printable()."""
     shown = printable(data)
     return shown if len(shown) <= length else shown[: length - 1] + "…"

@@ -1,6 +1,7 @@
-"""`pinlater queue`: making, listing, showing, changing, emptying and deleting queues.
+"""`pinlater queue`: creates, lists, shows, changes, empties and deletes queues.
 
-Promises that nothing is emptied or deleted without a yes. Risks: counts over several shards are not of one moment.
+Promises that nothing is emptied or deleted unless the user agrees. Risks: counts of several shards are of different
+moments.
 """
 
 from __future__ import annotations
@@ -12,34 +13,34 @@ from typing import Any, Final, TypeVar
 import click
 
 from pinlater.cli.commands import DONE, NO, Failure, Group, confirm, usage
+from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
-from pinlater.cli.server_checks import QueueShardState, queue_states
 from pinlater.cli.settings import Settings
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A configuration's version is drawn from the ids: milliseconds above 19 bits of sequence.
+#: A configuration's version is an id: milliseconds above 19 bits of sequence.
 _VERSION_SHIFT: Final = 19
 STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
 _HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
 _HELP: Final = {
-    "lease_ms": "How long a claim lasts without renewal.",
-    "paused": "Give out no jobs.",
-    "refuse_enqueue": "Take in no jobs.",
+    "lease_ms": "How long a claim lasts without renewal, in milliseconds.",
+    "paused": "Stop giving jobs to workers.",
+    "refuse_enqueue": "Refuse new jobs.",
     "priorities": "Number of priorities; can only grow.",
-    "keep_succeeded": "Succeeded jobs kept a shard and priority; lowered: what is over goes within 30 s, by a monitor.",
-    "succeeded_ttl_s": "Seconds for which succeeded jobs are kept.",
-    "failed_ttl_s": "Seconds for which failed jobs are kept.",
-    "body_limit": "Largest body in bytes.",
-    "crash_limit": "A job whose worker died so often is failed; a crash then uses up no attempt. 0: each uses one up.",
-    "quarantine_queue": "Where jobs that reached the crash limit are moved, by a monitor; '': they stay, failed.",
+    "keep_succeeded": "Succeeded jobs to keep, per shard and priority. A monitor removes surplus ones within 30 s.",
+    "succeeded_ttl_s": "How long succeeded jobs are kept, in seconds.",
+    "failed_ttl_s": "How long failed jobs are kept, in seconds.",
+    "body_limit": "Largest body, in bytes.",
+    "crash_limit": "Crashes after which a job fails; a crash then uses no attempt. 0: no limit, each crash uses one.",
+    "quarantine_queue": "Queue to which a monitor moves jobs that reached the crash limit. '': they stay, as failed.",
 }
 
 
 def config_options(function: F) -> F:
-    """An option a field of QueueConfig; those that were not given are None."""
+    """An option for each field of QueueConfig. One that was not given is None."""
     for setting in reversed(fields(QueueConfig)):
         dashed = setting.name.replace("_", "-")
         text = f"{_HELP[setting.name]} [default: {str(setting.default).lower()}]"
@@ -61,7 +62,7 @@ def queue() -> None:
 @click.argument("name")
 @config_options
 def create(settings: Settings, name: str, **options: Any) -> int:
-    """Make a queue. One that exists is left as it is: exit code 1 if it is configured otherwise than asked."""
+    """Create a queue. An existing one stays as it is; exit code 1 if its settings differ."""
     asked = _given(options)
     with settings.client() as client:
         created = client.create_queue(name, QueueConfig(**asked))
@@ -72,11 +73,11 @@ def create(settings: Settings, name: str, **options: Any) -> int:
         say(f"queue {name} created")
         remark(f"next: pinlater job enqueue {name} 'hello'")
     else:
-        say(f"queue {name} was there already")
+        say(f"queue {name} exists already")
     other = {key: getattr(config, key) for key, value in asked.items() if getattr(config, key) != value}
     if other and not created:
         found = ", ".join(f"{key} is {value}" for key, value in other.items())
-        raise Failure(f"queue {name!r}: left as it is: {found}; pinlater queue set changes it", NO)
+        raise Failure(f"queue {name!r}: not changed: {found}; pinlater queue set changes it", NO)
     return DONE
 
 
@@ -88,7 +89,7 @@ def ls(settings: Settings) -> int:
     if settings.as_json:
         print_json([{"queue": name, **asdict(counts), "paused": config.paused} for name, counts, config in found])
     elif not found:
-        say("no queues yet; make one: pinlater queue create mail")
+        say("no queues yet; to create one: pinlater queue create mail")
     else:
         rows = [(name, *counted(counts), _flags(config) or "open") for name, counts, config in found]
         print_table(("queue", *_HEADINGS, "mode"), rows)
@@ -128,7 +129,7 @@ def info(settings: Settings, name: str) -> int:
 @click.argument("name")
 @config_options
 def set_(settings: Settings, name: str, **options: Any) -> int:
-    """Change settings of a queue, while it is in use."""
+    """Change settings of a queue. It may be in use."""
     changes = _given(options)
     if not changes:
         names = ", ".join("--" + name.replace("_", "-") for name in CONFIG_FIELDS)
@@ -161,13 +162,16 @@ def purge(settings: Settings, name: str, yes: bool) -> int:
 @queue.verb("reset-lost")
 @click.argument("name")
 def reset_lost(settings: Settings, name: str) -> int:
-    """Set the count of lost records, which the doctor reports, back to 0: when their cause is mended."""
+    """Reset the count of lost records.
+
+    The doctor reports lost records until then. Do it when their cause is fixed.
+    """
     with settings.client() as client:
         lost = client.reset_lost(name)
     if settings.as_json:
         print_json({"queue": name, "lost": lost})
     else:
-        say(f"queue {name}: {lost:,} lost records, counted anew from 0")
+        say(f"queue {name}: count of lost records set from {lost:,} to 0")
     return DONE
 
 
@@ -183,12 +187,12 @@ def rm(settings: Settings, name: str, yes: bool) -> int:
     if settings.as_json:
         print_json({"queue": name, "deleted": deleted})
     else:
-        say(f"queue {name} deleted" if deleted else f"queue {name} was gone already")
+        say(f"queue {name} deleted" if deleted else f"queue {name} was deleted already")
     return DONE if deleted else NO
 
 
 def counted(counts: CountsByState) -> tuple[str, ...]:
-    """The cells of STATES."""
+    """Counts as cells of a table, in the order of STATES."""
     return tuple(count(getattr(counts, state)) for state in STATES)
 
 
@@ -202,16 +206,16 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flags(config: QueueConfig) -> str:
-    told = ["paused"] if config.paused else []
-    return ", ".join([*told, "enqueue refused"] if config.refuse_enqueue else told)
+    flags = {"paused": config.paused, "enqueue refused": config.refuse_enqueue}
+    return ", ".join(name for name, value in flags.items() if value)
 
 
 def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
-    keep = f"{jobs(config.keep_succeeded)} a shard and priority, {duration(config.succeeded_ttl_s * 1000)}"
+    kept = f"{jobs(config.keep_succeeded)} per shard and priority, {duration(config.succeeded_ttl_s * 1000)}"
     return [
         ("lease", duration(config.lease_ms)),
         ("priorities", str(config.priorities)),
-        ("succeeded kept", keep if config.keep_succeeded else "none"),
+        ("succeeded kept", kept if config.keep_succeeded else "none"),
         ("failed kept", duration(config.failed_ttl_s * 1000)),
         ("largest body", size(config.body_limit)),
         ("crash limit", _crash_limit(config)),
@@ -220,7 +224,7 @@ def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
 
 def _crash_limit(config: QueueConfig) -> str:
     if not config.crash_limit:
-        return "none (a crash uses up an attempt)"
+        return "none (a crash uses an attempt)"
     return f"{config.crash_limit}, then " + (
         f"to queue {config.quarantine_queue}" if config.quarantine_queue else "failed"
     )
@@ -230,6 +234,6 @@ def _shard_row(state: QueueShardState) -> tuple[str, ...]:
     if state.error:
         return state.shard, state.server, state.error, "-", "-"
     if state.config is None:
-        return state.shard, state.server, "not there yet", "-", "-"
+        return state.shard, state.server, "not created yet", "-", "-"
     active = f"active (until {moment(state.monitor_until_ms)})" if state.monitor_active else "none active"
     return state.shard, state.server, f"as of {moment(state.version >> _VERSION_SHIFT)}", active, count(state.lost)

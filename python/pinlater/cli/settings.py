@@ -1,7 +1,6 @@
-"""The options every command has: where the servers are, how long to wait, how much to log, and whether to print JSON.
+"""The options of every command: servers, timeout, log level, JSON.
 
-Promises that they may stand before or after the command's name, the later one winning. Risks nothing: nothing here
-talks to a server.
+Promises that they may come before or after the command's name; the last one counts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.client import settings_file as toml_file
+from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
 from pinlater.store.shards import URL_VARIABLE
@@ -25,7 +24,7 @@ LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 @dataclass
 class Settings:
-    """What the user said of servers and output."""
+    """What the user chose."""
 
     url: str | None = None
     shards: dict[str, str] = field(default_factory=dict)
@@ -39,8 +38,8 @@ class Settings:
         return self.url is not None or bool(self.shards)
 
     def servers(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """The URL, or the shards: of the command line, else those of PINLATER_URL (then neither), else of TOML."""
-        return toml_file.servers(self.url, self.shards or None)
+        """The URL, or the shards: from the command line, else from TOML. Neither if PINLATER_URL names them."""
+        return settings_file.servers(self.url, self.shards or None)
 
     def client(self) -> Client:
         """A client for one command."""
@@ -48,7 +47,7 @@ class Settings:
         return Client(url, shards=shards, timeout_s=self.timeout_s)
 
     def client_settings(self) -> ClientSettings:
-        """The same, for roles that make their own clients."""
+        """The same, for commands that make their own clients."""
         url, shards = self.servers()
         return ClientSettings(url, shards=shards, timeout_s=self.timeout_s)
 
@@ -61,7 +60,7 @@ def settings_of(context: click.Context) -> Settings:
 
 
 def common_options(*, hidden: bool) -> Callable[[F], F]:
-    """--url, --shard, --timeout and -v; hidden where the main help shows them already."""
+    """--url, --shard, --timeout and -v. hidden: the help of a command leaves them out, as the main help has them."""
     options = (
         click.option(
             "--url",
@@ -70,7 +69,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             expose_value=False,
             callback=_set_url,
             help=f"The server: redis://, rediss://, unix:// or embedded://; 1=URL,2=URL for shards. "
-            f"[{URL_VARIABLE}, else url of pinlater.toml; default: embedded://]",
+            f"[default: {URL_VARIABLE}, else url in pinlater.toml, else embedded://]",
         ),
         click.option(
             "--shard",
@@ -79,7 +78,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             hidden=hidden,
             expose_value=False,
             callback=_add_shards,
-            help="A shard; give it once a shard, instead of --url.",
+            help="A shard; repeat it for each shard. Replaces --url.",
         ),
         click.option(
             "--timeout",
@@ -88,7 +87,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             hidden=hidden,
             expose_value=False,
             callback=_set_timeout,
-            help="The most a call may take. [default: 10]",
+            help="Time limit of each call. [default: 10]",
         ),
         click.option(
             "-v",
@@ -104,7 +103,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
 
 
 def json_option(function: F) -> F:
-    """--json: on every command and on `pinlater` itself."""
+    """--json, of every command and of `pinlater` itself."""
     option = click.option(
         "--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON, for programs."
     )

@@ -1,6 +1,6 @@
-"""`pinlater version`: what runs here, and on the servers.
+"""`pinlater version`: the versions here and on the servers.
 
-Promises to end with 0 whether a server answers or not. Risks: with embedded:// it starts that server.
+Promises exit code 0, also if a server does not answer. Risks: with embedded:// it starts that server.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import redis
 import pinlater._core as _core
 from pinlater._core import __version__
 from pinlater.cli.commands import DONE, Command
+from pinlater.cli.doctor.reached_server import server_versions
 from pinlater.cli.output import print_facts, print_json
-from pinlater.cli.server_checks import server_versions
 from pinlater.cli.settings import Settings, common_options, json_option
 
 

@@ -1,1 +1,1 @@
-"""`pinlater run`: the supervisor, its worker processes, and what they report."""
+"""`pinlater run`, `worker` and `monitor`: workers in processes, and the supervisor that keeps them running."""

@@ -1,8 +1,8 @@
-"""What runs now, with stacks: the answer to SIGUSR1.
+"""A dump of running jobs with their stacks: the answer to SIGUSR1.
 
-Promises that nothing is kept for it while jobs run, and that it can be made while a task keeps the loop busy. Risks: a
-task that waits for a future shows its own frames, not those of whoever will set it; code that never gives the GIL away
-is seen when it does.
+Promises that running jobs pay nothing for it, and that it works while a task blocks the loop. Risks: a task that waits
+for a future shows its own frames, not those of the code that will set the future; code that holds the GIL is dumped
+when it releases it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from pinlater.tasks.logs import escaped, task_of
 from pinlater.worker.executor import call_plain
 from pinlater.worker.worker import Worker
 
-#: So many jobs are shown.
+#: The most jobs in a dump.
 MAX_SHOWN: Final = 1_000
 
 
 def dump(worker: Worker) -> str:
-    """Each running job with its stack, then each thread's."""
+    """Each running job with its stack, then each thread with its stack."""
     running = list(worker.running.items())
     threads = sys._current_frames()
-    of_job = {id(job): frame for frame in threads.values() if (job := _job_of(frame)) is not None}
-    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a slot"]
+    frames_by_job = {id(job): frame for frame in threads.values() if (job := _job_of(frame)) is not None}
+    lines = [f"{len(running)} jobs run, {len(worker.prefetched)} wait for a worker slot"]
     for future, held in running[:MAX_SHOWN]:
         job = held.job
         claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)
         lines.append(f"job {job.descriptor}: task {task_of(job)}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}")
-        frame = of_job.get(id(job))
+        frame = frames_by_job.get(id(job))
         frames = _stack_of(frame) if frame is not None else list(_awaited(getattr(future, "get_coro", lambda: None)()))
-        lines += _told(frames)
+        lines += _formatted(frames)
     for thread in threading.enumerate():
         frame = threads.get(thread.ident or 0)
         lines.append(f"thread {thread.name}")
-        lines += [] if frame is None else _told(_stack_of(frame))
+        lines += [] if frame is None else _formatted(_stack_of(frame))
     return "\n".join(map(escaped, lines))
 
 
 def _job_of(frame: FrameType | None) -> Job | None:
-    """The job whose plain function a thread of the pool runs."""
+    """The job whose synchronous function a thread runs."""
     while frame is not None:
         if frame.f_code is call_plain.__code__:
             return frame.f_locals.get("job")
@@ -67,6 +67,6 @@ def _awaited(awaiting: Any) -> Iterator[FrameType]:
         awaiting = getattr(awaiting, "cr_await", None) or getattr(awaiting, "gi_yieldfrom", None)
 
 
-def _told(frames: list[FrameType]) -> list[str]:
+def _formatted(frames: list[FrameType]) -> list[str]:
     summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
     return [f"  {line}" for entry in summary.format() for line in entry.rstrip().splitlines()]

@@ -1,7 +1,7 @@
 """Counts of a worker, and their sum over processes, in Prometheus's text format.
 
-Promises that a job costs a few additions to plain integers: all else is done when somebody asks. Risks: what a process
-counted after its last report is lost when it is killed.
+Promises that a job costs a few additions of integers; all other work is done when metrics are read. Risks: what a
+process counted after its last report is lost when it is killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pinlater.tasks.meters import BOUNDS_S, Meter
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
 
-#: Name, kind and meaning, in the order they are printed.
+#: Kind and meaning by name, in the order of the output.
 FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_jobs_total": (
         "counter",
@@ -28,20 +28,23 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_claimed_jobs_total": ("counter", "Jobs claimed."),
     "pinlater_redelivered_jobs_total": (
         "counter",
-        "Jobs of lost workers that a monitor here put back in line, or failed after their last attempt.",
+        "Jobs of lost workers that a monitor here enqueued again, or failed after their last attempt.",
     ),
     "pinlater_crashed_jobs_total": (
         "counter",
-        "Jobs that a process had begun when it died, given back by its supervisor, by end: retried (back in line), "
-        "failed (they reached the crash limit, or it was their last attempt).",
+        "Jobs that a process had started when it died, recovered by its supervisor, by end: retried (enqueued again), "
+        "failed (at the crash limit, or after their last attempt).",
     ),
-    "pinlater_timeouts_total": ("counter", "Runs that were past their timeout."),
-    "pinlater_expired_jobs_total": ("counter", "Jobs that came later than they expire."),
+    "pinlater_timeouts_total": ("counter", "Runs that took longer than their timeout."),
+    "pinlater_expired_jobs_total": ("counter", "Jobs that were claimed after they had expired."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
-    "pinlater_newer_envelopes_total": ("counter", "Jobs put back as a newer worker wrote their envelope."),
-    "pinlater_unknown_tasks_total": ("counter", "Jobs put back as no task has their name: the first 100 names."),
+    "pinlater_newer_envelopes_total": ("counter", "Jobs released because a newer version wrote their envelope."),
+    "pinlater_unknown_tasks_total": (
+        "counter",
+        "Jobs released because no task has their name; the first 100 names have labels of their own.",
+    ),
     "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
-    "pinlater_released_jobs_total": ("counter", "Jobs handed back at a stop."),
+    "pinlater_released_jobs_total": ("counter", "Jobs released at a stop."),
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
@@ -56,35 +59,10 @@ _OTHER: Final = '{task="(other)"}'
 Samples: TypeAlias = dict[str, dict[str, float]]
 
 
-def samples(worker: Worker, runner: TaskRunner) -> Samples:
-    """What this process counted so far; folds its meters."""
-    stats, told = worker.stats, runner.stats
-    found: Samples = {
-        "pinlater_running_jobs": {"": len(worker.running)},
-        "pinlater_prefetched_jobs": {"": len(worker.prefetched)},
-        "pinlater_ending_jobs": {"": worker.unacked},
-        "pinlater_claims_total": {"": stats.claims},
-        "pinlater_claimed_jobs_total": {"": stats.claimed},
-        "pinlater_redelivered_jobs_total": {"": 0 if worker.monitor is None else worker.monitor.redelivered},
-        "pinlater_timeouts_total": {"": told.timeouts},
-        "pinlater_expired_jobs_total": {"": told.expired},
-        "pinlater_unreadable_jobs_total": {"": told.unreadable},
-        "pinlater_stale_jobs_total": {"": stats.stale},
-        "pinlater_released_jobs_total": {"": stats.released},
-        "pinlater_jobs_total": {},
-        "pinlater_job_seconds": {},
-    }
-    for name, meter in runner.meters.items():
-        meter.fold()
-        label = f'task="{_escaped(name)}"'
-        for end, count in meter.ends.items():
-            found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
-        found["pinlater_job_seconds"] |= _histogram(label, meter)
-    newer = {f'{{version="{version}"}}': count for version, count in told.newer.items()}
-    _add(found, {"pinlater_newer_envelopes_total": newer})
-    unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in told.unknown.items()}
-    _add(found, {_UNKNOWN: unknown})
-    return found
+def samples(worker: Worker, runner: TaskRunner | None) -> Samples:
+    """What this process counted so far. runner: None if the worker runs no tasks; else its meters are folded."""
+    found = _worker_samples(worker)
+    return found if runner is None else found | _task_samples(runner)
 
 
 def add(
@@ -94,8 +72,11 @@ def add(
     gauges: bool = True,
     names: set[str] | None = None,
 ) -> None:
-    """Adds samples to a sum. gauges: also what only a process that runs has. names: of unknown tasks, those that are
-    told apart; gets more while it has room. By default those of the sum.
+    """Adds samples to a sum.
+
+    gauges: add gauges too, which only a running process has.
+    names: of unknown tasks with a label of their own; new ones are added while there is room. By default those of the
+        sum.
     """
     for family, values in more.items():
         if gauges or FAMILIES[family][0] != "gauge":
@@ -112,6 +93,42 @@ def text(found: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _worker_samples(worker: Worker) -> Samples:
+    stats = worker.stats
+    return {
+        "pinlater_running_jobs": {"": len(worker.running)},
+        "pinlater_prefetched_jobs": {"": len(worker.prefetched)},
+        "pinlater_ending_jobs": {"": worker.unacked},
+        "pinlater_claims_total": {"": stats.claims},
+        "pinlater_claimed_jobs_total": {"": stats.claimed},
+        "pinlater_redelivered_jobs_total": {"": 0 if worker.monitor is None else worker.monitor.redelivered},
+        "pinlater_stale_jobs_total": {"": stats.stale},
+        "pinlater_released_jobs_total": {"": stats.released},
+    }
+
+
+def _task_samples(runner: TaskRunner) -> Samples:
+    stats = runner.stats
+    found: Samples = {
+        "pinlater_timeouts_total": {"": stats.timeouts},
+        "pinlater_expired_jobs_total": {"": stats.expired},
+        "pinlater_unreadable_jobs_total": {"": stats.unreadable},
+        "pinlater_jobs_total": {},
+        "pinlater_job_seconds": {},
+    }
+    for name, meter in runner.meters.items():
+        meter.fold()
+        label = f'task="{_escaped(name)}"'
+        for end, count in meter.ends.items():
+            found["pinlater_jobs_total"][f'{{{label},end="{end}"}}'] = count
+        found["pinlater_job_seconds"] |= _histogram(label, meter)
+    newer = {f'{{version="{version}"}}': count for version, count in stats.newer.items()}
+    _add(found, {"pinlater_newer_envelopes_total": newer})
+    unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in stats.unknown.items()}
+    _add(found, {_UNKNOWN: unknown})
+    return found
+
+
 def _histogram(label: str, meter: Meter) -> dict[str, float]:
     found: dict[str, float] = {}
     runs = 0
@@ -126,12 +143,12 @@ def _histogram(label: str, meter: Meter) -> dict[str, float]:
 def _add(total: Samples, more: Mapping[str, Mapping[str, float]], names: set[str] | None = None) -> None:
     for family, values in more.items():
         sums = total.setdefault(family, {})
-        apart = set(sums) if names is None else names
+        labelled = set(sums) if names is None else names
         for rest, value in values.items():
             key = rest
-            if family == _UNKNOWN and rest not in apart:
-                if len(apart - {_OTHER}) < MAX_NAMES:
-                    apart.add(rest)
+            if family == _UNKNOWN and rest not in labelled:
+                if len(labelled - {_OTHER}) < MAX_NAMES:
+                    labelled.add(rest)
                 else:
                     key = _OTHER
             sums[key] = sums.get(key, 0) + value

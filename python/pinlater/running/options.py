@@ -1,21 +1,18 @@
-"""What `pinlater run` is told: on the command line, and in TOML.
+"""The options of `pinlater run`.
 
-Promises that what is not known is an error that names what is; the command line goes before TOML. Risks: none known.
+Promises that a wrong value is an error that says what was expected.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Final, get_args
+from dataclasses import dataclass, field, replace
+from typing import Final, get_args
 
-from pinlater.client import settings_file as toml_file
+from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.running.probes import parse_address
-from pinlater.running.worker_process import REPORT_VARIABLE
 from pinlater.tasks.logs import LogFormat
 from pinlater.worker.queue_order import MAX_WEIGHT, QueueOrder
 from pinlater.worker.worker import WorkerConfig
@@ -26,7 +23,7 @@ MAX_MEMORY_MB: Final = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Of one queue; None: as all. One with concurrency, processes or memory_mb has processes of its own."""
+    """The options of one queue. None: those of all queues."""
 
     weight: int | None = None
     concurrency: int | None = None
@@ -34,17 +31,29 @@ class QueueOptions:
     memory_mb: int | None = None
 
     @property
-    def apart(self) -> bool:
-        """Whether it has processes of its own."""
+    def has_own_processes(self) -> bool:
+        """Whether the queue has processes of its own: one with concurrency, processes or memory_mb does."""
         return (self.concurrency, self.processes, self.memory_mb) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """queues: in their order; none: those of the app's tasks. strict: that order holds. isolate: each has processes of
-    its own. concurrency: tasks that run at once in each process; task_processes: of those with runs_in="process", None:
-    as many as there are cores. memory_mb, max_jobs: a process is replaced then.
-    http: HOST:PORT of probes and metrics. url, shards: for an app that names no servers. Times are seconds.
+    """The options of one run.
+
+    app: its `module:app`.
+    queues: in their order; none: those of the app's tasks.
+    strict: a queue is worked on only while those before it have nothing.
+    isolate: each queue has processes of its own.
+    concurrency: tasks that run at once in each process.
+    processes: how many.
+    task_processes: of tasks with runs_in="process", in each process; None: the number of cores.
+    max_jobs: a process is replaced after this many.
+    memory_mb: a process that uses more is replaced, in MiB.
+    stop_timeout: time for running jobs at a stop, in seconds.
+    burst: stop when nothing is due.
+    watch: reload when the app's Python files change.
+    http: HOST:PORT of probes and metrics.
+    url, shards: the servers of an app that names none.
     """
 
     app: str
@@ -74,7 +83,7 @@ class RunOptions:
             raise InvalidArgument(f"log_format: expected text or json, got {self.log_format!r}")
         if self.http is not None:
             parse_address(self.http)
-        toml_file.check_servers(self.url, self.shards)
+        settings_file.check_servers(self.url, self.shards)
         check_integer("processes", self.processes, 1, MAX_PROCESSES)
         if self.task_processes is not None:
             check_integer("task_processes", self.task_processes, 1, MAX_PROCESSES)
@@ -82,12 +91,12 @@ class RunOptions:
         for queue, own in self.queues.items():
             check_queue_name(queue)
             _check_queue(queue, own)
-            if own.weight is not None and (self.isolate or own.apart):
-                raise InvalidArgument(f"queue {queue!r}: it has processes of its own, where a weight means nothing")
+            if own.weight is not None and (self.isolate or own.has_own_processes):
+                raise InvalidArgument(f"queue {queue!r}: expected no weight for a queue with processes of its own")
         self.config(self.queues)
 
     def config(self, queues: Iterable[str]) -> WorkerConfig:
-        """Of a worker of these queues, which share processes."""
+        """The configuration of a worker of these queues, which share processes."""
         weights = {queue: own.weight for queue, own in self.queues.items() if own.weight is not None}
         order = QueueOrder(weights={queue: weights[queue] for queue in queues if queue in weights}, strict=self.strict)
         return WorkerConfig(
@@ -95,20 +104,20 @@ class RunOptions:
         )
 
     def groups(self, names: Iterable[str]) -> list[RunOptions]:
-        """The options of each set of processes, of a worker that has these queues."""
+        """The options of each set of processes, for a run of these queues."""
         names = list(names)
-        apart = [name for name in names if self.isolate or self.queues.get(name, QueueOptions()).apart]
-        together = [name for name in names if name not in apart]
-        groups = [self._of_one(name) for name in apart]
-        if not apart:
+        alone = [name for name in names if self.isolate or self._own(name).has_own_processes]
+        if not alone:
             return [self]
-        if together:
-            shared = {name: self.queues.get(name, QueueOptions()) for name in together}
-            groups.insert(0, replace(self, queues=shared))
-        return groups
+        shared = {name: self._own(name) for name in names if name not in alone}
+        groups = [self._of_one(name) for name in alone]
+        return [replace(self, queues=shared), *groups] if shared else groups
+
+    def _own(self, name: str) -> QueueOptions:
+        return self.queues.get(name, QueueOptions())
 
     def _of_one(self, name: str) -> RunOptions:
-        own = self.queues.get(name, QueueOptions())
+        own = self._own(name)
         return replace(
             self,
             queues={name: QueueOptions()},
@@ -120,83 +129,20 @@ class RunOptions:
         )
 
     def arguments(self) -> list[str]:
-        """The command line of one process of these, after `pinlater run`."""
-        told = [self.app, "--concurrency", str(self.concurrency), "--stop-timeout", str(self.stop_timeout)]
-        told += ["--log-format", self.log_format]
+        """The command line of one process, after `pinlater run`."""
+        arguments = [self.app, "--concurrency", str(self.concurrency), "--stop-timeout", str(self.stop_timeout)]
+        arguments += ["--log-format", self.log_format]
         if self.queues:
             weights = [f"{name}:{own.weight or 1}" for name, own in self.queues.items()]
-            told += ["--queues", ",".join(weights)]
+            arguments += ["--queues", ",".join(weights)]
         for name, value in (
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),
             ("--http", self.http),
         ):
-            told += [] if value is None else [name, str(value)]
-        return [*told, *["--strict"] * self.strict, *["--burst"] * self.burst]
-
-
-def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
-    """`a:3,b` (weights) or `a>b` (strict order), and whether it is the latter."""
-    strict = ">" in text
-    if strict and "," in text:
-        raise InvalidArgument(f"queues: expected A:3,B:1 or A>B, got {text!r}")
-    queues: dict[str, QueueOptions] = {}
-    for part in text.split(">" if strict else ","):
-        name, colon, weight = part.strip().partition(":")
-        if colon and not weight.isdecimal():
-            raise InvalidArgument(f"queues: expected NAME or NAME:WEIGHT, got {part!r}")
-        if check_queue_name(name) in queues:
-            raise InvalidArgument(f"queues: {name!r} is named twice")
-        queues[name] = QueueOptions(weight=int(weight) if colon else None)
-    return queues, strict
-
-
-def options_of(told: Mapping[str, Any], config: Path | None) -> RunOptions:
-    """Of the command line (None: not said; queues as text) and the TOML file: that one, or pinlater.toml or
-    pyproject.toml of the current directory. A supervisor's process is told all on its command line.
-    """
-    values = {} if REPORT_VARIABLE in os.environ else read_config(config)
-    said = {name: value for name, value in told.items() if value is not None}
-    if "queues" in said:
-        named, strict = parse_queues(said["queues"])
-        of_file: dict[str, QueueOptions] = values.get("queues", {})
-        said["queues"] = {
-            name: of_file.get(name, own) if own.weight is None else replace(of_file.get(name, own), weight=own.weight)
-            for name, own in named.items()
-        }
-        said["strict"] = said.get("strict") or strict or values.get("strict", False)
-    values |= said
-    if "app" not in values:
-        raise InvalidArgument("app: expected MODULE:APP, on the command line or as `app` in TOML, got none")
-    return RunOptions(**values)
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """The options that stand in a file; its queues as QueueOptions."""
-    if path is not None:
-        return _checked(str(path), toml_file.table_of(path))
-    return _checked(*toml_file.found())
-
-
-def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
-    known = [one.name for one in fields(RunOptions) if one.name not in ("burst", "watch")]
-    _check_keys(file, "", table, known)
-    for name in ("queues", "shards"):
-        if not isinstance(table.get(name, {}), dict):
-            raise InvalidArgument(f"{file}: {name}: expected a table, got {table[name]!r:.60}")
-    queues = {}
-    for queue, own in table.get("queues", {}).items():
-        if not isinstance(own, dict):
-            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {own!r:.60}")
-        _check_keys(file, f" in [queues.{queue}]", own, [one.name for one in fields(QueueOptions)])
-        queues[queue] = QueueOptions(**own)
-    return {**table, "queues": queues} if queues else table
-
-
-def _check_keys(file: str, where: str, table: Mapping[str, Any], known: list[str]) -> None:
-    if unknown := [key for key in table if key not in known]:
-        raise InvalidArgument(f"{file}: unknown key {unknown[0]!r}{where}; expected one of {', '.join(known)}")
+            arguments += [] if value is None else [name, str(value)]
+        return [*arguments, *["--strict"] * self.strict, *["--burst"] * self.burst]
 
 
 def _check_queue(queue: str, own: QueueOptions) -> None:

@@ -1,6 +1,6 @@
 """The HTTP port of `pinlater run`: /healthz and /readyz for orchestrators, /metrics for Prometheus.
 
-Promises one short answer a connection, from what is in memory. Risks: it has no login; keep the port inside.
+Promises one short answer for each connection, from memory. Risks: the port has no login; keep it in your network.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ log: Final = logging.getLogger("pinlater.worker")
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PLAIN_TYPE: Final = "text/plain; charset=utf-8"
-#: A client that does not send its request within so long is cut off.
+#: A client that has not sent its request after this time is disconnected.
 REQUEST_S: Final = 5.0
 _REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Not Allowed", 503: "Service Unavailable"}
 
 
 class Answer(NamedTuple):
-    """An HTTP status and what is said."""
+    """An HTTP answer."""
 
     status: int
     text: str
     type: str = PLAIN_TYPE
 
 
-#: By path.
+#: What makes an answer, by path.
 Answers = Mapping[str, Callable[[], Answer]]
 
 
 def probe(wrong: str) -> Answer:
-    """Of a probe: wrong says why it fails, if it does."""
+    """The answer of a probe. wrong: why it fails; "" if it passes."""
     return Answer(503, f"{wrong}\n") if wrong else Answer(200, "ok\n")
 
 
 def parse_address(text: object) -> tuple[str | None, int]:
-    """HOST:PORT; [::1]:9100 and :9100 (every address) too. Raises InvalidArgument."""
+    """Reads HOST:PORT, [::1]:9100 or :9100 (every address). Raises InvalidArgument."""
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise InvalidArgument(f"http: expected HOST:PORT, such as 127.0.0.1:9100, got {text!r}")
@@ -49,7 +49,7 @@ def parse_address(text: object) -> tuple[str | None, int]:
 
 @asynccontextmanager
 async def serving(address: str, answers: Answers) -> AsyncIterator[None]:
-    """Answers GET requests. address: HOST:PORT; port 0: any, as the log says."""
+    """Answers GET requests. address: HOST:PORT; with port 0 the system chooses one, which the log names."""
     host, port = parse_address(address)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +59,7 @@ async def serving(address: str, answers: Answers) -> AsyncIterator[None]:
                 writer.write(_response(_answer(request, answers)))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # cancelled: as its loop ends
+            pass  # cancelled when the loop ends
         finally:
             writer.close()
             with suppress(OSError):
@@ -68,7 +68,7 @@ async def serving(address: str, answers: Answers) -> AsyncIterator[None]:
     try:
         server = await asyncio.start_server(answer, host, port)
     except OSError as error:
-        raise InvalidArgument(f"http: {address} can not be listened on: {error}") from None
+        raise InvalidArgument(f"http: cannot listen on {address}: {error}") from None
     log.info("http on port %d: %s", server.sockets[0].getsockname()[1], ", ".join(answers))
     async with server:
         yield

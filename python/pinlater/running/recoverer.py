@@ -1,8 +1,9 @@
-"""Worker processes that died: what they held is given back at once, with how they ended as evidence.
+"""The recoverer: gives back the jobs of worker processes that died, with how the process ended as evidence.
 
-Promises that only leases of that very process end: its claims carry a mark that its supervisor made for it alone; that
-jobs it had not begun have not crashed; and that a server that does not answer is asked again until the leases have run
-out. Risks: then, or where the supervisor dies too, they run out by themselves, without evidence, and all have crashed.
+Promises that it ends only leases of that very process, whose claims carry a mark that the supervisor made for it alone;
+that jobs which had not started count no crash; and that it asks a server that does not answer again until the leases
+have run out. Risks: leases that run out by themselves, as when the supervisor dies too, leave no evidence, and count a
+crash for each job.
 """
 
 from __future__ import annotations
@@ -29,25 +30,29 @@ from pinlater.worker.started_jobs import ids_in
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: How long a supervisor that stops waits for what is under way.
+#: How long a supervisor that stops waits for recoveries under way.
 LAST_S: Final = 2.0
 _COUNTS: Final = struct.Struct(">IIIIB")
 
 
 class Recoverer:
-    """make: a client for the supervisor's loop. queues: what processes work on that do not report others."""
+    """Recovers jobs of processes.
 
-    def __init__(self, make: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
-        self._make = make
+    new_client: makes a client for the supervisor's loop.
+    queues: those of a process that died before it reported its own.
+    """
+
+    def __init__(self, new_client: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
+        self._new_client = new_client
         self._queues = list(queues)
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Jobs given back so far.
+        #: Jobs recovered so far: enqueued again, and failed.
         self.retried = self.failed = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Around the supervisor's run, on its loop."""
-        async with self._make() as self._client:
+        """Entered on the supervisor's loop, around its run."""
+        async with self._new_client() as self._client:
             try:
                 yield
             finally:
@@ -57,27 +62,32 @@ class Recoverer:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def __call__(self, process: Process, code: int) -> None:
-        """That process ended with this code."""
-        task = asyncio.get_running_loop().create_task(self._end(process, exit_in_words(code)))
+    def recover(self, process: Process, code: int) -> None:
+        """Recovers the jobs of a process that ended with this code, in the background."""
+        task = asyncio.get_running_loop().create_task(self._recover(process, exit_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _end(self, process: Process, told: str) -> None:
+    async def _recover(self, process: Process, ending: str) -> None:
         queues = process.report.get("queues") or self._queues
-        await asyncio.gather(*(self._end_surely(queue, process, told) for queue in queues))
+        await asyncio.gather(*(self._recover_in(queue, process, ending) for queue in queues))
 
-    async def _end_surely(self, queue: str, process: Process, told: str) -> None:
-        """Tried until the leases are over."""
+    async def _recover_in(self, queue: str, process: Process, ending: str) -> None:
+        """Tries until the leases have run out."""
         pauses, began_s = Pauses(), time.monotonic()
         while True:
             try:
-                await self._end_in(queue, process, told)
+                await self._end_leases(queue, process, ending)
             except QueueNotFound:
                 return
             except PinLaterError as error:
                 if pauses.is_first:
-                    log.warning("queue %s: what process %d held comes back later: %s", queue, process.pid, error)
+                    log.warning(
+                        "queue %s: jobs of process %d not recovered yet: %s; trying again",
+                        queue,
+                        process.pid,
+                        error,
+                    )
             else:
                 return
             config = self._client.session.known_config(queue) or QueueConfig()
@@ -85,10 +95,10 @@ class Recoverer:
                 return
             await asyncio.sleep(pauses.take())
 
-    async def _end_in(self, queue: str, process: Process, told: str) -> None:
+    async def _end_leases(self, queue: str, process: Process, ending: str) -> None:
         session = self._client.session
         queue_shards = await self._client.run(lambda end: known_queue_shards(session, queue, end))
-        arguments = [process.source, told, ids_in(process.started)]
+        arguments = [process.source, ending, ids_in(process.started)]
         ended = await asyncio.gather(*(self._end_at(queue_shard, arguments) for queue_shard in queue_shards))
         leases, retried, failed, not_started = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
@@ -96,7 +106,7 @@ class Recoverer:
                 "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not begun",
                 queue,
                 process.pid,
-                told,
+                ending,
                 leases,
                 retried,
                 failed,
@@ -104,13 +114,16 @@ class Recoverer:
             )
 
     async def _end_at(self, queue_shard: QueueShard, arguments: list[Any]) -> list[int]:
-        """Returns leases, jobs tried again, jobs failed, jobs not begun. arguments: of end_leases, but its cursor."""
-        counts = await self._client.run(lambda end: _end_leases(queue_shard, arguments, end))
+        """Returns counts: leases, jobs tried again, jobs failed, jobs not started.
+
+        arguments: of end_leases, without its cursor.
+        """
+        counts = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 
 
-def _end_leases(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
+def _end_leases_flow(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
     total = [0, 0, 0, 0]
     cursor, more = b"0:0", True
     while more:

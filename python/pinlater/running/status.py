@@ -1,6 +1,6 @@
-"""What the supervisor of `pinlater run` knows of its processes: health, readiness, and the sum of their counts.
+"""The status of a supervisor: health and readiness of its processes, and the sum of their counts.
 
-Promises that counts never go down when a process ends or is replaced. Risks: they are a second old.
+Promises that counts never go down when a process ends or is replaced. Risks: they are up to a second old.
 """
 
 from __future__ import annotations
@@ -15,48 +15,50 @@ from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.worker_process import Process, ProcessSet
 
-#: A process whose loop has not turned for so long is not healthy.
+#: A process that has not reported for this long is not healthy: its loop is blocked.
 STALE_S: Final = 10.0
 
 
 class SupervisorStatus:
-    """The observer of a supervisor of these sets, each of which is to have a process that is ready. sets: may be
-    replaced. deaths: what became of the jobs of processes that died.
+    """Listens to a supervisor's processes, and answers HTTP requests about them.
+
+    process_sets: each must have a ready process for the supervisor to be ready. A reload replaces them.
+    recoverer: counts the jobs of processes that died.
     """
 
-    def __init__(self, sets: Sequence[ProcessSet], recoverer: Recoverer | None = None) -> None:
-        self.sets = sets
+    def __init__(self, process_sets: Sequence[ProcessSet], recoverer: Recoverer | None = None) -> None:
+        self.process_sets = process_sets
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
-        #: Of unknown tasks; those that were told apart once are from then on, so that no count goes down.
+        #: Of unknown tasks with a label of their own. They keep it, so that no count goes down.
         self._names: set[str] = set()
         self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", "reload"), 0))
 
     def reported(self, process: Process) -> None:
-        """See Observer."""
+        """See ProcessListener."""
         self._running[process.pid] = process
 
     def ended(self, process: Process, why: str) -> None:
-        """See Observer."""
+        """See ProcessListener."""
         self._running.pop(process.pid, None)
         metrics.add(self._ended, process.report.get("samples", {}), gauges=False, names=self._names)
         if why:
             self._restarts[why] += 1
 
     def answers(self) -> Answers:
-        """Of the HTTP port."""
+        """The answers of the HTTP port."""
         return {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
 
     def _health(self) -> Answer:
-        late_s = time.monotonic() - STALE_S
-        stuck = [str(pid) for pid, process in self._running.items() if process.reported_s < late_s]
-        return probe(f"the loop of {', '.join(stuck)} does not turn" if stuck else "")
+        stale = [str(pid) for pid, process in self._running.items() if _is_stale(process)]
+        return probe(f"no report from process {', '.join(stale)} for {STALE_S:.0f} s" if stale else "")
 
     def _readiness(self) -> Answer:
-        late_s = time.monotonic() - STALE_S
-        ready = {process.of.name for process in self._running.values() if process.ready and process.reported_s > late_s}
-        missing = [of.name for of in self.sets if of.name not in ready]
+        ready = {
+            process.process_set.name for process in self._running.values() if process.ready and not _is_stale(process)
+        }
+        missing = [process_set.name for process_set in self.process_sets if process_set.name not in ready]
         return probe(f"not ready: {', '.join(missing)}" if missing else "")
 
     def _metrics(self) -> Answer:
@@ -72,3 +74,7 @@ class SupervisorStatus:
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()
         }
         return Answer(200, metrics.text(total), METRICS_TYPE)
+
+
+def _is_stale(process: Process) -> bool:
+    return time.monotonic() - process.reported_s > STALE_S

@@ -1,7 +1,6 @@
-"""One process that a supervisor started: how it is started and killed, what it reports, what memory it uses; and the
-places where one runs at a time.
+"""One process of a supervisor: starts it, reads its reports, checks its memory, stops it.
 
-Promises that a process ends when its supervisor is killed, and that its last whole report is kept.
+Promises that the process ends when its supervisor is killed, and that its last whole report is kept.
 """
 
 from __future__ import annotations
@@ -17,39 +16,40 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from pinlater.client.base import MARK_VARIABLE, source_of
-from pinlater.model.backoff import Pauses
 from pinlater.worker.os_process import end_with_parent, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
+from pinlater.worker.stop_signals import OVERTIME_S
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: Names the descriptor that a process reports on to its supervisor: JSON documents, one a line. ready: it works;
-#: recycling: it claims no more, and ends with RECYCLE; code: with which it ends now, else null; queues; samples.
+#: Environment variable with the file descriptor for reports to the supervisor.
 REPORT_VARIABLE: Final = "PINLATER_REPORT_FD"
-#: A process that ends with this exit code wants another to be started at once (EX_TEMPFAIL).
+#: A process ends with this exit code to be replaced at once (EX_TEMPFAIL).
 RECYCLE: Final = 75
-#: Why it ends then.
+#: The reason of such an end.
 RECYCLED: Final = "recycled"
-#: One of a burst that ends with this exit code reached no server: so will another.
+#: A process of a burst ends with this exit code if it reached no server. Another would not either.
 NO_SERVER: Final = 3
-#: A process that uses so many times its cap, though it should have recycled itself, is killed.
+#: A process is killed at its memory cap times this. It recycles itself at the cap.
 KILL_FACTOR: Final = 1.5
-#: A process that dies is started again after this at first, and after that at last.
-FIRST_RESTART_S: Final = 0.5
-LAST_RESTART_S: Final = 30.0
 MIB: Final = 1024 * 1024
 NEVER_S: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSet:
-    """Processes of one command: the argument list, how many, what they are called in the log, and their memory cap.
-    kill_after_s: one that has not ended so long after a stop signal is killed.
+    """Processes of one command.
+
+    command: the argument list.
+    processes: how many.
+    name: how the log calls one.
+    memory_mb: the memory cap of one, in MiB.
+    kill_after_s: a process that has not ended this long after a stop signal is killed.
     """
 
     command: Sequence[str]
@@ -59,47 +59,45 @@ class ProcessSet:
     kill_after_s: float = 60.0
 
 
-class Process:
-    """on_report: called with this when it reported; None: it does not. Raises OSError or SubprocessError."""
+def kill_after_s(stop_timeout_s: float) -> float:
+    """A worker that has not ended this long after a stop signal hangs."""
+    return stop_timeout_s + 2 * OVERTIME_S
 
-    def __init__(self, of: ProcessSet, env: Mapping[str, str], on_report: Callable[[Process], None] | None) -> None:
+
+class Process:
+    """A running process. Making one starts it, and raises OSError or SubprocessError if the system refuses.
+
+    on_report: called with this process after each report.
+    """
+
+    def __init__(self, process_set: ProcessSet, on_report: Callable[[Process], None]) -> None:
         file, memory = shared_memory()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self.of, self._socket, self._on_report, self._unread = of, ours, on_report, b""
-        handed = {STARTED_VARIABLE: file.fileno()}
-        if on_report is not None:
-            handed[REPORT_VARIABLE] = theirs.fileno()
+        self.process_set, self._socket, self._on_report, self._unread = process_set, ours, on_report, b""
+        descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno()}
         mark = secrets.token_hex(4)
-        # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and
-        # twice is "at once".
         try:
             with theirs, file:
-                self._process = subprocess.Popen(
-                    of.command,
-                    env={**env, **{name: str(number) for name, number in handed.items()}, MARK_VARIABLE: mark},
-                    pass_fds=list(handed.values()),
-                    process_group=0,
-                    preexec_fn=partial(_begin, os.getpid()),
-                )
+                self._process = _spawn(process_set.command, descriptors, mark)
         except BaseException:
             ours.close()
             raise
         asyncio.get_running_loop().add_reader(ours, self._read)
         self.pid = self._process.pid
-        #: Of its claims, and of no other process's.
+        #: The source in its claims; no other process has the same.
         self.source = source_of(self.pid, mark)
         self.started_s = time.monotonic()
-        #: The last report, and when it came.
+        #: The last report (fields of `reports.Report`), and when it came.
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
-        #: The jobs it has begun, see ids_in; there when it has ended, too.
+        #: The jobs it has started, see ids_in. Readable after its end too.
         self.started = memory
-        #: When it is killed; after a stop signal.
+        #: When it is killed.
         self.kill_s = NEVER_S
-        #: Why it was told to end, or was killed, if it was.
+        #: Why it is to end: recycled, memory, reload; "" before, and at a stop.
         self.ending = ""
-        log.info("%s %d started", of.name, self.pid)
+        log.info("%s %d started", process_set.name, self.pid)
 
     @property
     def ready(self) -> bool:
@@ -112,36 +110,40 @@ class Process:
         return self._process.returncode is not None
 
     def poll(self) -> int | None:
-        """Its exit code, when it has ended; its last report is read by then."""
+        """Its exit code, if it has ended; its last report is read by then."""
         code = self._process.poll()
         if code is not None and self._socket.fileno() >= 0:
             self._read()
             self._close()
         return code
 
+    def is_orderly(self, code: int) -> bool:
+        """Whether it announced this exit code. A handler that ends the process, with any code, does not."""
+        return self.report.get("code") == code
+
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""
         self._process.send_signal(number)
 
     def stop(self, why: str, kill_after_s: float) -> None:
-        """Asks it to end, and kills it later; the second time sooner."""
+        """Sends SIGTERM, and sets when it is killed; a second call can only make that earlier."""
         self.ending = self.ending or why
         self.kill_s = min(self.kill_s, time.monotonic() + kill_after_s)
         self.send(signal.SIGTERM)
 
     def check_memory(self) -> None:
-        """Kills it if it uses far more than its cap; before its first report it looks at that itself."""
-        cap_mb = self.of.memory_mb
+        """Kills it if it uses far more than its cap. Before its first report it checks that itself."""
+        cap_mb = self.process_set.memory_mb
         if cap_mb is None or not self.report or self.ending == "memory":
             return
         used_mb = memory_bytes(self.pid) / MIB
         if used_mb > cap_mb * KILL_FACTOR:
-            log.error("%s %d uses %d MiB, its cap is %d: killed", self.of.name, self.pid, used_mb, cap_mb)
+            log.error("%s %d uses %d MiB, its cap is %d: killed", self.process_set.name, self.pid, used_mb, cap_mb)
             self.ending = "memory"
             self.send(signal.SIGKILL)
 
     def _read(self) -> None:
-        """Takes in what it wrote; each report tells all, so the last one counts."""
+        """Reads reports. Each is complete, so only the last one counts."""
         with suppress(BlockingIOError, ConnectionError):
             while data := self._socket.recv(1 << 16):
                 self._unread += data
@@ -150,8 +152,7 @@ class Process:
         if newline:
             self._unread = rest
             self.report, self.reported_s = json.loads(lines.rpartition(b"\n")[2]), time.monotonic()
-            if self._on_report is not None:
-                self._on_report(self)
+            self._on_report(self)
 
     def _close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -159,37 +160,23 @@ class Process:
             self._socket.close()
 
 
-@dataclass(slots=True, eq=False)
-class ProcessSlot:
-    """Where one process runs at a time, and when another may be started (monotonic seconds). fresh: takes the place of
-    the process as soon as it is ready.
-    """
-
-    of: ProcessSet
-    process: Process | None = None
-    fresh: Process | None = None
-    restarts: Pauses = field(default_factory=lambda: Pauses(FIRST_RESTART_S, LAST_RESTART_S))
-    next_start_s: float = 0.0
-
-
-def rearrange(slots: Sequence[ProcessSlot], sets: Sequence[ProcessSet]) -> tuple[list[ProcessSlot], list[ProcessSlot]]:
-    """The places of other sets, and those that are left over; a place stays with the set of its name, if it can."""
-    wanted = [of for of in sets for _ in range(of.processes)]
-    left, kept = list(slots), dict[int, ProcessSlot]()
-    for same_name in (True, False):
-        for at, of in enumerate(wanted):
-            found = next((slot for slot in left if slot.of.name == of.name or not same_name), None)
-            if at not in kept and found is not None:
-                kept[at] = found
-                left.remove(found)
-    for at, slot in kept.items():
-        slot.of = wanted[at]
-    return [kept.get(at) or ProcessSlot(of) for at, of in enumerate(wanted)], left
+def _spawn(command: Sequence[str], descriptors: Mapping[str, int], mark: str) -> subprocess.Popen[bytes]:
+    """Starts a program. descriptors: file descriptors for it, by the variables that name them."""
+    variables = {name: str(number) for name, number in descriptors.items()}
+    # A process group of its own: Ctrl-C in a terminal would reach it twice, from there and from here, and twice is
+    # "at once".
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **variables, MARK_VARIABLE: mark},
+        pass_fds=list(descriptors.values()),
+        process_group=0,
+        preexec_fn=partial(_prepare, os.getpid()),
+    )
 
 
-def _begin(parent: int) -> None:
-    """In a new process: SIGTERM when the supervisor dies, so that a SIGKILL of it leaves nothing running; the signal
-    for a dump of running jobs does not end it before it listens.
+def _prepare(parent: int) -> None:
+    """Runs in the new process before its program: SIGTERM reaches it when the supervisor dies, and the signal for a
+    dump does not end it before it listens.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     end_with_parent(signal.SIGTERM, parent)

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import Job, JobInfo, State
-from pinlater.running.run_command import worker_of
+from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.dependencies import Resolved

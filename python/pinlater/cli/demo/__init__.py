@@ -1,10 +1,6 @@
 """The demo: real work, real faults, checked at the end.
 
-Promises to end with 0 only if every good image has its thumbnail, every broken one is failed with a reason, and the
-jobs of the worker that was killed came back. Risks: it writes into its output folder only, and leaves the embedded
-server's data there to look at.
+Promises to end with 0 only if every good image has its thumbnail, every job of a broken one failed with a reason, and
+the jobs of the killed worker came back. It writes only into its output folder, and leaves the embedded server's data
+there.
 """
-
-from pinlater.cli.demo.run import run_demo
-
-__all__ = ["run_demo"]

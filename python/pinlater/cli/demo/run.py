@@ -1,4 +1,4 @@
-"""Runs the demo: images in, thumbnails out, one worker killed on the way, everything checked at the end."""
+"""Runs the demo: makes thumbnails of images, kills a worker meanwhile, and checks everything at the end."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from pinlater.store.shards import URL_VARIABLE
 
 QUEUE: Final = make_thumbnail.queue
 PROCESSES: Final = 2
-#: Images enqueued at once.
-PART: Final = 20
-#: A short lease, so that the killed worker's jobs are back in seconds.
+#: Images in one enqueue.
+BATCH: Final = 20
+#: Short, so that the killed worker's jobs come back within seconds.
 LEASE_MS: Final = 2_000
-#: The run is given up if nothing at all moved for so long.
+#: The demo gives up when no job changed its state for this long.
 STUCK_S: Final = 60.0
 REFRESH_S: Final = 0.1
 
 
 def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), images: int = 200) -> int:
-    """Makes thumbnails of the images in a folder (default: a sample set made here); returns the exit code.
+    """Makes thumbnails, and returns the exit code.
 
-    output: where thumbnails, samples, logs and the embedded server's data go. images: size of the sample set, at least
-    20.
+    folder: has the images; by default the demo makes a sample set.
+    output: folder for thumbnails, samples, logs and the data of the embedded server.
+    images: size of the sample set, at least 20.
     """
     console, output = Console(), output.resolve()
     output.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), 
     thumbnails = output / "thumbnails"
     shutil.rmtree(thumbnails, ignore_errors=True)
     thumbnails.mkdir()
-    os.environ[URL_VARIABLE] = url  # of the app, here and in the workers
+    os.environ[URL_VARIABLE] = url  # the app reads it, here and in the workers
     with Client() as client, app:
         client.delete_queue(QUEUE)
         client.create_queue(QUEUE, QueueConfig(lease_ms=LEASE_MS, keep_succeeded=len(sources)))
@@ -79,7 +80,7 @@ def _samples(console: Console, folder: Path, count: int) -> list[Path]:
 
 
 class _Run:
-    """One run: the producer, the worker processes, and the hand that kills one."""
+    """One run: enqueues the jobs, starts the worker processes, and kills one of them."""
 
     def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path) -> None:
         self._client = client
@@ -109,35 +110,35 @@ class _Run:
             make_thumbnail.args(str(source), str(thumbnail_of(source, number, self._thumbnails)))
             for number, source in enumerate(self._sources)
         ]
-        parts = [calls[first : first + PART] for first in range(0, len(calls), PART)]
-        handles = [handle for part in parts for handle in make_thumbnail.enqueue_many(part)]
-        self._progress.tell(f"{len(handles)} jobs enqueued on 2 shards")
+        batches = [calls[first : first + BATCH] for first in range(0, len(calls), BATCH)]
+        handles = [handle for batch in batches for handle in make_thumbnail.enqueue_many(batch)]
+        self._progress.add_event(f"{len(handles)} jobs enqueued on 2 shards")
         return {source: handle.descriptor for source, handle in zip(self._sources, handles, strict=True)}
 
     def _start_worker(self) -> None:
         process = subprocess.Popen(self._command)
         self._workers[process.pid] = process
         self._progress.workers[process.pid] = "up"
-        self._progress.tell(f"worker {process.pid} started")
+        self._progress.add_event(f"worker {process.pid} started")
 
     def _watch(self) -> None:
-        """Until every job has ended; kills a worker as soon as one is at work."""
-        moved_s = time.monotonic()
+        """Waits until every job has ended. Kills a worker as soon as one runs jobs."""
+        changed_s = time.monotonic()
         while True:
             counts = self._client.count(QUEUE)
             if counts != self._progress.counts:
-                moved_s = time.monotonic()
+                changed_s = time.monotonic()
             self._progress.counts = counts
             if counts.succeeded + counts.failed == len(self._sources):
                 return
-            if time.monotonic() - moved_s > STUCK_S:
-                self._progress.tell(f"nothing moved for {STUCK_S:.0f} s: given up")
+            if time.monotonic() - changed_s > STUCK_S:
+                self._progress.add_event(f"no job changed for {STUCK_S:.0f} s: the demo gives up")
                 return
             if not self._killed:
-                self._kill_one_at_work()
+                self._kill_a_busy_worker()
             time.sleep(REFRESH_S)
 
-    def _kill_one_at_work(self) -> None:
+    def _kill_a_busy_worker(self) -> None:
         running: dict[int, int] = {}
         for info in self._client.scan(QUEUE, State.IN_PROGRESS):
             pid = info.claim.split(":")[-2]
@@ -150,7 +151,7 @@ class _Run:
         self._workers.pop(victim).wait()
         self._killed = True
         self._progress.workers[victim] = "killed"
-        self._progress.tell(f"worker {victim} killed (SIGKILL) while it held {running[victim]} jobs")
+        self._progress.add_event(f"worker {victim} killed (SIGKILL) while it held {running[victim]} jobs")
         self._start_worker()
 
     def _stop_workers(self) -> None:
@@ -161,7 +162,7 @@ class _Run:
 
 
 def thumbnail_of(source: Path, number: int, folder: Path) -> Path:
-    """Where the thumbnail of the n-th image goes; numbered, as two folders may hold the same name."""
+    """The path of an image's thumbnail. It is numbered, as two folders may hold the same name."""
     return folder / f"{number:05}-{source.stem}.jpg"
 
 
@@ -176,13 +177,13 @@ def _judge(
             if not made or info is None or info.state is not State.SUCCEEDED:
                 faults.append(f"{source.name} has no thumbnail ({info.state.value if info else 'job lost'})")
         elif info is None or info.state is not State.FAILED or not info.status:
-            faults.append(f"{source.name} is broken and its job is not failed with a reason")
+            faults.append(f"{source.name} is broken, but its job has not failed with a reason")
     ended = list(infos.values())
     succeeded = [info for info in ended if info.state is State.SUCCEEDED]
     failed = [info for info in ended if info.state is State.FAILED]
     redeliveries = sum(info.crashes for info in ended)
     if not redeliveries:
-        faults.append("no job was redelivered, though a worker was to be killed at work")
+        faults.append("no job was redelivered, though the demo kills a busy worker")
     return Outcome(
         jobs=len(sources),
         succeeded=len(succeeded),

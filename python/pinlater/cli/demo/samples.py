@@ -1,4 +1,4 @@
-"""Sample images for the demo: landscapes of random hills, a few files broken on purpose, the same ones every time."""
+"""Sample images for the demo: landscapes with random hills, and a few broken files. Every run makes the same ones."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pinlater.tasks import PinLater, SyncContext
 app: Final = PinLater()
 
 THUMBNAIL_PIXELS: Final = 256
-#: What the demo takes for an image in a folder.
+#: Suffixes of files that the demo takes for images.
 IMAGE_SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows: a live view while it runs, a table and three commands at the end."""
+"""What the demo shows: a live view, then a table and commands to go on with."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Progress:
     events: list[str] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
 
-    def tell(self, event: str) -> None:
-        """Adds a line to what happened."""
+    def add_event(self, event: str) -> None:
+        """Adds a line to the events."""
         self.events.append(f"{time.monotonic() - self.started_s:6.1f} s  {event}")
 
     def __rich__(self) -> Group:
@@ -45,8 +45,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the run came to. latencies_ms: from enqueue to the end, of the jobs that succeeded. faults: why it did not
-    pass.
+    """The result of the run.
+
+    latencies_ms: from enqueue to end, of succeeded jobs.
+    reason: why one job failed.
+    faults: why the demo did not pass; empty if it did.
     """
 
     jobs: int
@@ -60,8 +63,8 @@ class Outcome:
     faults: list[str]
 
 
-def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, a_failed_job: str) -> None:
-    """Prints the table, the folder, and three commands to look further."""
+def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, queue: str, failed_job: str) -> None:
+    """Prints the table, the folder, and commands that show more."""
     console.print()
     table = Table(title="thumbnails", title_justify="left", show_header=False)
     cuts = quantiles(outcome.latencies_ms, n=100) if len(outcome.latencies_ms) > 1 else [0.0] * 99
@@ -77,13 +80,13 @@ def show_outcome(console: Console, outcome: Outcome, output: Path, url: str, que
         table.add_row(name, value)
     console.print(table)
     console.print(f"Thumbnails: [bold]{output / 'thumbnails'}[/bold]")
-    console.print("To look further:")
+    console.print("Commands that show more:")
     for command in (
         f"export PINLATER_URL='{url}'",
         f"pinlater queue info {queue}",
         f"pinlater job ls {queue} --state failed",
-        f"pinlater job lookup {a_failed_job}",
+        f"pinlater job lookup {failed_job}",
     ):
         console.print(f"  {command}", soft_wrap=True, highlight=False)
     for fault in outcome.faults:
-        console.print(f"[bold red]not as it should be:[/bold red] {fault}")
+        console.print(f"[bold red]fault:[/bold red] {fault}")

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import uvloop
-
-from pinlater.cli.demo.thumbnails import app
-from pinlater.running.run_command import worker_of
-from pinlater.worker.stop_signals import StopSignals
-from pinlater.worker.worker import WorkerConfig
+from pinlater.cli.demo.thumbnails import app, make_thumbnail
+from pinlater.running.app_worker import worker_of
+from pinlater.running.worker_run import Work, WorkerRun
+from pinlater.worker.worker import Worker, WorkerConfig
 
 #: A short tick, so that the demo shows in seconds what takes half a minute by default.
 CONFIG = WorkerConfig(concurrency=4, prefetch=4, tick_s=0.5)
 
 
-async def _work(signals: StopSignals) -> None:
+@asynccontextmanager
+async def open_worker() -> AsyncIterator[Worker]:
+    """The worker of the demo's app."""
     async with app, worker_of(app, config=CONFIG) as worker:
-        signals.connect(worker.request_stop)
-        await worker.run()
+        yield worker
 
 
 if __name__ == "__main__":
     logging.basicConfig(filename=sys.argv[1], level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
-    with StopSignals(CONFIG.stop_timeout_s) as stop_signals:
-        uvloop.run(_work(stop_signals))
+    queue = make_thumbnail.queue
+    work = Work(queues=[queue], summary=queue, config=CONFIG, new_client=app.clients.new, open=open_worker)
+    sys.exit(WorkerRun(work).run())

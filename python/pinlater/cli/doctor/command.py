@@ -1,6 +1,6 @@
-"""`pinlater doctor`: what is wrong with servers and queues, and what to do.
+"""`pinlater doctor`: the command.
 
-Promises an exit code of 1 if and only if there is an error among the findings. Risks: --audit reads every job.
+Promises exit code 1 if there is an error, and 0 if there is none. Risks: --audit reads every job.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, Final
 import click
 
 from pinlater.cli.commands import DONE, NO, Command
+from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
+from pinlater.cli.doctor.examine import examine
 from pinlater.cli.output import jobs, print_json, print_table, say
 from pinlater.cli.queue import total_of
-from pinlater.cli.server_checks import ERROR, NOTE, OK, WARNING, CheckResult, examine
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.operations import audit as audits
 from pinlater.operations.audit import AuditReport
@@ -23,7 +24,7 @@ _STYLES: Final = {OK: "green", NOTE: "cyan", WARNING: "yellow", ERROR: "bold red
 
 
 @click.command("doctor", cls=Command)
-@click.option("--audit", is_flag=True, help="Also check that every job is in exactly one place; reads all jobs.")
+@click.option("--audit", is_flag=True, help="Also check that every job is in exactly one state. Reads all jobs.")
 @click.option(
     "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be repeated. [default: all]"
 )
@@ -31,9 +32,9 @@ _STYLES: Final = {OK: "green", NOTE: "cyan", WARNING: "yellow", ERROR: "bold red
 @json_option
 @click.pass_obj
 def doctor(settings: Settings, audit: bool, queues: tuple[str, ...]) -> int:
-    """Look at every server and queue: what was found, and what to do.
+    """Check every server and queue, and say what to do.
 
-    Exit code 1 if there is an error; warnings and notes are no errors.
+    Changes nothing. Exit code 1 if there is an error; warnings and notes are no errors.
     """
     findings = examine(settings.client_settings(), queues)
     reports = _audit(settings, queues) if audit and not _unreachable(findings) else []
@@ -55,14 +56,14 @@ def _unreachable(findings: list[CheckResult]) -> bool:
 
 
 def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
-    """Audits the queues there are; one that is named and is not there is a finding already."""
+    """Audits the named queues that exist. The checks report those that do not."""
     with settings.client() as client:
         named = [queue for queue in client.queue_names() if not queues or queue in queues]
         return [client.run(partial(audits.audit, client.session, queue)) for queue in named]
 
 
 def _print_findings(findings: list[CheckResult]) -> None:
-    """A table a subject, in the order of the findings."""
+    """Prints a table for each subject, in the order of the findings."""
     for subject in dict.fromkeys(finding.subject for finding in findings):
         say(subject)
         rows = [
@@ -77,8 +78,8 @@ def _print_findings(findings: list[CheckResult]) -> None:
 def _print_reports(reports: list[AuditReport]) -> None:
     for report in reports:
         say(f"audit of queue {report.queue}")
-        held = f"{jobs(total_of(report.jobs))}, each in exactly one place, with its record"
-        rows = [(ERROR, str(finding)) for finding in report.findings] or [(OK, held)]
+        passed = f"{jobs(total_of(report.jobs))}, each in exactly one state, with its record"
+        rows = [(ERROR, str(finding)) for finding in report.findings] or [(OK, passed)]
         print_table(("", ""), rows, styles=_STYLES, indent=2)
         say("")
 

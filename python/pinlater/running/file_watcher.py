@@ -1,7 +1,7 @@
 """Watches the Python files of an app, for `pinlater run --watch`.
 
-Promises one look a second, by modification times. Risks: a program of many thousand files makes that look slow; it is
-for development.
+Promises to compare modification times once a second. Risks: with many thousand files that is slow; it is for
+development.
 """
 
 from __future__ import annotations
@@ -13,40 +13,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-LOOK_S: Final = 1.0
-_NOT_OURS: Final = {"__pycache__", "node_modules", "site-packages"}
+CHECK_S: Final = 1.0
+_SKIPPED: Final = {"__pycache__", "node_modules", "site-packages"}
 
 
 def folder_of(app: str) -> Path:
-    """Where the app of `module:app`, which is imported, has its code: its package, or the folder of its module."""
+    """The folder with the code of an imported `module:app`: its package, or that of its module."""
     file = sys.modules[app.partition(":")[0].partition(".")[0]].__file__
     return Path(file).resolve().parent if file else Path.cwd()
 
 
 async def watch(folder: Path, changed: Callable[[], None]) -> None:
-    """Calls `changed` after each look that finds a .py file new, gone or written. For ever."""
-    seen = _look(folder)
+    """Calls `changed` when a .py file was added, removed or written. Never returns."""
+    before = dict(_files(str(folder)))
     while True:
-        await asyncio.sleep(LOOK_S)
-        now = _look(folder)
-        if now != seen:
-            seen = now
+        await asyncio.sleep(CHECK_S)
+        now = dict(_files(str(folder)))
+        if now != before:
+            before = now
             changed()
 
 
-def _look(folder: Path) -> dict[str, int]:
-    return dict(_files(str(folder)))
-
-
 def _files(folder: str) -> Iterator[tuple[str, int]]:
+    """Paths and modification times."""
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # it went meanwhile
+    except OSError:  # it was removed meanwhile
         return
     if any(entry.name == "pyvenv.cfg" for entry in entries):
         return
     for entry in entries:
-        if entry.name.startswith(".") or entry.name in _NOT_OURS:
+        if entry.name.startswith(".") or entry.name in _SKIPPED:
             continue
         try:
             if entry.is_dir(follow_symlinks=False):

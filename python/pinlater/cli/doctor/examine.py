@@ -1,0 +1,24 @@
+"""All checks of all servers and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pinlater.cli.doctor.check_result import CheckResult
+from pinlater.cli.doctor.queue_checks import check_queues
+from pinlater.cli.doctor.reached_server import reached_servers
+from pinlater.cli.doctor.server_checks import check_server
+from pinlater.client.base import ClientSettings
+
+
+def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[CheckResult]:
+    """Checks every server, and the named queues (all if none is named) if all servers answer."""
+    results: list[CheckResult] = []
+    with reached_servers(settings) as (reached, reachable):
+        for server in settings.session.servers:
+            results.append(reachable[server])
+            if server in reached:
+                results += check_server(reached[server])
+        if len(reached) == len(reachable):
+            results += check_queues(settings.session, reached, queues)
+    return results

@@ -1,0 +1,92 @@
+"""Checks of queues: configuration, mode, monitor, lost records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from redis.exceptions import RedisError
+
+from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
+from pinlater.cli.doctor.queue_states import QueueShardState, queue_state
+from pinlater.cli.doctor.reached_server import ReachedServer
+from pinlater.store.keys import registry_key
+from pinlater.store.servers import Server
+from pinlater.store.shards import Session
+
+
+def check_queues(session: Session, reached: dict[Server, ReachedServer], queues: Sequence[str]) -> list[CheckResult]:
+    """Checks the named queues; all if none is named."""
+    results: list[CheckResult] = []
+    try:
+        for queue in queues or _queue_names(session, reached):
+            states = [queue_state(reached[shard.server], shard, queue) for shard in session.shards.values()]
+            if queues or any(state.config or state.error for state in states):
+                results += _check_queue(queue, states)
+    except (RedisError, OSError) as error:
+        results.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
+    return results
+
+
+def _queue_names(session: Session, reached: dict[Server, ReachedServer]) -> list[str]:
+    names: set[bytes] = set()
+    for shard in session.shards.values():
+        names |= set(reached[shard.server].redis.smembers(registry_key(shard.name)))  # type: ignore[arg-type]
+    return sorted(name.decode() for name in names)
+
+
+def _check_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckResult]:
+    subject = f"queue {queue}"
+    existing = [state for state in states if state.config is not None]
+    unsupported = [state for state in states if state.error]
+    yield from (_check_format(subject, state) for state in unsupported)
+    if unsupported and not existing:
+        return
+    if not existing:
+        yield CheckResult(ERROR, subject, "configuration", "not found", f"pinlater queue create {queue}")
+        return
+    yield _check_configuration(subject, states)
+    yield from _check_mode(queue, subject, existing)
+    yield _check_monitor(queue, subject, existing)
+    yield from _check_lost_records(queue, subject, existing)
+
+
+def _check_format(subject: str, state: QueueShardState) -> CheckResult:
+    found, _, advice = state.error.partition(": ")
+    return CheckResult(ERROR, subject, "format", f"shard {state.shard}: {found}", advice)
+
+
+def _check_configuration(subject: str, states: list[QueueShardState]) -> CheckResult:
+    missing = ", ".join(state.shard for state in states if state.config is None)
+    configs = [state.config for state in states if state.config is not None]
+    if missing or any(config != configs[0] for config in configs):
+        found = f"not on shard {missing}" if missing else "differs between shards"
+        return CheckResult(WARNING, subject, "configuration", found, "pinlater queue info copies the newest one")
+    found = f"alike on {len(states)} shard{'' if len(states) == 1 else 's'}"
+    return CheckResult(OK, subject, "configuration", found)
+
+
+def _check_mode(queue: str, subject: str, existing: list[QueueShardState]) -> Iterator[CheckResult]:
+    config = existing[0].config
+    closed = [name for name in ("paused", "refuse_enqueue") if getattr(config, name)]
+    if closed:
+        options = " ".join(f"--no-{name.replace('_', '-')}" for name in closed)
+        yield CheckResult(NOTE, subject, "open", ", ".join(closed), f"pinlater queue set {queue} {options} opens it")
+
+
+def _check_monitor(queue: str, subject: str, existing: list[QueueShardState]) -> CheckResult:
+    idle = ", ".join(state.shard for state in existing if not state.monitor_active)
+    if not idle:
+        return CheckResult(OK, subject, "monitor", "active")
+    found = f"none active on shard {idle}: leases do not expire, old jobs stay"
+    return CheckResult(WARNING, subject, "monitor", found, f"start a worker, or pinlater monitor --queue {queue}")
+
+
+def _check_lost_records(queue: str, subject: str, existing: list[QueueShardState]) -> Iterator[CheckResult]:
+    lost = sum(state.lost for state in existing)
+    if lost:
+        found = f"{lost:,} job{' was' if lost == 1 else 's were'} found without a record"
+        advice = (
+            "records were evicted or removed by hand, so these jobs cannot run; see eviction above, and use --audit to "
+            f"find more; when the cause is fixed: pinlater queue reset-lost {queue}"
+        )
+        yield CheckResult(ERROR, subject, "lost records", found, advice)

@@ -1,0 +1,75 @@
+"""How each shard has a queue: its configuration, monitor and lost records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.exceptions import ResponseError
+
+from pinlater.cli.doctor.reached_server import ReachedServer, reached_servers
+from pinlater.client.base import ClientSettings
+from pinlater.model.errors import FormatUnsupported, from_reply
+from pinlater.model.queue_config import QueueConfig, StoredConfig
+from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueShardState:
+    """How one shard has a queue.
+
+    version: grows with each change of the configuration.
+    config: None if the shard has no such queue.
+    lost: ids that claims found without a record.
+    error: why the configuration is unknown: no answer, or an unsupported format; "" if it is known.
+    """
+
+    shard: str
+    server: str
+    version: int = 0
+    generation: int = 0
+    config: QueueConfig | None = None
+    monitor_active: bool = False
+    monitor_until_ms: int | None = None
+    lost: int = 0
+    error: str = ""
+
+
+def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
+    """How each shard has a queue, in the shards' order."""
+    with reached_servers(settings) as (reached, results):
+        return [
+            queue_state(reached[shard.server], shard, queue)
+            if shard.server in reached
+            else QueueShardState(shard=shard.name, server=repr(shard.server), error=results[shard.server].found)
+            for shard in settings.session.shards.values()
+        ]
+
+
+def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardState:
+    """How a shard has a queue."""
+    script = load_scripts()["config"]
+    sha = server.redis.script_load(script.source.decode())
+    keys = script.names(queue, shard.name, 0)
+    try:
+        _, _, packed, owner, lost = server.redis.evalsha(sha, len(keys), *keys, b"look")
+    except ResponseError as error:
+        if not isinstance(from_reply(str(error), ""), FormatUnsupported):
+            raise
+        return QueueShardState(shard=shard.name, server=server.name, error=str(error).partition(" ")[2])
+    stored = StoredConfig.unpack(packed) if packed else None
+    if stored is None or stored.deleted:
+        return QueueShardState(shard=shard.name, server=server.name)
+    until_ms = int.from_bytes(owner[8:], "big") if owner else None
+    seconds, microseconds = server.redis.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    return QueueShardState(
+        shard=shard.name,
+        server=server.name,
+        version=int.from_bytes(stored.version, "big"),
+        generation=stored.generation,
+        config=stored.config,
+        monitor_active=until_ms is not None and until_ms > now_ms,
+        monitor_until_ms=until_ms,
+        lost=int(lost),
+    )

@@ -1,0 +1,96 @@
+"""`pinlater run`: the tasks of an app.
+
+Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pinlater.cli.commands import Command
+from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.store.shards import URL_VARIABLE, resolve_shards
+
+if TYPE_CHECKING:
+    from pinlater.running.options import RunOptions
+
+
+@click.command("run", cls=Command)
+@click.argument("app", metavar="MODULE:APP", required=False)
+@click.option(
+    "--queues",
+    metavar="A:3,B",
+    help="Only these queues, by weight; A>B: B only while A has nothing. [default: those of the app's tasks]",
+)
+@click.option(
+    "--strict", is_flag=True, default=None, help="Work on a queue only while those before it have nothing, as A>B."
+)
+@click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once in each process. [default: 10]")
+@click.option(
+    "--processes", type=int, metavar="N", help="Number of processes; one that dies is restarted. [default: 1]"
+)
+@click.option(
+    "--task-processes",
+    type=int,
+    metavar="N",
+    help='Processes for tasks with runs_in="process", under each process. [default: number of cores]',
+)
+@click.option("--max-jobs", type=int, metavar="N", help="Replace a process after this many jobs.")
+@click.option(
+    "--max-memory",
+    "memory_mb",
+    type=int,
+    metavar="MB",
+    help="Replace a process that uses more, when its jobs have ended.",
+)
+@click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
+@click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
+@click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
+@click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read options from this TOML file. [default: pinlater.toml, or tool.pinlater in pyproject.toml]",
+)
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
+    """Run the tasks of MODULE:APP, a PinLater.
+
+    Missing queues are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and TOML again:
+    with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The app names its
+    servers; if it does not, they are those of all commands. More: docs/running.md.
+    """
+    from pinlater.worker.stop_signals import ignore_others
+
+    ignore_others()
+    from pinlater.running.read_options import options_of
+    from pinlater.running.run_command import run_app
+    from pinlater.tasks.loading import load_app
+    from pinlater.tasks.logs import set_up
+
+    options = options_of(given, config)
+    _name_servers(settings, options, load_app(options.app).clients.named)
+    log_at_least_info(settings)
+    set_up(options.log_format)
+    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))
+    return finish(settings, "run", code)
+
+
+def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
+    """Names the servers for the app and for further processes. named: the app names its servers itself."""
+    if named and settings.named:
+        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
+    if settings.named:
+        hand_on(shards_of(settings))
+    elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
+        hand_on(resolve_shards(options.url, options.shards or None))

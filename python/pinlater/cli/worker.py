@@ -1,0 +1,79 @@
+"""`pinlater worker`: one handler on the jobs of queues.
+
+Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from pinlater.cli.commands import Command
+from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.settings import Settings, common_options, json_option
+
+
+@click.command("worker", cls=Command)
+@click.argument("handler", metavar="MODULE:HANDLER")
+@click.option(
+    "--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may be repeated."
+)
+@click.option("--concurrency", type=int, default=10, help="Jobs that run at once in each process. [default: 10]")
+@click.option(
+    "--prefetch", type=int, metavar="N", help="The most claimed jobs that wait in a process. [default: as needed]"
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    help="Number of processes; one that dies is restarted. [default: 1]",
+)
+@click.option(
+    "--retry-delay-ms",
+    type=int,
+    default=1000,
+    metavar="MS",
+    help="Pause before a failed job is tried again. [default: 1000]",
+)
+@click.option(
+    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="Time for running jobs at a stop. [default: 30]"
+)
+@click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
+@common_options(hidden=True)
+@json_option
+@click.pass_obj
+def worker(
+    settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+) -> int:
+    """Run the function MODULE:HANDLER on the jobs of queues.
+
+    The function takes one argument, the job. If it returns, the job has succeeded. If it raises, the job is tried again
+    until its attempts are used up. SIGTERM or Ctrl-C stops; running jobs end first. SIGHUP reads the code again.
+    SIGUSR1 logs what runs.
+    """
+    from pinlater.worker.stop_signals import ignore_others
+
+    ignore_others()
+    from pinlater.running.worker_command import run_handler
+    from pinlater.worker.worker import WorkerConfig
+
+    config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
+    shards = shards_of(settings)
+    log_at_least_info(settings)
+    hand_on(shards)
+    verbose = ["-v"] * settings.verbosity
+    command = [sys.executable, "-m", "pinlater", *verbose, *_one_process(handler, queues, config)]
+    code = run_handler(handler, queues, shards=shards, config=config, processes=processes, command=command)
+    return finish(settings, "worker", code)
+
+
+def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str]:
+    """The arguments of one of several processes."""
+    arguments = ["worker", handler, "--processes", "1"]
+    for name in ("concurrency", "prefetch", "retry_delay_ms"):
+        if getattr(config, name) is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else "--no-monitor"]
+    return [*arguments, *(part for queue in queues for part in ("--queue", queue))]

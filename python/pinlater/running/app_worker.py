@@ -1,0 +1,90 @@
+"""A worker of an app's tasks.
+
+Promises that the queues of the tasks are there when work begins, if a server is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Final
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import OutcomeUnknown, QueueError, ServerError
+from pinlater.tasks.app import PinLater
+from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.runner import TaskRunner
+from pinlater.worker.executor import Handler
+from pinlater.worker.worker import Worker, WorkerConfig
+
+log: Final = logging.getLogger("pinlater.worker")
+
+
+@asynccontextmanager
+async def worker_of(
+    app: PinLater,
+    queues: Iterable[str] | None = None,
+    config: WorkerConfig | None = None,
+    *,
+    client: AsyncClient | None = None,
+    task_processes: int | None = None,
+    around: Callable[[TaskRunner], Handler] | None = None,
+    made: Resolved | None = None,
+) -> AsyncIterator[Worker]:
+    """A worker of the app's tasks, not started yet.
+
+    queues: by default those of its tasks.
+    client: for the worker alone; it stays open, and the queues must exist. By default the queues are created.
+    task_processes: the most processes for tasks that run in processes; by default the number of cores.
+    around: makes the worker's handler of the runner. By default the runner is the handler.
+    made: what the lifespan shares; by default the lifespan is entered for this worker.
+    """
+    config = config or WorkerConfig()
+    names = app.queue_names(queues)
+    creates = client is None
+    entered_lifespan = app.entered_lifespan() if made is None else nullcontext(made)
+    async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as made:
+        if creates:
+            await _create_queues(app, client, names)
+        runner = TaskRunner(app, client, config.concurrency, task_processes, made)
+        try:
+            handler = runner if around is None else around(runner)
+            worker = Worker(client, names, handler, config, runner.on_stop, app.queue_config if creates else None)
+            runner.worker = worker
+            yield worker
+        finally:
+            await runner.close()
+
+
+async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str]) -> None:
+    """Creates what is missing. If no server answers, the worker waits for one, and producers create queues."""
+    known = {task.queue for task in app.tasks.values()}
+    try:
+        for queue in queues:
+            if not await client.create_queue(queue, app.queue_config(queue)):
+                await _compare(app, client, queue)
+            elif queue not in known:
+                log.warning("queue %s: created, as it was missing; no task of the app uses it", queue)
+    except (ServerError, OutcomeUnknown, QueueError) as error:
+        log.warning("queues not created yet: %s", error)
+
+
+async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
+    """Adds the priorities that the tasks of an existing queue ask for. A lease that is too short is only logged: it may
+    be meant so.
+    """
+    found = await client.queue_config(queue)
+    lease_ms, priorities = app.asked_of(queue)
+    if priorities > found.priorities:
+        await client.configure_queue(queue, priorities=priorities)
+        log.info("queue %s: its tasks need %d priorities; raised from %d", queue, priorities, found.priorities)
+    if lease_ms > found.lease_ms:
+        log.warning(
+            "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease-ms %d",
+            queue,
+            found.lease_ms / 1000,
+            lease_ms / 1000,
+            queue,
+            lease_ms,
+        )

@@ -1,0 +1,91 @@
+"""How a command runs its worker: in this process, or in several under a supervisor.
+
+Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, reloads and reports are the same for both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pinlater.running.background import in_background
+from pinlater.running.file_watcher import watch
+from pinlater.running.probes import serving
+from pinlater.running.recoverer import Recoverer
+from pinlater.running.status import SupervisorStatus
+from pinlater.running.supervisor import Supervisor
+from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, ProcessSet
+from pinlater.running.worker_run import Work, WorkerRun
+
+
+def run_here(work: Work) -> int | None:
+    """Runs the work in this process, if that is a supervisor's. Returns the exit code, else None."""
+    report_fd = os.environ.pop(REPORT_VARIABLE, None)
+    if report_fd is None:
+        return None
+    os.set_inheritable(int(report_fd), False)
+    try:
+        return WorkerRun(work, int(report_fd)).run()
+    finally:
+        _ignore_other_signals()
+
+
+def run_alone(work: Work) -> int:
+    """Runs the work in this process, without a supervisor. Returns the exit code."""
+    code = WorkerRun(work).run()
+    if code == RECYCLE:
+        _start_again()
+    return code
+
+
+def supervise(
+    work: Work,
+    process_sets: Sequence[ProcessSet],
+    reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
+    watched: Path | None = None,
+) -> int:
+    """Runs the work in processes under a supervisor. Returns the exit code.
+
+    reloaded: gives the sets at a reload; by default the same.
+    watched: a folder; a change of its Python files is a reload.
+    """
+    recoverer = Recoverer(work.new_client, work.queues)
+    status = SupervisorStatus(process_sets, recoverer)
+
+    def reload() -> Sequence[ProcessSet]:
+        status.process_sets = process_sets if reloaded is None else reloaded()
+        return status.process_sets
+
+    supervisor = Supervisor(process_sets, burst=work.burst, reloaded=reload, listener=status, recover=recoverer.recover)
+
+    @asynccontextmanager
+    async def beside() -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(recoverer.open())
+            if work.http is not None:
+                await stack.enter_async_context(serving(work.http, status.answers()))
+            if watched is not None:
+                await stack.enter_async_context(in_background(watch(watched, supervisor.reload)))
+            yield
+
+    return supervisor.run(beside)
+
+
+def _start_again() -> None:
+    """Runs the same command in place of this program, under the same process id."""
+    _ignore_other_signals()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606
+
+
+def _ignore_other_signals() -> None:
+    """SIGHUP and SIGUSR1 must not end this process while it starts again, or while the interpreter shuts down: that
+    removes all handlers, and a supervisor that asked for a dump then saw a crash (test_worker_command.py).
+    """
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,88 @@
+"""Reads the options of `pinlater run` from the command line and from TOML.
+
+Promises that the command line wins, and that an unknown key is an error that names the known ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from pinlater.client import settings_file
+from pinlater.model.errors import InvalidArgument
+from pinlater.model.queue_config import check_queue_name
+from pinlater.running.options import QueueOptions, RunOptions
+from pinlater.running.worker_process import REPORT_VARIABLE
+
+
+def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
+    """Reads `a:3,b` (weights) or `a>b` (strict order). Returns the queues, and whether their order is strict."""
+    strict = ">" in text
+    if strict and "," in text:
+        raise InvalidArgument(f"queues: expected A:3,B:1 or A>B, got {text!r}")
+    queues: dict[str, QueueOptions] = {}
+    for part in text.split(">" if strict else ","):
+        name, colon, weight = part.strip().partition(":")
+        if colon and not weight.isdecimal():
+            raise InvalidArgument(f"queues: expected NAME or NAME:WEIGHT, got {part!r}")
+        if check_queue_name(name) in queues:
+            raise InvalidArgument(f"queues: {name!r} is named twice")
+        queues[name] = QueueOptions(weight=int(weight) if colon else None)
+    return queues, strict
+
+
+def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
+    """The options of a command.
+
+    given: those of the command line; None if one is not there, queues as text.
+    config: a TOML file; by default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
+        reads none: its command line has everything.
+    """
+    values = {} if REPORT_VARIABLE in os.environ else read_config(config)
+    options = {name: value for name, value in given.items() if value is not None}
+    if "queues" in options:
+        queues, strict = parse_queues(options["queues"])
+        options["queues"] = _with_weights(queues, values.get("queues", {}))
+        options["strict"] = options.get("strict") or strict or values.get("strict", False)
+    values |= options
+    if "app" not in values:
+        raise InvalidArgument("app: expected MODULE:APP, on the command line or as `app` in TOML, got none")
+    return RunOptions(**values)
+
+
+def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, QueueOptions]) -> dict[str, QueueOptions]:
+    """The named queues as the file has them, with the weights of the command line."""
+    return {
+        name: of_file.get(name, own) if own.weight is None else replace(of_file.get(name, own), weight=own.weight)
+        for name, own in named.items()
+    }
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The options in a file; its queues as QueueOptions."""
+    if path is not None:
+        return _checked(str(path), settings_file.table_of(path))
+    return _checked(*settings_file.found())
+
+
+def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
+    known = [option.name for option in fields(RunOptions) if option.name not in ("burst", "watch")]
+    _check_keys(file, "", table, known)
+    for name in ("queues", "shards"):
+        if not isinstance(table.get(name, {}), dict):
+            raise InvalidArgument(f"{file}: {name}: expected a table, got {table[name]!r:.60}")
+    queues = {}
+    for queue, own in table.get("queues", {}).items():
+        if not isinstance(own, dict):
+            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {own!r:.60}")
+        _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
+        queues[queue] = QueueOptions(**own)
+    return {**table, "queues": queues} if queues else table
+
+
+def _check_keys(file: str, where: str, table: Mapping[str, Any], known: list[str]) -> None:
+    if unknown := [key for key in table if key not in known]:
+        raise InvalidArgument(f"{file}: unknown key {unknown[0]!r}{where}; expected one of {', '.join(known)}")

@@ -1,0 +1,66 @@
+"""Reports of a process to its supervisor, over a file descriptor.
+
+Promises a report each second, more often until the worker is ready, and one at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from pinlater.running.background import in_background
+from pinlater.running.metrics import Samples
+
+REPORT_S: Final = 1.0
+#: Interval until the worker is ready.
+FIRST_REPORTS_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a supervisor knows of a process. On the wire it is a line of JSON.
+
+    ready: the process works.
+    recycling: it claims no more jobs, and ends with RECYCLE.
+    queues: it works on these.
+    code: its exit code; None before its end.
+    samples: its metrics.
+    """
+
+    ready: bool
+    recycling: bool
+    queues: list[str]
+    code: int | None
+    samples: Samples
+
+
+@asynccontextmanager
+async def reporting(descriptor: int, make: Callable[[], Report]) -> AsyncIterator[None]:
+    """Sends reports beside the block. A supervisor that reads slowly gets fewer, and the last one in any case."""
+    _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+
+    def send(report: Report) -> None:
+        full = writer.transport.get_write_buffer_size() and report.code is None
+        if not full and not writer.transport.is_closing():
+            writer.write(orjson.dumps(report) + b"\n")
+
+    async def send_on() -> None:
+        while True:
+            report = make()
+            send(report)
+            await asyncio.sleep(REPORT_S if report.ready else FIRST_REPORTS_S)
+
+    try:
+        async with in_background(send_on()):
+            yield
+    finally:
+        send(make())
+        with suppress(OSError):  # the supervisor is gone
+            writer.close()
+            await writer.wait_closed()

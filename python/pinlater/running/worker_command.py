@@ -1,0 +1,55 @@
+"""`pinlater worker`: workers of one handler.
+
+Promises what `composition` promises, and that a mistyped handler is an error before any process starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.running.composition import run_alone, run_here, supervise
+from pinlater.running.worker_process import ProcessSet, kill_after_s
+from pinlater.running.worker_run import Work
+from pinlater.worker.executor import Handler
+from pinlater.worker.load_object import load_handler
+from pinlater.worker.worker import Worker, WorkerConfig
+
+
+def run_handler(
+    handler: str | Handler,
+    queues: Sequence[str],
+    *,
+    shards: Mapping[str, str],
+    config: WorkerConfig | None = None,
+    processes: int = 1,
+    command: Sequence[str] = (),
+) -> int:
+    """Works on queues until a signal. Returns the exit code.
+
+    handler: a function of one job, or its `module:function`.
+    processes: one runs here, several run under a supervisor.
+    command: starts one of several; it calls this function too.
+    """
+    function = load_handler(handler) if isinstance(handler, str) else handler
+    work = _work(function, queues, shards, config or WorkerConfig())
+    code = run_here(work)
+    if code is not None:
+        return code
+    if processes == 1:
+        return run_alone(work)
+    kill_s = kill_after_s(work.config.stop_timeout_s)
+    return supervise(work, [ProcessSet(command=command, processes=processes, kill_after_s=kill_s)])
+
+
+def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig) -> Work:
+    def new_client() -> AsyncClient:
+        return AsyncClient(shards=shards)
+
+    @asynccontextmanager
+    async def open_worker() -> AsyncIterator[Worker]:
+        async with new_client() as client:
+            yield Worker(client, queues, handler, config)
+
+    return Work(queues=queues, summary=", ".join(queues), config=config, new_client=new_client, open=open_worker)
