@@ -12,7 +12,7 @@ async def count_words(text: str) -> int:
 
 @app.task(result_ttl=600)
 async def fetch_export(context: Context, name: str, *, every: float = 1.0) -> str:
-    """Asks three times whether the export is there. Between two looks the job waits in its queue, and holds no slot."""
+    """Asks for the export three times. Between two tries the job waits in its queue and holds no slot."""
     looks = (context.state or 0) + 1
     await context.progress(looks, 3, f"asked for {name}")
     if looks < 3:
