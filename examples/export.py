@@ -1,4 +1,4 @@
-"""Results, and a job that goes on later: `pinlater run export:app` beside `python export.py`, which waits for both."""
+"""Results, and a job that continues later: `python export.py` waits for both, `pinlater run export:app` runs them."""
 
 from pinlater import Context, PinLater, Snooze
 
