@@ -1,4 +1,4 @@
-"""Fan out and collect: `python fan_out.py` counts the primes below 100,000 in twenty parts, on all cores, and adds them up.
+"""Fan out and collect: `python fan_out.py` counts the primes below 100,000 in twenty parts, on all cores, and adds up.
 
 Each part is a job. Its result is kept for an hour, and every holder of its handle can wait for it.
 """
