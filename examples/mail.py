@@ -22,7 +22,7 @@ def report(day: str) -> None:  # a plain function: it runs in a thread
 
 @app.task
 async def newsletter(context: Context, readers: list[str]) -> None:
-    """After a stop it continues behind the last checkpoint."""
+    """Continues after the last reader of its checkpoint, whatever stopped it."""
     for position in range(context.state or 0, len(readers)):
         await send.aenqueue(readers[position], subject="news")
         await context.checkpoint(position + 1)

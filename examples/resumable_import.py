@@ -1,6 +1,6 @@
 """An import that continues where it was stopped: `python resumable_import.py` kills its worker half-way.
 
-The task stores its progress in its job. Another worker gets the job when the lease of the dead one expires.
+The task keeps its progress in its job. Another worker gets the job when the dead worker's lease has run out.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """Thumbnails of a folder of images: `python thumbnails.py [folder]`. Needs pillow. Without a folder it paints images.
 
-One of the painted images is cut off. Its job is tried three times, then it stays failed, with the reason.
+One of the painted images is truncated. Its job is tried three times, then fails and keeps the error.
 """
 
 import subprocess
