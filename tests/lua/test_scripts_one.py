@@ -47,10 +47,10 @@ def places(wire: Wire) -> dict[str, Any]:
     """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry."""
     found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "lease_jobs"}
     running = [
-        (level, info.state, info.remaining, info.claim)
-        for level in range(1, LEVELS + 1)
-        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{level}")))
-        for info in [known(wire, id_, level)]
+        (priority, info.state, info.remaining, info.claim)
+        for priority in range(1, LEVELS + 1)
+        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{priority}")))
+        for info in [known(wire, id_, priority)]
     ]
     return found | {"running": running}
 

@@ -89,14 +89,14 @@ class Machine(ReservationMachine):
         left = self.client.lookup(self.model.jobs)
         lines = [self.model.of(state, level, shard) for level in priorities for shard in self.rig.shards]
         expected = list(split(limit, map(len, lines)))
-        gone = [[job for job in line if job.descriptor not in left] for line in lines]
-        assert [len(part) for part in gone] == expected
+        removed = [[job for job in line if job.descriptor not in left] for line in lines]
+        assert [len(part) for part in removed] == expected
         assert answer == sum(expected)
         if state not in (PENDING, RUNNING):
-            assert all(part == line[: len(part)] for part, line in zip(gone, lines, strict=True)), (
+            assert all(part == line[: len(part)] for part, line in zip(removed, lines, strict=True)), (
                 "not the oldest first"
             )
-        self.drop(job.descriptor for part in gone for job in part)
+        self.drop(job.descriptor for part in removed for job in part)
 
     @precondition(WorkingMachine.exists)
     @rule(picks=PICKS)

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlater import AsyncClient, Client, PinLater, QueueConfig
-from pinlater.operations.queues import make_lost
+from pinlater.operations.queues import recreate_lost
 from pinlater.tasks.app import DEFAULT_CRASH_LIMIT
 from tests.conftest import FreshServer
 from tests.support.run_processes import APP, AppRun, Start, app, client, start
@@ -376,7 +376,7 @@ def test_a_worker_without_its_server_is_alive_and_not_ready(tmp_path: Path, fres
 def test_a_queue_that_was_deleted_is_not_made_again(server: Server, client: Client) -> None:
     async def make() -> None:
         async with AsyncClient(server.url) as own:
-            await own.run(lambda end: make_lost(own.session, "q", QueueConfig(lease_ms=2_000), end))
+            await own.run(lambda end: recreate_lost(own.session, "q", QueueConfig(lease_ms=2_000), end))
 
     asyncio.run(make())
     assert client.queue_config("q").lease_ms == 2_000

@@ -14,7 +14,7 @@ import pytest
 
 from pinlater import Ack, Checkpoint, Client, CountsByState, NewJob, QueueConfig
 from pinlater.model.errors import QueueNotFound
-from pinlater.operations.claim import PLAIN_RUN
+from pinlater.operations.claim import SIMPLE_RUN
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.store import requests
 from pinlater.store.effects import complete
@@ -71,7 +71,7 @@ def _running(direct: Client, queue: str) -> Any:
 
 def _dequeue_simple(calls: Calls, queue: str, _: Any) -> Any:
     """A dequeue of a client whose last claims each got one simple job."""
-    calls.client.session.queue_shard(queue, "1").simple_claims = PLAIN_RUN
+    calls.client.session.queue_shard(queue, "1").simple_claims = SIMPLE_RUN
     return calls.dequeue(queue)
 
 

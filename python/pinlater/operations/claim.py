@@ -25,7 +25,7 @@ from pinlater.store.shards import QueueShard, Session
 
 #: After this many simple jobs, claimed one by one, the client sends the script for one simple job. A single one could
 #: have been the only one.
-PLAIN_RUN: Final = 2
+SIMPLE_RUN: Final = 2
 #: Elements of the reply of a claim that returned a simple job: sequence, h, and the rest in one string.
 _SIMPLE_REPLY: Final = 3
 _START_MS: Final = int(time.time() * 1000)
@@ -56,7 +56,7 @@ def claim_at(
             queue_shard.late_claims[claim.token] = queue_shard.unknown_sent_s
             return claim
     descriptor = _claim_descriptor(session, source)
-    if limit == 1 and quota is None and queue_shard.simple_claims >= PLAIN_RUN and not blocking_list:
+    if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
         claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim

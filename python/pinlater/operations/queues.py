@@ -40,7 +40,7 @@ from pinlater.store.shards import QueueShard, Session, Shard
 log: Final = logging.getLogger("pinlater.queues")
 
 
-def make_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
+def recreate_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
     """Creates a queue that no server knows, for example because they lost their data. A deleted queue stays deleted."""
     found = yield from load_all(session.queue_shards(queue), deadline_s)
     if latest_of(found.values()) is None:

@@ -30,7 +30,7 @@ async def worker_of(
     client: AsyncClient | None = None,
     task_processes: int | None = None,
     around: Callable[[TaskRunner], Handler] | None = None,
-    made: Resolved | None = None,
+    resolved: Resolved | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
@@ -43,11 +43,11 @@ async def worker_of(
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     creates = client is None
-    entered_lifespan = app.entered_lifespan() if made is None else nullcontext(made)
+    entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
     async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as made:
         if creates:
             await _create_queues(app, client, names)
-        runner = TaskRunner(app, client, config.concurrency, task_processes, made)
+        runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
         try:
             handler = runner if around is None else around(runner)
             worker = Worker(client, names, handler, config, runner.on_stop, app.queue_config if creates else None)
@@ -75,7 +75,7 @@ async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
     be meant so.
     """
     found = await client.queue_config(queue)
-    lease_ms, priorities = app.asked_of(queue)
+    lease_ms, priorities = app.lease_and_priorities(queue)
     if priorities > found.priorities:
         await client.configure_queue(queue, priorities=priorities)
         log.info("queue %s: its tasks need %d priorities; raised from %d", queue, priorities, found.priorities)

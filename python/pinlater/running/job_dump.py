@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Final
 
 from pinlater.model.jobs import Job
-from pinlater.tasks.logs import escaped, task_of
+from pinlater.tasks.logs import escaped, task_name_of
 from pinlater.worker.executor import call_plain
 from pinlater.worker.worker import Worker
 
@@ -33,7 +33,9 @@ def dump(worker: Worker) -> str:
     for future, held in running[:MAX_SHOWN]:
         job = held.job
         claimed = datetime.datetime.fromtimestamp(job.claimed_ms / 1000, datetime.UTC)
-        lines.append(f"job {job.descriptor}: task {task_of(job)}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}")
+        lines.append(
+            f"job {job.descriptor}: task {task_name_of(job)}, attempt {job.attempt}, claimed {claimed:%H:%M:%SZ}"
+        )
         frame = frames_by_job.get(id(job))
         frames = _stack_of(frame) if frame is not None else list(_awaited(getattr(future, "get_coro", lambda: None)()))
         lines += _formatted(frames)

@@ -24,7 +24,7 @@ from pinlater.tasks.app import PinLater
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
-from pinlater.worker.load_object import TOLD_BYTES
+from pinlater.worker.load_object import ERROR_BYTES
 from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -91,7 +91,7 @@ async def _open(app: PinLater, queues: list[str], options: RunOptions, config: W
     except Exception as error:
         if not app.raised_by_lifespan(error):
             raise
-        raised = describe(error, TOLD_BYTES)
+        raised = describe(error, ERROR_BYTES)
         raise AppFailed(f"app {options.app!r}: its lifespan raised {raised}") from error
 
 

@@ -350,14 +350,14 @@ class PinLater:
         task, priority: of a job that is sent to it. That task may have another queue.
         """
         default = QueueConfig()
-        lease_ms, priorities = self.asked_of(queue, task)
+        lease_ms, priorities = self.lease_and_priorities(queue, task)
         return QueueConfig(
             lease_ms=lease_ms or default.lease_ms,
             priorities=max(default.priorities, priorities, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
         )
 
-    def asked_of(self, queue: str, task: str = "") -> tuple[int, int]:
+    def lease_and_priorities(self, queue: str, task: str = "") -> tuple[int, int]:
         """The longest lease in ms, and the number of priorities, that the tasks of a queue ask for; 0: none asks.
 
         task: the name of one more task that counts.

@@ -49,19 +49,19 @@ class Invoker:
         if task.kind == "process":
             return partial(self.processes.run, task)
         run: Runner = self._in_thread(task) if task.kind == "thread" else self._on_loop(task)
-        if task.running.batch is None:
+        if task.options.batch is None:
             return run
 
         async def call(items: list[Any]) -> Any:
             return await run(items[0].job, [items], {}, {})
 
-        size = min(task.running.batch, self.concurrency)  # no more can be collected at once
-        batcher = Batcher(call, size, task.running.batch_wait_s, self.stopping)
+        size = min(task.options.batch, self.concurrency)  # no more can be collected at once
+        batcher = Batcher(call, size, task.options.batch_wait_s, self.stopping)
         self.batchers[task.name] = batcher
         return batcher.run
 
     def _on_loop(self, task: Task[..., Any]) -> Runner:
-        function, needs, timeout_s = task.function, task.needs, task.running.timeout_s
+        function, needs, timeout_s = task.function, task.needs, task.options.timeout_s
 
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
@@ -87,7 +87,7 @@ class Invoker:
 
             context = copy_context()
             try:
-                await self.threads.run(lambda job: context.run(call, job), job, task.running.timeout_s)
+                await self.threads.run(lambda job: context.run(call, job), job, task.options.timeout_s)
             except (TimedOut, asyncio.CancelledError):  # its thread goes on
                 if task.context is not None:
                     called[0].cancelled = True
@@ -148,7 +148,7 @@ def with_context(
     """The arguments, behind the context if the task takes one."""
     if task.context is None:
         return args
-    timeout_s = task.running.timeout_s
+    timeout_s = task.options.timeout_s
     context: BaseContext = task.context(
         job,
         task.name,

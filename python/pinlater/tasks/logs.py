@@ -125,7 +125,7 @@ def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseExceptio
     return type(error), error, where or error.__traceback__
 
 
-def task_of(job: Job) -> str:
+def task_name_of(job: Job) -> str:
     """The name of the job's task; "" if the body can not be read."""
     if job.queue in raw_tasks:
         return raw_tasks[job.queue]
@@ -163,4 +163,4 @@ def _printable(value: Any) -> str:
 
 
 def _fields(job: Job) -> dict[str, Any]:
-    return {"job": job.descriptor, "queue": job.queue, "task": task_of(job), "attempt": job.attempt}
+    return {"job": job.descriptor, "queue": job.queue, "task": task_name_of(job), "attempt": job.attempt}

@@ -180,7 +180,7 @@ async def drain(
     ran: list[Ran] = []
     config = WorkerConfig(concurrency=concurrency, monitor=False)
     around = partial(_Recorder, app, ran)
-    async with worker_of(app, queues, config, client=client, around=around, made=resolved) as worker:
+    async with worker_of(app, queues, config, client=client, around=around, resolved=resolved) as worker:
         recorder = worker.handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop

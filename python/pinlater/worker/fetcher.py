@@ -27,7 +27,7 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.dequeue import SAFETY_S, claim_round, leave
 from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import agreed_queue_shards, known_queue_shards
-from pinlater.operations.queues import make_lost
+from pinlater.operations.queues import recreate_lost
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
@@ -233,7 +233,7 @@ class Fetcher:
     async def _make(self, queue: str, config: QueueConfig) -> None:
         session = self._client.session
         with suppress(PinLaterError):  # the next claim tells
-            await self._client.run(lambda end: make_lost(session, queue, config, end))
+            await self._client.run(lambda end: recreate_lost(session, queue, config, end))
 
     async def _queue_shards(self, source: QueuePoll) -> list[QueueShard]:
         session = self._client.session

@@ -16,7 +16,7 @@ from pinlater.model.tracebacks import in_users_code
 from pinlater.worker.executor import Handler, check_handler
 
 #: Of the error of a user's module, in a message.
-TOLD_BYTES: Final = 1_000
+ERROR_BYTES: Final = 1_000
 #: What the part after the colon is, for messages.
 _KINDS: Final = {"handler": "function", "app": "app"}
 #: The name after the colon that a hint proposes.
@@ -39,7 +39,7 @@ def load_object(name: str, what: str) -> Any:
     except Exception as error:
         if isinstance(error, InvalidArgument) and not in_users_code(error):
             raise
-        text = describe(error, TOLD_BYTES)
+        text = describe(error, ERROR_BYTES)
         raise AppFailed(f"{what} {name!r}: its module can not be imported: {text}") from error
 
 
