@@ -1,7 +1,7 @@
-"""`pinlater run` of an app that a test writes, and one record of what its tasks did, in whichever process.
+"""`pinlater run` of an app that a test writes, and one record of what its tasks did, in any process.
 
-Promises: the record is one file that every process appends whole lines to. Risks: a task killed between its work and
-its line leaves no line.
+Promises: the record is one file, to which every process appends whole lines.
+Risks: a task that is killed between its work and its line leaves no line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wait_for(path):
 
 
 class Note(NamedTuple):
-    """time_ns: monotonic, of the machine. run: of that process."""
+    """One line of the record. time_ns: monotonic, the same for all processes. run: number of the run in its process."""
 
     event: str
     name: str
@@ -50,7 +50,7 @@ class Note(NamedTuple):
 
 
 class AppRuns:
-    """Processes of one app in a folder of its own."""
+    """Processes of one app, in a folder of its own."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
@@ -58,11 +58,11 @@ class AppRuns:
         (folder / "record").touch()
 
     def write(self, tasks: str) -> None:
-        """The app's tasks, after HEAD."""
+        """Writes the app: HEAD, then these tasks."""
         (self.folder / "tasks.py").write_text(HEAD + tasks)
 
     def start(self, *options: str, url: str = "") -> subprocess.Popen[bytes]:
-        """pinlater run tasks:app with these options."""
+        """Starts `pinlater run tasks:app` with these options."""
         command = [sys.executable, "-m", "pinlater", "run", "tasks:app", *options]
         environment = {**os.environ, "PINLATER_URL": url or self.url}
         with (self.folder / "log").open("ab") as log:
@@ -71,16 +71,16 @@ class AppRuns:
         return process
 
     def notes(self, event: str | None = None, name: str | None = None) -> list[Note]:
-        """What the tasks noted so far."""
+        """The notes of the tasks so far."""
         whole, _, _ = (self.folder / "record").read_text().rpartition("\n")
         lines = [line.split() for line in whole.splitlines()]
-        found = [Note(kind, name, *map(int, numbers)) for kind, name, *numbers in lines]
+        found = [Note(kind, task, *map(int, numbers)) for kind, task, *numbers in lines]
         return [one for one in found if event in (None, one.event) and name in (None, one.name)]
 
     def wait(
         self, event: str, count: int = 1, name: str | None = None, deadline_s: float = READY_DEADLINE_S
     ) -> list[Note]:
-        """Until there are so many of these notes."""
+        """Waits until there are `count` of these notes."""
         what = f"{count} of {event} {name or ''}"
         try:
             wait_until(lambda: len(self.notes(event, name)) >= count, what, deadline_s)
@@ -94,7 +94,7 @@ class AppRuns:
         return (self.folder / "log").read_text(errors="replace")
 
     def end(self) -> None:
-        """Kills what is left; their own processes end with them."""
+        """Kills the processes that still run; their children end with them."""
         for process in self.all:
             process.kill()
         for process in self.all:

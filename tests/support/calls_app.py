@@ -1,6 +1,6 @@
 """The app of tests/tasks/test_processes.py: its tasks run in processes, which import this module.
 
-Promises nothing. Risks: PINLATER_URL says where it works.
+PINLATER_URL names its servers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgpack
 
 from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
 
-#: The lifespan fails in every process but this.
+#: The lifespan fails in every process except this one.
 ALONE_VARIABLE = "PINLATER_TEST_ALONE"
 
 app = PinLater()
@@ -96,7 +96,7 @@ def spin(path: str) -> None:
 
 @app.task(runs_in="process", attempts=2)
 def last(path: str) -> None:
-    """For long."""
+    """Runs for a long time."""
     note(path, f"begun {os.getpid()}")
     time.sleep(60)
 
@@ -144,7 +144,7 @@ def raw(body: bytes) -> None:
     note(body.decode(), f"raw {os.getpid()}")
 
 
-#: Can be packed as msgpack, but not be read: no date is so late.
+#: msgpack can pack it, but not unpack it: the date is too late.
 UNREADABLE = msgpack.Timestamp(2**60, 0)
 
 
@@ -191,7 +191,7 @@ contexts: list[SyncContext] = []
 
 @app.task(runs_in="process", queue="kept", result_ttl=60)
 def outliving(context: SyncContext) -> str:
-    """The second job uses the context of the first, as a thread does that the first left behind."""
+    """The second job uses the context of the first, as a thread of the first might."""
     contexts.append(context)
     try:
         contexts[0].checkpoint(len(contexts))

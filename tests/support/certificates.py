@@ -24,7 +24,7 @@ class TlsFiles(NamedTuple):
 
 
 class Authority:
-    """A self-signed certificate for 127.0.0.1 and localhost that signs itself and others, in `directory`."""
+    """A certificate authority in `directory`, whose own certificate is for 127.0.0.1 and localhost."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -52,9 +52,9 @@ class Authority:
 
     def _write(self, name: str, built: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> TlsFiles:
         files = TlsFiles(self._directory / f"{name}.crt", self._directory / f"{name}.key")
-        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        pem, unencrypted = serialization.Encoding.PEM, serialization.NoEncryption()
         files.certificate.write_bytes(built.sign(self._key, hashes.SHA256()).public_bytes(pem))
-        files.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        files.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted))
         return files
 
 

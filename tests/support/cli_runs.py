@@ -1,6 +1,6 @@
-"""Command lines run in this process, for the tests of the CLI, and what they need to run in another.
+"""Runs command lines in this process, for the tests of the CLI, and prepares runs in other processes.
 
-Promises exit code, stdout and stderr of each. Risks: import fixtures by name, as pytest finds them so.
+Promises exit code, stdout and stderr of each. Import its fixtures by name, so that pytest finds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.servers import Server
 
 
 class Ran(NamedTuple):
-    """How a command line ended."""
+    """The end of a command line: exit code and output."""
 
     code: int
     out: str
@@ -29,13 +29,13 @@ class Ran(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """The one JSON document it printed."""
+        """The single JSON document that it printed."""
         assert self.out.count("\n") == 1, self.out
         return json.loads(self.out)
 
     @property
     def documents(self) -> list[Any]:
-        """The JSON documents it printed, a line each."""
+        """The JSON documents that it printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -65,7 +65,7 @@ def mail(run: Run) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """In which `pinlater` is this one, with an embedded server of the test's own."""
+    """An environment for processes: this `pinlater`, and an embedded server of the test's own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**kept, "XDG_STATE_HOME": str(tmp_path / "state"), "PATH": path, "PYTHONUNBUFFERED": "1"}

@@ -1,7 +1,7 @@
-"""What the tests of `pinlater._core` share: random input, good and malformed, and how outcomes are compared.
+"""Shared by the tests of `pinlater._core`: random input, good and malformed, and the comparison of outcomes.
 
 Promises: `outcome` of a native piece and of its twin can be compared with ==.
-Risks: which of two faults is named first is part of the comparison.
+Risks: of two faults, both must report the same one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ times_ms = st.one_of(st.integers(0, 3), st.sampled_from([twins.MAX_TIME_MS, twin
 
 
 def outcome(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The value, or the kind of error."""
+    """The returned value, or the type of the error."""
     try:
         return call(*args, **options)
     except (TypeError, ValueError, OverflowError) as error:

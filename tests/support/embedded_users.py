@@ -18,7 +18,7 @@ import redis
 from pinlater.embedded.server import EmbeddedServer
 from tests.support.servers import is_alive, wait_until
 
-# A user process: attaches, says the server's pid, and obeys lines on its standard input.
+# A user process: attaches, prints the server's pid, and carries out orders from its standard input.
 USER = """
 import os, sys
 from pinlater.embedded.server import attach

@@ -1,8 +1,8 @@
-"""Handlers that do what a job's body says, worker processes that run them, and a record of what ran where.
+"""Handlers that take orders from the job's body, worker processes that run them, and a record of their runs.
 
-Promises: the record is one file that every process appends whole lines to, with the machine's monotonic
-clock, so what two processes did at the same time shows. Risks: a handler killed between its work and its line
-leaves no line.
+Promises: the record is one file, to which every process appends whole lines with the machine's monotonic clock, so that
+runs of several processes can be compared.
+Risks: a handler that is killed between its work and its line leaves no line.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Record:
-    """What handlers did, in the order of their lines."""
+    """The lines of all handlers, in their order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Record:
 
     def lines(self, event: str | None = None) -> list[Line]:
         found = []
-        whole, _, _ = self.path.read_text().rpartition("\n")  # a line may be seen while it is written
+        whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may be incomplete
         for text in whole.splitlines():
             kind, descriptor, token, attempt, pid, time_ns = text.split()
             if event in (None, kind):
@@ -83,8 +83,13 @@ def body(do: str = "nothing", **arguments: Any) -> bytes:
 
 
 async def work(job: Job) -> None:
-    """gate: until a file is there. last: so many seconds. gil: holds it so long. fail: by chance, after
-    up to so many seconds. spin: never lets the loop go on. exit: ends the process."""
+    """Runs the order of a body.
+
+    - gate: waits until a file exists.
+    - last: sleeps for some seconds. gil: holds the GIL for some seconds.
+    - fail: fails with a given chance, after up to some seconds.
+    - spin: blocks the loop for ever. exit: ends the process.
+    """
     note("start", job)
     match json.loads(job.body):
         case {"do": "gate", "path": path}:
@@ -107,7 +112,7 @@ async def work(job: Job) -> None:
 
 
 def plain(job: Job) -> None:
-    """gate: until a file is there. hang: for ever."""
+    """Runs the order of a body. gate: waits until a file exists. hang: waits for ever."""
     note("start", job)
     match json.loads(job.body):
         case {"do": "gate", "path": path}:
@@ -154,29 +159,29 @@ async def nothing(job: Job) -> None:
 @asynccontextmanager
 async def clients(server: Server, count: int = 2, **config: Any) -> AsyncIterator[list[AsyncClient]]:
     """Clients of one server with two shards, and the queue q."""
-    made = [AsyncClient(shards={"1": server.url, "2": server.url}) for _ in range(count)]
-    await made[0].create_queue("q", QueueConfig(**config))
+    found = [AsyncClient(shards={"1": server.url, "2": server.url}) for _ in range(count)]
+    await found[0].create_queue("q", QueueConfig(**config))
     try:
-        yield made
+        yield found
     finally:
-        for client in made:
+        for client in found:
             await client.close()
 
 
 async def idle(worker: Worker) -> None:
-    """The worker found nothing, is registered, and waits."""
+    """Waits until the worker has found no job, is registered, and waits."""
     await until(lambda: worker.fetcher.empty, "an idle worker")
 
 
 class ShortJobs(EndRate):
-    """As of jobs that end at once: all that may be prefetched is."""
+    """Makes the worker prefetch as many jobs as it may, as if jobs ended at once."""
 
     def per_s(self) -> float:
         return 1e6
 
 
 class WorkerProcesses:
-    """Starts worker processes that write to one record. `end` kills those that are left."""
+    """Starts worker processes that write to one record. `end` kills those that still run."""
 
     def __init__(self, shards: Mapping[str, str], record: Record, log: Path) -> None:
         self.shards = dict(shards)
@@ -184,6 +189,7 @@ class WorkerProcesses:
         self.log = log
         self.all: list[subprocess.Popen[bytes]] = []
 
+<<<<<<< HEAD
     def start(
         self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
     ) -> subprocess.Popen[bytes]:
@@ -195,9 +201,15 @@ class WorkerProcesses:
         how = {"handler": handler, "short_jobs": short_jobs, "config": config}
         told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
         return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+=======
+    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
+        """Starts one process. config: arguments of WorkerConfig."""
+        settings = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", settings])
+>>>>>>> r-store
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """Any command, with the record at hand."""
+        """Starts any command, with the record in its environment."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log, stderr=log)
         self.all.append(process)

@@ -1,4 +1,4 @@
-"""What a machine may lack, and the command that gets it.
+"""Programs and libraries that a machine may lack, and the commands that get them.
 
 Promises: `require` alone skips a test for lack of something; the last line of a session says how many tests were
 skipped, what the machine lacks, and the command that gets it.
@@ -18,7 +18,7 @@ import pytest
 
 
 class Requirement(NamedTuple):
-    """`lack` is the sentence for a machine without it."""
+    """Something a test needs. lack: the sentence for a machine without it."""
 
     lack: str
     is_met: Callable[[], bool]
@@ -30,7 +30,7 @@ class Requirement(NamedTuple):
 
 
 def faketime_library() -> Path:
-    """The plain library: the one for programs with threads can lock up a server that forks."""
+    """The library without thread support: the other one can block a server that forks."""
     package = find_spec("libfaketime")
     home = Path(package.origin).parent if package and package.origin else Path("libfaketime")
     return home / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"

@@ -1,8 +1,7 @@
-"""RESP as a proxy needs it: where a message ends, and the words of a request.
+"""RESP for a proxy: the end of a message, and the words of a request.
 
 Promises: RESP2 and RESP3, any nesting, input that stops at any byte.
-Risks: a message is scanned anew each time more of it arrives; streamed RESP3 types (no server sends them) are
-unknown.
+Risks: each arrival scans the message from its start. Streamed RESP3 types, which no server sends, are unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ Command = list[bytes]
 
 
 def message_end(buffer: bytes | bytearray) -> int | None:
-    """Where the first whole RESP message (2 or 3) of `buffer` ends; None while it is not all there."""
+    """The end of the first RESP message (2 or 3) in `buffer`; None while it is incomplete."""
     position, wanted = 0, 1
     while wanted:
         line_end = buffer.find(b"\r\n", position)
@@ -25,14 +24,14 @@ def message_end(buffer: bytes | bytearray) -> int | None:
         elif kind in b"%":
             wanted += 2 * int(line)
         elif kind in b"|":
-            wanted += 2 * int(line) + 1  # an attribute comes before the value it is about
+            wanted += 2 * int(line) + 1  # an attribute comes before its value
         elif kind in b"$=!" and int(line) >= 0:
             position += int(line) + 2
     return position if position <= len(buffer) else None
 
 
 def parse_command(message: bytes) -> Command:
-    """The arguments of one whole request (an array of bulk strings, as every client library sends)."""
+    """The arguments of one complete request: an array of bulk strings, as every client library sends."""
     if not message.startswith(b"*"):
         return message.split()
     command: Command = []

@@ -1,6 +1,6 @@
-"""`pinlater run` in processes of its own, on an app that does what the tests ask for, and what it said and did.
+"""`pinlater run` in processes of its own, on an app with tasks for tests, with its log and a record of its tasks.
 
-Promises that nothing is left running. Risks: import the fixture by name, as pytest finds it so.
+Promises that no process is left running. Import its fixture by name, so that pytest finds it.
 """
 
 from __future__ import annotations
@@ -125,17 +125,17 @@ class AppRun:
         return self.log_path.read_text()
 
     def logged(self, text: str, count: int = 1) -> None:
-        """Waits until the log says it so often."""
+        """Waits until the log has the text `count` times."""
         wait_until(lambda: self.log.count(text) >= count, f"{count} times {text!r} in {self.log_path}", DEADLINE_S)
 
     def notes(self, event: str | None = None) -> list[tuple[str, int]]:
-        """What tasks noted, with the process."""
+        """The notes of the tasks, with their processes."""
         whole = self.notes_path.read_text().rpartition("\n")[0] if self.notes_path.exists() else ""
         found = [(text, int(pid)) for text, pid in (line.rsplit(" ", 1) for line in whole.splitlines())]
         return [note for note in found if event in (None, note[0])]
 
     def noted(self, event: str | None = None, count: int = 1) -> list[tuple[str, int]]:
-        """Waits until tasks noted it so often."""
+        """Waits until there are `count` such notes."""
         wait_until(lambda: len(self.notes(event)) >= count, f"{count} notes {event}", DEADLINE_S)
         return self.notes(event)
 
@@ -158,7 +158,7 @@ class AppRun:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Stops it; its exit code."""
+        """Stops it, and returns its exit code."""
         self.process.terminate()
         return self.process.wait(DEADLINE_S)
 
@@ -168,7 +168,7 @@ Start = Callable[..., AppRun]
 
 @pytest.fixture
 def start(server: Server, tmp_path: Path) -> Iterator[Start]:
-    """`start(*options)`: pinlater run tasks:app, in a folder that has it."""
+    """`start(*options)`: runs `pinlater run tasks:app` in a folder with the app."""
     (tmp_path / "tasks.py").write_text(APP)
     runs: list[AppRun] = []
 

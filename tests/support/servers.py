@@ -1,10 +1,10 @@
 """Real Valkey and Redis servers for tests and benches.
 
-Promises: a started server answers PING; it dies with the process that started it, SIGKILL of that process
-included; a restart keeps its port and directory; its clock can be jumped while it runs.
+Promises: a started server answers PING. It dies with the process that started it, even by SIGKILL. A restart keeps its
+port and directory. A test can move its clock while it runs.
 
-Risks: a port is found free before the server binds it, so another program can take it in between (the start
-then fails with the server's log). A Server is for one thread at a time and is not carried over a fork.
+Risks: another program can take a free port before the server binds it. The start then fails with the server's log.
+One thread at a time may use a Server, and a fork must not use it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ READY_DEADLINE_S = 30.0  # a start takes 20 ms; two loaded cores and an AOF to r
 STOP_DEADLINE_S = 20.0  # SIGTERM saves first; beyond this the server is stuck and is killed
 POLL_S = 0.005  # a quarter of a start: short enough not to be seen, long enough to leave the core alone
 PORTS = range(20_000, 32_000)  # below Linux's ephemeral range: a client that retries cannot connect to itself
-PORT_SHARES = 8  # of processes that test side by side: a port that is free while its server is down is not another's
+PORT_SHARES = 8  # for test processes that run side by side: none takes the port of a server that restarts in another
 CLUSTER_SLOTS = 16_384  # fixed by the cluster protocol
-LOG_TAIL_LINES = 20  # what a failed start shows: enough for a bad option or a bind error
+LOG_TAIL_LINES = 20  # in the error of a failed start: enough for a bad option or a bind error
 
 
 def require_kind(kind: Kind) -> None:
@@ -114,11 +114,11 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """SIGTERM (the server saves what it is set to save) and wait; safe when stopped, and twice."""
+        """Send SIGTERM and wait; the server saves as configured. Does nothing if it is stopped."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL and wait: what was not yet written is lost; safe when stopped, and twice."""
+        """Send SIGKILL and wait; the server loses unwritten data. Does nothing if it is stopped."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, kill: bool = False) -> Self:
@@ -127,7 +127,7 @@ class Server:
         return self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered until `resume`."""
+        """Send SIGSTOP: connections stay open, and no answer comes until `resume`."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -289,7 +289,7 @@ class Server:
     def _answers(self) -> bool:
         try:
             with self.client(socket_timeout=1, retry=None) as client:
-                # The process id tells this server from a stranger that took the port.
+                # The process id shows that no other program took the port.
                 return bool(client.ping()) and client.info("server")["process_id"] == self.pid
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
             return False
@@ -305,7 +305,7 @@ class Server:
         if process is None or process.poll() is not None:
             return
         process.send_signal(how)
-        process.send_signal(signal.SIGCONT)  # a paused process takes SIGTERM only once it runs again
+        process.send_signal(signal.SIGCONT)  # a paused process handles SIGTERM only after SIGCONT
         try:
             process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:

@@ -77,8 +77,6 @@ def read(queue_shard: QueueShard, verb: str, arguments: ScriptArguments, deadlin
                 return answer
             answer = _foreign(verb, queue_shard)
         error = _error_of(answer, verb, queue_shard)
-        if isinstance(error, QueueNotFound | ConfigConflict):
-            queue_shard.stored = None
         if isinstance(error, ConfigConflict):
             yield from _pause_or_raise(changes, deadline_s, error)
         elif _may_pass(error, answer) and queue_shard.shard.server.contacted:
@@ -200,12 +198,7 @@ class _Write:
             if parts:
                 self.queue_shard.highest_id = max(self.queue_shard.highest_id, parts[1])
                 return parts
-            if isinstance(answer, list | bytes):
-                answer = _foreign(self.script.verb, self.queue_shard)
-            self.maybe_done = self.maybe_done or (isinstance(answer, NoAnswer) and answer.sent)
-            error = _error_of(answer, self.script.verb, self.queue_shard)
-            if isinstance(error, QueueNotFound | ConfigConflict):
-                self.queue_shard.stored = None
+            error = self._error_of(answer)
             changed = isinstance(error, ConfigConflict)
             if changed:
                 self._command = None
@@ -216,6 +209,13 @@ class _Write:
             except PinLaterError as last:
                 raise (self._unknown(last) if self.maybe_done else last) from None
             answer = None
+
+    def _error_of(self, answer: Any) -> PinLaterError:
+        """The error of a try. Notes whether the try may have been carried out."""
+        if isinstance(answer, list | bytes):
+            answer = _foreign(self.script.verb, self.queue_shard)
+        self.maybe_done = self.maybe_done or (isinstance(answer, NoAnswer) and answer.sent)
+        return _error_of(answer, self.script.verb, self.queue_shard)
 
     def _try(self, deadline_s: float) -> Flow[Any]:
         """One try: an answer, or an unsent NoAnswer if the configuration could not be read."""
@@ -373,8 +373,12 @@ def _foreign(verb: str, queue_shard: QueueShard) -> NoAnswer:
 
 
 def _error_of(answer: Any, verb: str, queue_shard: QueueShard) -> PinLaterError:
+    """The error of a request. Forgets a configuration that it shows to be out of date."""
     if isinstance(answer, ReplyError):
-        return from_reply(answer.text, f"{verb} of {queue_shard}")
+        error = from_reply(answer.text, f"{verb} of {queue_shard}")
+        if isinstance(error, QueueNotFound | ConfigConflict):
+            queue_shard.stored = None
+        return error
     if isinstance(answer, NoAnswer):
         return answer.error
     return ServerReplyError(f"{verb} of {queue_shard}: expected a list, got {answer!r:.80}")
