@@ -692,7 +692,7 @@ async def test_the_line(server: Server, end: str, monkeypatch: pytest.MonkeyPatc
 async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.unknown_jobs.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as old, PinLater(server.url) as new:
         old.task(name="old")(lambda: None)
         ran = []
@@ -714,7 +714,7 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
 async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.unknown_jobs.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as app:
         ran = []
 
