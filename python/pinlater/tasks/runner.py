@@ -211,7 +211,7 @@ class TaskRunner:
         if snooze.headers is None:
             return Postponed(delay_ms)
         if job.queue in self._raw:
-            raise InvalidArgument("Snooze: a raw body can not hold a state")
+            raise InvalidArgument("Snooze: a raw body has no place for a state")
         body = envelope.with_headers(job.body, snooze.headers)
         self._check_size("Snooze: the body with its state", job, body)
         return Postponed(delay_ms, body)
