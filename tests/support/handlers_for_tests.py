@@ -189,7 +189,6 @@ class WorkerProcesses:
         self.log = log
         self.all: list[subprocess.Popen[bytes]] = []
 
-<<<<<<< HEAD
     def start(
         self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
     ) -> subprocess.Popen[bytes]:
@@ -201,12 +200,6 @@ class WorkerProcesses:
         how = {"handler": handler, "short_jobs": short_jobs, "config": config}
         told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
         return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
-=======
-    def start(self, queues: Sequence[str] = ("q",), handler: str = "work", **config: Any) -> subprocess.Popen[bytes]:
-        """Starts one process. config: arguments of WorkerConfig."""
-        settings = json.dumps({"shards": self.shards, "queues": list(queues), "handler": handler, "config": config})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", settings])
->>>>>>> r-store
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts any command, with the record in its environment."""

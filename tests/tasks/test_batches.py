@@ -1,6 +1,6 @@
 """Batch tasks on real servers: how batches fill, and how each of their jobs ends.
 
-Promises: waited for by events; what waits in a batch is seen in the worker. Risks: none known.
+Every test waits on events of the worker.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ async def test_a_batch_is_what_fits_where_the_worker_runs_fewer_at_once(server: 
 async def test_plain_functions_dependencies_and_raw_bodies(server: Server) -> None:
     seen = list[Any]()
 
-    async def place() -> str:
+    async def folder() -> str:
         return "table"
 
     async with PinLater(server.url) as app:
 
         @app.task(batch=2)
-        def plain(items: list[Item[dict[str, int]]], *, into: str = Depends(place)) -> None:
+        def plain(items: list[Item[dict[str, int]]], *, into: str = Depends(folder)) -> None:
             assert threading.current_thread() is not threading.main_thread()
             seen.append((into, [item.value for item in items], items[0].job.queue))
 
@@ -115,12 +115,12 @@ async def test_each_job_of_a_batch_ends_by_itself(server: Server) -> None:
         await run(app, concurrency=10)
         infos = {name: await handle.ainfo() for name, handle in handles.items()}
     assert infos.pop("fine") is None
-    told = {
+    ends = {
         name: (info.state, info.attempts_remaining, info.status.partition("\n")[0])
         for name, info in infos.items()
         if info is not None
     }
-    assert told == {
+    assert ends == {
         "fail": (State.PENDING, 4, "ValueError: bad"),
         "retry": (State.PENDING, 4, "Retry: later"),
         "snooze": (State.PENDING, 5, ""),
@@ -146,8 +146,8 @@ async def test_what_the_function_raises_fails_all_that_did_not_end_otherwise(ser
         handles = await task.aenqueue_many([(1,), (2,), (3,)])
         assert (await run(app)).stats.failed == 3
         infos = [await handle.ainfo() for handle in handles]
-    told = sorted((info.status.partition("\n")[0], info.status.count("File")) for info in infos if info is not None)
-    assert told == [("Cancel: why", 0), ("ValueError: no", 0), ("ValueError: no", 0)]
+    ends = sorted((info.status.partition("\n")[0], info.status.count("File")) for info in infos if info is not None)
+    assert ends == [("Cancel: why", 0), ("ValueError: no", 0), ("ValueError: no", 0)]
 
 
 class Abort(BaseException):
@@ -210,13 +210,13 @@ async def test_a_timeout_is_of_the_whole_batch(server: Server, kind: str) -> Non
 
 
 @on_loop
-async def test_what_was_only_collected_is_handed_back_at_a_stop_before_what_runs_has_ended(server: Server) -> None:
+async def test_a_stop_releases_collected_jobs_before_running_batches_end(server: Server) -> None:
     ended = asyncio.Event()
     async with PinLater(server.url) as app:
 
         @app.task(batch=10, batch_wait=LONG_S, lease=0.5)
         async def task(items: list[Item[int]]) -> None:
-            raise AssertionError("it has begun")
+            raise AssertionError("it has started")
 
         @app.task(queue="other")
         async def runs() -> None:
@@ -242,7 +242,7 @@ async def test_what_was_only_collected_is_handed_back_at_a_stop_before_what_runs
 
 
 @on_loop
-async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(server: Server) -> None:
+async def test_a_job_that_reaches_its_batch_after_a_stop_started_is_released_too(server: Server) -> None:
     gate, started = asyncio.Event(), asyncio.Event()
 
     class Late(Middleware):
@@ -254,7 +254,7 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
 
         @app.task(batch=10, batch_wait=LONG_S)
         async def task(items: list[Item[int]]) -> None:
-            raise AssertionError("it has begun")
+            raise AssertionError("it has started")
 
         app.add_middleware(Late())
         handle = await task.aenqueue(1)
@@ -275,13 +275,13 @@ async def test_what_comes_to_its_batch_after_a_stop_began_is_handed_back_too(ser
 
 
 @on_loop
-async def test_a_batch_that_does_not_end_in_time_at_a_stop_is_cancelled_and_handed_back(server: Server) -> None:
+async def test_a_batch_that_does_not_end_in_time_at_a_stop_is_cancelled_and_released(server: Server) -> None:
     said = list[str]()
     async with PinLater(server.url) as app:
 
         @app.task(batch=2, batch_wait=LONG_S)
         async def task(items: list[Item[int]]) -> None:
-            said.append("begun")
+            said.append("started")
             try:
                 await asyncio.sleep(LONG_S)
             except asyncio.CancelledError:
@@ -294,7 +294,7 @@ async def test_a_batch_that_does_not_end_in_time_at_a_stop_is_cancelled_and_hand
             await worker.start()
             await until(lambda: said, "its begin")
             await worker.stop()
-            assert said == ["begun", "cancelled"]
+            assert said == ["started", "cancelled"]
         assert [await handle.astatus() for handle in handles] == [State.PENDING] * 2
         assert worker.stats.released == 2
 
@@ -337,13 +337,13 @@ async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 @on_loop
-async def test_a_job_that_is_removed_is_in_no_batch_that_has_not_begun(server: Server, kind: str) -> None:
-    values, began, gate = list[int](), asyncio.Event(), threading.Event()
+async def test_a_removed_job_is_in_no_batch_that_has_not_started(server: Server, kind: str) -> None:
+    values, started, gate = list[int](), asyncio.Event(), threading.Event()
     async with PinLater(server.url) as app:
         loop = asyncio.get_running_loop()
 
         def work(items: list[Item[int]]) -> None:
-            loop.call_soon_threadsafe(began.set)
+            loop.call_soon_threadsafe(started.set)
             gate.wait(LONG_S)
             values.extend(item.value for item in items)
 
@@ -359,7 +359,7 @@ async def test_a_job_that_is_removed_is_in_no_batch_that_has_not_begun(server: S
             assert await handles[0].acancel()
             await until(lambda: worker.stats.cancelled == 1, "its end")
             handles = await task.aenqueue_many([(2,), (3,)])
-            await asyncio.wait_for(began.wait(), 30)
+            await asyncio.wait_for(started.wait(), 30)
             assert await handles[0].acancel()  # too late for that
             await until(lambda: worker.cancelling or worker.stats.cancelled == 2, "its word")
             gate.set()

@@ -1,6 +1,6 @@
 """Dependencies (`Depends`, `Shared`, the app's lifespan) and middleware, on real servers.
 
-Promises: each line of docs/handlers.md on them is shown. Risks: those of process tasks are in test_processes.py.
+The tests cover each line of docs/handlers.md about them. Those of process tasks are in test_processes.py.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def greeting() -> str:
 
 
 @closing
-async def test_an_async_task_is_given_objects_that_are_closed_behind_it(app: PinLater, log: list[str]) -> None:
+async def test_an_async_task_gets_objects_that_are_closed_after_it(app: PinLater, log: list[str]) -> None:
     @app.task
     async def task(
         context: Context,
@@ -201,12 +201,12 @@ async def test_a_provider_that_fails_fails_the_attempt_and_what_was_made_is_clos
 
 
 @closing
-async def test_each_job_gets_its_own_and_all_share_what_the_lifespan_made(app: PinLater) -> None:
-    made, seen = list[object](), list[tuple[object, Db]]()
+async def test_each_job_gets_its_own_objects_and_all_share_those_of_the_lifespan(app: PinLater) -> None:
+    created, seen = list[object](), list[tuple[object, Db]]()
 
     def new() -> object:
-        made.append(object())
-        return made[-1]
+        created.append(object())
+        return created[-1]
 
     @app.task
     async def task(*, own: object = Depends(new), db: Db = Shared(Db)) -> None:
@@ -218,7 +218,7 @@ async def test_each_job_gets_its_own_and_all_share_what_the_lifespan_made(app: P
     assert len({id(db) for _, db in seen}) == 1
 
 
-def test_a_plain_call_is_given_them_by_its_caller(app: PinLater) -> None:
+def test_a_direct_call_gets_them_from_its_caller(app: PinLater) -> None:
     @app.task(name="t")
     def task(x: int, *, db: Db = Shared(Db)) -> tuple[int, Db]:
         return x, db
@@ -257,12 +257,14 @@ async def test_a_call_that_brings_what_the_worker_gives_fails(app: PinLater, log
     ],
 )
 @on_loop
-async def test_what_the_lifespan_lacks_is_told_when_a_worker_starts(server: Server, lifespan: Any, said: str) -> None:
+async def test_a_worker_does_not_start_if_the_lifespan_lacks_an_object(
+    server: Server, lifespan: Any, said: str
+) -> None:
     async with PinLater(server.url) as app:
         if lifespan is not None:
 
             @app.lifespan
-            async def made() -> AsyncIterator[Any]:
+            async def created() -> AsyncIterator[Any]:
                 yield lifespan
 
         @app.task(name="t")
@@ -290,7 +292,7 @@ async def test_a_lifespan_may_share_nothing(server: Server) -> None:
             assert ran == ["set up"]
 
 
-def test_bad_dependencies_are_told_where_they_are_made() -> None:
+def test_bad_dependencies_raise_where_they_are_defined() -> None:
     app = PinLater("redis://nobody:1")
     anything: Any = 5
     cases: list[tuple[Callable[[], Any], str]] = [
@@ -375,10 +377,10 @@ async def test_the_first_middleware_is_the_outermost_for_every_kind_of_task(serv
 
         await one.using(trace="00-ab").aenqueue(1)
         await run(app)
-        told, log[:] = list(log), []
+        calls, log[:] = list(log), []
         await two.aenqueue(y=2)
         await run(app)
-    assert told == [
+    assert calls == [
         "first before async [1] {} {'trace': '00-ab'}",
         "around, before",
         "last before async [1] {} {'trace': '00-ab'}",
@@ -498,7 +500,7 @@ async def test_a_job_is_not_given_up_for_the_time_of_its_middleware_and_its_hook
 
 
 @on_loop
-async def test_middleware_makes_no_failure_of_a_batch_that_is_handed_back(server: Server) -> None:
+async def test_middleware_does_not_turn_a_released_batch_into_a_failure(server: Server) -> None:
     seen = list[BaseException | None]()
 
     class Reports(Middleware):

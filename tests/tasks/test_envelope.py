@@ -1,6 +1,6 @@
-"""The envelope, byte by byte as docs/tasks.md shows it, and what is said of bodies that are none.
+"""The envelope, byte by byte as docs/tasks.md shows it, and the errors for bodies that are none.
 
-Promises: the worked examples of the page are read from the page. Risks: none known.
+The worked examples are read from that page.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_a_result_that_can_not_be_read_is_said_to_be_so() -> None:
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
-def test_a_state_is_put_in_and_replaced_and_nothing_else_changes(codec: Codec) -> None:
+def test_a_state_is_added_and_replaced_and_nothing_else_changes(codec: Codec) -> None:
     body = packed("t", codec, [1], {"a": 2}, {"trace": "x"})
     once = envelope.with_headers(body, {"state": {"row": 7}})
     assert envelope.read(once) == (b"t", [1], {"a": 2}, {"trace": "x", "state": {"row": 7}})
@@ -197,6 +197,6 @@ def test_names_have_1_to_255_bytes() -> None:
 
 @pytest.mark.parametrize("version", [2, 254])
 def test_a_newer_version_is_not_taken_for_an_unreadable_body(version: int) -> None:
-    with pytest.raises(envelope.NewerVersion, match=f"expected version 1, got {version}, which is newer") as told:
+    with pytest.raises(envelope.NewerVersion, match=f"expected version 1, got {version}, which is newer") as raised:
         envelope.read(bytes([0xFE, version]) + b"whatever")
-    assert told.value.version == version
+    assert raised.value.version == version

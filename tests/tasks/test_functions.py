@@ -1,6 +1,6 @@
-"""What functions can be tasks, which context they are given, and calls that they can not take.
+"""Functions that can be tasks, the context they get, and calls that do not fit them.
 
-Promises: shown of each way in which Python spells a function or an annotation. Risks: none known.
+The tests cover every way in which Python spells a function or an annotation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Methods:
         return x
 
 
-async def bare(context: Context, x: int) -> int:
+async def takes_context(context: Context, x: int) -> int:
     return x
 
 
@@ -79,15 +79,15 @@ async def three(y: int, context: Context, x: int) -> int:
 
 
 TAKES: dict[str, tuple[Callable[..., Any], bool]] = {
-    "bare": (bare, True),
+    "function": (takes_context, True),
     "| None": (or_none, True),
     "Optional": (optional, True),
     "quoted": (quoted, True),
     "Annotated": (annotated, True),
     "of a module": (by_module, True),
-    "wrapped": (around(bare), True),
+    "wrapped": (around(takes_context), True),
     "wrapped, | None": (around(or_none), True),
-    "partial": (functools.partial(bare, x=1), True),
+    "partial": (functools.partial(takes_context, x=1), True),
     "bound": (Methods().plain, True),
     "bound async": (Methods().on_loop, True),
     "callable": (Methods(), True),
@@ -145,14 +145,17 @@ CAN_NOT_BE: dict[str, tuple[Any, str]] = {
     "partial of one": (functools.partial(generator), "expected a function that returns, got a generator function"),
     "method": (Methods.plain, "expected a function, got a method: its first parameter is self"),
     "cls": (of_a_class, "expected a function, got a method: its first parameter is cls"),
-    "staticmethod": (staticmethod(bare), "expected a function, got a staticmethod: put @staticmethod above @app.task"),
+    "staticmethod": (
+        staticmethod(takes_context),
+        "expected a function, got a staticmethod: put @staticmethod above @app.task",
+    ),
     "classmethod": (classmethod(of_a_class), "expected a function, got a classmethod"),
     "number": (5, "expected a function, got 5"),
 }
 
 
 @pytest.mark.parametrize(("function", "said"), CAN_NOT_BE.values(), ids=CAN_NOT_BE)
-def test_what_can_not_be_a_task_is_told_where_it_is_made(function: Any, said: str) -> None:
+def test_a_function_that_can_not_be_a_task_raises_where_it_is_defined(function: Any, said: str) -> None:
     app = PinLater()
     with pytest.raises(InvalidArgument, match=f"task 't': .*{said}"):
         app.task(name="t")(function)
@@ -163,7 +166,7 @@ def test_what_can_not_be_a_task_is_told_where_it_is_made(function: Any, said: st
 def test_a_name_is_text(codec: Any) -> None:
     bad: Any = 5
     with pytest.raises(InvalidArgument, match="task name: expected text, got 5"):
-        PinLater().task(name=bad, codec=codec)(bare)
+        PinLater().task(name=bad, codec=codec)(takes_context)
 
 
 def five() -> int:

@@ -1,7 +1,4 @@
-"""The programs of docs/handlers.md print what the page says.
-
-Promises: run as shown. Risks: none known.
-"""
+"""The programs of docs/handlers.md run as shown, and print what the page says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the log shows of a task that failed: the frames of the task, and not the ones that led to it.
+"""What the log shows of a failed task: the frames of the task, and not those that led to it.
 
-Promises: shown of each kind of task, on a real worker. Risks: none known.
+The tests run each kind of task on a real worker.
 """
 
 from __future__ import annotations

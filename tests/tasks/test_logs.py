@@ -1,7 +1,6 @@
-"""Log formats: whatever a record is given, it is one document, or one line.
+"""Log formats: a record is one document or one line, whatever values it has.
 
-Promises: formatters as `pinlater run` sets them up, on records that logging makes. Risks: on real processes:
-test_run_signals.py.
+The formatters are those that `pinlater run` sets up. Tests on real processes are in test_run_signals.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tasks with runs_in="process", on real servers and real processes: tests/support/calls_app.py has them.
 
-Promises: shown by process ids. Risks: the lines of the table of ends are in test_task_ends.py.
+Process ids show which process ran a task. The table of ends is tested in test_task_ends.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def pid_of(line: str) -> int:
 
 
 async def run(*queues: str, processes: int = 1, **config: Any) -> Any:
-    """Runs what is due; the worker's counts."""
+    """Runs what is due; returns the worker's counts."""
     async with worker_of(app, queues or None, WorkerConfig(**config), task_processes=processes) as worker:
         await asyncio.wait_for(worker.run(burst=True), 60)
         return worker.stats
@@ -93,7 +93,7 @@ async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Pat
 
 
 @on_loop
-async def test_a_task_in_a_process_is_given_what_its_own_lifespan_shares(
+async def test_a_task_in_a_process_gets_what_the_lifespan_of_the_process_shares(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RECORD_VARIABLE, str(out))
@@ -199,7 +199,7 @@ async def test_the_process_of_a_cancelled_job_is_killed(out: Path) -> None:
 
 
 @on_loop
-async def test_one_that_is_cancelled_while_its_process_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_cancelled_while_its_process_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     connecting = asyncio.Event()
 
     async def connect(**_: Any) -> Any:
@@ -223,7 +223,7 @@ async def test_one_that_is_cancelled_while_its_process_starts_leaves_none(monkey
 
 
 @on_loop
-async def test_who_is_cancelled_as_its_process_ends_ends_no_other_wait_for_that(
+async def test_a_cancelled_wait_for_a_process_does_not_end_other_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process, killed = await asyncio.create_subprocess_exec("sleep", "600"), asyncio.Event()
@@ -250,7 +250,7 @@ async def test_a_raw_body_goes_to_a_process(out: Path) -> None:
 
 
 @on_loop
-async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> None:
+async def test_an_idle_process_that_dies_costs_no_attempt(out: Path) -> None:
     async with app, worker_of(app, task_processes=1) as worker:
         await worker.start()
         for number in range(2):
@@ -265,8 +265,8 @@ async def test_an_idle_process_that_dies_costs_nobody_an_attempt(out: Path) -> N
 
 
 @on_loop
-async def test_a_job_that_ends_its_process_at_once_had_begun(out: Path) -> None:
-    """It is told from one whose idle process died, which is run again at once."""
+async def test_a_job_that_ends_its_process_at_once_had_started(out: Path) -> None:
+    """Unlike a job whose idle process died before it started: that one runs again at once."""
     async with app:
         for _ in range(3):
             await calls_app.add.aenqueue(str(out), 0, y=0)
@@ -279,7 +279,7 @@ async def test_a_job_that_ends_its_process_at_once_had_begun(out: Path) -> None:
 async def test_jobs_wait_for_processes_that_can_not_start(
     out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> list[str]:
+    def logged() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
     monkeypatch.setattr("pinlater.tasks.task_processes.FIRST_PAUSE_S", 0.25)
@@ -287,27 +287,27 @@ async def test_jobs_wait_for_processes_that_can_not_start(
     async with app, worker_of(app, ["default"], task_processes=1) as worker:
         await calls_app.add.aenqueue_many([calls_app.add.args(str(out), x, y=1) for x in range(3)])
         await worker.start()
-        await until(lambda: len(told()) == 2, "two starts that failed")
+        await until(lambda: len(logged()) == 2, "two starts that failed")
         monkeypatch.delenv(calls_app.ALONE_VARIABLE)
         await until(lambda: worker.stats.succeeded == 3, "the end of the jobs")
         await worker.stop()
         assert worker.stats.failed == 0
     said = "no task process can start: OSError: no database; jobs that need one are postponed for the next"
-    assert told() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
+    assert logged() == [f"{said} {pause_s} s" for pause_s in (0.25, 0.5)]
     assert 'raise OSError("no database")' in caplog.text
 
 
 @on_loop
 async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: Path) -> None:
     seen = list[BaseException | None]()
-    told = list[Failure]()
+    failures = list[Failure]()
 
     class Watch(Middleware):
         async def after(self, execution: Any, error: BaseException | None) -> None:
             seen.append(error)
 
     async def hook(failure: Failure) -> None:
-        told.append(failure)
+        failures.append(failure)
 
     async with app, app.clients.new() as client:
         await client.create_queue("default")
@@ -325,25 +325,25 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
     assert str(raised) == "KeyError: 'no'"
     assert raised is not None
     assert "raise ends[how]\nKeyError: 'no'" in "".join(raised.__notes__)
-    (failure,) = told
+    (failure,) = failures
     assert (failure.error, failure.args) == (raised, ["lookup"])
     assert "calls_app.py" in failure.status
 
 
 @on_loop
 async def test_what_a_task_raises_in_a_process_counts_as_elsewhere(out: Path) -> None:
-    """The line of the error is told by the process, which knows what its backoff says."""
+    """The process reports how the error ends the job, as only it can call the task's backoff."""
     told_of = ("retry", "snooze", "cancel", "error", "lookup", "abort")
     async with app:
         handles = {how: await calls_app.fail.aenqueue(how) for how in told_of}
         await run("default", concurrency=2, processes=2)
         infos = {how: await handle.ainfo() for how, handle in handles.items()}
-    told = {}
+    ends = {}
     for how, info in infos.items():
         assert info is not None
         wait_s = None if info.run_after_ms is None else (info.run_after_ms - info.created_ms) // 60_000
-        told[how] = (info.state, info.attempts_remaining, info.status.partition("\n")[0], wait_s)
-    assert told == {
+        ends[how] = (info.state, info.attempts_remaining, info.status.partition("\n")[0], wait_s)
+    assert ends == {
         "retry": (State.PENDING, 4, "Retry: why", 60),
         "snooze": (State.PENDING, 5, "", 60),
         "cancel": (State.FAILED, 0, "Cancel: why", None),
@@ -398,7 +398,7 @@ async def test_processes_die_with_a_worker_that_is_killed(out: Path) -> None:
 
 @on_loop
 async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
-    """As an orchestrator sends it, or Ctrl-C in a terminal."""
+    """An orchestrator sends it so, and Ctrl-C in a terminal."""
     async with app, worker_of(app, task_processes=1) as worker:
         await worker.start()
         handle = await calls_app.last.aenqueue(str(out))
@@ -418,10 +418,10 @@ async def test_a_signal_to_all_processes_lets_a_task_end(out: Path) -> None:
 
 
 @on_loop
-async def test_the_app_is_imported_by_the_name_it_was_found_by(
+async def test_a_process_imports_the_app_by_the_name_that_its_worker_used(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks may be in other modules, which have it as a variable too."""
+    """Tasks may be in other modules, which have the app as a variable too."""
     (tmp_path / "one.py").write_text("from pinlater import PinLater\napp = PinLater()\nimport two\n")
     (tmp_path / "two.py").write_text(
         "from pathlib import Path\nfrom one import app\n"
@@ -468,19 +468,19 @@ def _with_context(context: SyncContext) -> None: ...
         ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
     ],
 )
-def test_bad_kinds_are_told_where_the_task_is_made(options: dict[str, Any], function: Any, said: str) -> None:
-    made = PinLater("redis://nobody:1")
+def test_bad_kinds_raise_where_the_task_is_defined(options: dict[str, Any], function: Any, said: str) -> None:
+    other_app = PinLater("redis://nobody:1")
     with pytest.raises(InvalidArgument, match=said):
-        made.task(**options)(function)
-    assert made.tasks == {}
-    assert made.task(runs_in="loop")(_async).kind == "loop"
-    assert made.task(runs_in="thread")(_plain).kind == "thread"
+        other_app.task(**options)(function)
+    assert other_app.tasks == {}
+    assert other_app.task(runs_in="loop")(_async).kind == "loop"
+    assert other_app.task(runs_in="thread")(_plain).kind == "thread"
 
 
 @on_loop
 async def test_an_app_that_no_module_has_can_not_be_imported(fresh_server: FreshServer) -> None:
-    async with PinLater(fresh_server().url) as made:
-        made.task(runs_in="process")(_plain)
+    async with PinLater(fresh_server().url) as other_app:
+        other_app.task(runs_in="process")(_plain)
         with pytest.raises(InvalidArgument, match="expected the app as a variable of a module that has tasks of it"):
-            async with worker_of(made):
+            async with worker_of(other_app):
                 pass

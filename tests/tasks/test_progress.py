@@ -1,6 +1,6 @@
-"""What a task keeps of itself while it runs and between its runs: progress, and the state of a snooze.
+"""What a task keeps while it runs and between its runs: progress, and the state of a snooze.
 
-Promises: shown on servers of each kind, by handles and by the command line. Risks: none known.
+The tests run on servers of each kind, and read by handles and by the command line.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def test_progress_is_written_once_a_second_and_taken_along_by_a_checkpoint
 
     @app.task(codec=codec, backoff=3600)
     async def steps(context: Context) -> None:
-        await context.progress(1, 10, "begun")
+        await context.progress(1, 10, "started")
         await look(context)
         await context.progress(2, 10)
         await look(context)
@@ -96,8 +96,8 @@ async def test_progress_is_written_once_a_second_and_taken_along_by_a_checkpoint
     handle = await steps.aenqueue()
     await work(app)
     assert seen == [
-        (Progress(1, 10, "begun"), None),
-        (Progress(1, 10, "begun"), None),
+        (Progress(1, 10, "started"), None),
+        (Progress(1, 10, "started"), None),
         (Progress(2.5, 10), None),
         (Progress(3), {"row": 3}),
         (Progress(4, 10, "é"), {"row": 3}),
@@ -105,7 +105,7 @@ async def test_progress_is_written_once_a_second_and_taken_along_by_a_checkpoint
     info = await handle.ainfo()
     assert info is not None
     assert (info.state, info.progress, info.checkpoint) == (State.PENDING, Progress(4, 10, "é"), {"row": 3})
-    assert [str(told) for told, _ in seen[2:]] == ["2.5 of 10", "3", "4 of 10: é"]
+    assert [str(progress) for progress, _ in seen[2:]] == ["2.5 of 10", "3", "4 of 10: é"]
     await app.aclose()
 
 
@@ -173,16 +173,16 @@ async def test_progress_that_can_not_be_written_ends_no_task_unless_its_job_is_l
 
 
 @on_loop
-async def test_bad_progress_is_told(app: PinLater) -> None:
+async def test_bad_progress_raises(app: PinLater) -> None:
     said = list[str]()
 
     @app.task
     async def task(context: Context) -> None:
         bad: list[Any] = [("1",), (1, float("nan")), (True,), (1, None, b"x")]
         for arguments in bad:
-            with pytest.raises(InvalidArgument) as told:
+            with pytest.raises(InvalidArgument) as raised:
                 await context.progress(*arguments)
-            said.append(str(told.value))
+            said.append(str(raised.value))
 
     @app.task(queue="raw", codec="raw")
     async def raw(context: Context, body: bytes) -> None:
@@ -203,7 +203,7 @@ async def test_bad_progress_is_told(app: PinLater) -> None:
     await app.aclose()
 
 
-def test_inline_calls_tell_nobody() -> None:
+def test_direct_calls_write_no_progress() -> None:
     app = PinLater("redis://nobody:1")
 
     @app.task
@@ -289,15 +289,15 @@ def test_the_command_line_shows_tasks_and_progress(run: Run, mail: str, server: 
         client.enqueue(mail, envelope.with_headers(body, {"progress": [3, 10, "rows"]}))
         client.enqueue(mail, envelope.with_headers(body, {"progress": "no progress of ours"}))
         plain = client.enqueue(mail, b"plain")
-        told, odd = [job.descriptor for job in client.dequeue(mail, 3)][1:]
+        of_task, foreign = [job.descriptor for job in client.dequeue(mail, 3)][1:]
         first = run("job", "lookup", handle.descriptor, "--json").document
         assert (first["task"], first["progress"], "body" in first, "body_base64" in first) == ("import",) + (None,) + (
             False,
         ) * 2
-        assert run("job", "lookup", told, "--json").document["progress"] == {"done": 3, "total": 10, "note": "rows"}
-        assert run("job", "lookup", odd, "--json").document["progress"] is None
+        assert run("job", "lookup", of_task, "--json").document["progress"] == {"done": 3, "total": 10, "note": "rows"}
+        assert run("job", "lookup", foreign, "--json").document["progress"] is None
         assert "task" not in run("job", "lookup", plain, "--json").document
-        lines = run("job", "lookup", told).out.splitlines()
+        lines = run("job", "lookup", of_task).out.splitlines()
         assert lines[1].split() == ["task", "import"]
         assert lines[2].split() == ["arguments", "1"]
         assert lines[4].split(maxsplit=1) == ["progress", "3 of 10: rows"]

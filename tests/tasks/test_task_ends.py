@@ -1,6 +1,6 @@
-"""The table of ends in docs/tasks.md, line by line on real servers, and what is kept of a failure.
+"""The table of ends in docs/tasks.md, line by line on real servers, and the report of a failure.
 
-Promises: a line of the page without a test fails, and so does a test without a line. Risks: none known.
+A line of the page without a test fails, and so does a test without a line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def run(app: PinLater, **config: Any) -> Worker:
 
 
 async def one(app: PinLater, task: Task[[], Any]) -> tuple[JobInfo | None, int]:
-    """What becomes of one job, and how many ms from its enqueue it is due, an hour's delays told to a second."""
+    """How one job ended, and in how many ms after its enqueue it is due; delays of an hour to the second."""
     handle = await task.aenqueue()
     await run(app)
     info = await handle.ainfo()
@@ -341,7 +341,7 @@ async def _hang(gate: asyncio.Event, how: str) -> None:
 
 @line
 async def _middleware_hangs(app: PinLater) -> None:
-    gate, told = asyncio.Event(), list[object]()
+    gate, notes = asyncio.Event(), list[object]()
 
     class Hangs(Middleware):
         async def before(self, execution: Execution) -> None:
@@ -349,7 +349,7 @@ async def _middleware_hangs(app: PinLater) -> None:
                 await _hang(gate, execution.args[1])
 
         async def after(self, execution: Execution, error: BaseException | None) -> None:
-            told.append(error)
+            notes.append(error)
             if execution.args[0] == "after":
                 await _hang(gate, execution.args[1])
 
@@ -357,12 +357,12 @@ async def _middleware_hangs(app: PinLater) -> None:
 
     @app.task(backoff=3600)
     async def task(when: str, how: str) -> None:
-        told.append(when)
+        notes.append(when)
         await asyncio.sleep(0.3)  # which does not count
 
     for when in ("before", "after", "never"):
         for how in ("ends", "goes on"):
-            told.clear()
+            notes.clear()
             handle = await task.aenqueue(when, how)
             with _short_hooks():
                 worker = await run(app, concurrency=1)
@@ -370,7 +370,7 @@ async def _middleware_hangs(app: PinLater) -> None:
             gate.set()
             await asyncio.sleep(0)
             gate.clear()
-            assert told[:2] == [when, None] if when != "before" else when not in told
+            assert notes[:2] == [when, None] if when != "before" else when not in notes
             if when == "never":
                 assert info is None
                 continue
@@ -382,15 +382,15 @@ async def _middleware_hangs(app: PinLater) -> None:
 
 @line
 async def _hook_hangs(app: PinLater) -> None:
-    gate, threads, began = asyncio.Event(), threading.Event(), list[str]()
+    gate, threads, started = asyncio.Event(), threading.Event(), list[str]()
 
     def hook_for(how: str) -> Callable[[Failure], Any]:
         async def on_the_loop(failure: Failure) -> None:
-            began.append(how)
+            started.append(how)
             await _hang(gate, how)
 
         def in_a_thread(failure: Failure) -> None:
-            began.append(how)
+            started.append(how)
             threads.wait(30)
 
         return in_a_thread if how == "thread" else on_the_loop
@@ -412,7 +412,7 @@ async def _hook_hangs(app: PinLater) -> None:
     finally:
         gate.set()
         threads.set()
-    assert began == ["ends"] * 2 + ["goes on"] * 2 + ["thread"] * 2
+    assert started == ["ends"] * 2 + ["goes on"] * 2 + ["thread"] * 2
 
 
 @line
@@ -585,17 +585,17 @@ async def _collected_at_a_stop(app: PinLater) -> None:
 
 @line
 async def _cancelled(app: PinLater) -> None:
-    began = asyncio.Event()
+    started = asyncio.Event()
 
     @app.task
     async def task() -> None:
-        began.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with worker_of(app) as worker:
         await worker.start()
         handle = await task.aenqueue()
-        await asyncio.wait_for(began.wait(), 30)
+        await asyncio.wait_for(started.wait(), 30)
         assert await handle.acancel()
         await until(lambda: worker.stats.cancelled == 1, "its end")
         await worker.stop()
@@ -689,10 +689,10 @@ async def test_the_line(server: Server, end: str, monkeypatch: pytest.MonkeyPatc
 
 
 @on_loop
-async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
+async def test_an_unknown_name_is_logged_once_and_its_jobs_run_where_it_is_known(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.unknown_jobs.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as old, PinLater(server.url) as new:
         old.task(name="old")(lambda: None)
         ran = []
@@ -711,10 +711,10 @@ async def test_an_unknown_name_is_told_once_and_its_jobs_run_where_it_is_known(
 
 
 @on_loop
-async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
+async def test_a_newer_envelope_is_logged_once_and_runs_where_it_can_be_read(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pinlater.tasks.runner.UNKNOWN_PAUSE_MS", 0)
+    monkeypatch.setattr("pinlater.tasks.unknown_jobs.UNKNOWN_PAUSE_MS", 0)
     async with PinLater(server.url) as app:
         ran = []
 
@@ -729,8 +729,8 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
         async with worker_of(app) as worker:
             await worker.run_once()
             assert isinstance(worker.handler, TaskRunner)
-            told = metrics.text(metrics.samples(worker, worker.handler))
-        assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in told
+            text = metrics.text(metrics.samples(worker, worker.handler))
+        assert 'pinlater_newer_envelopes_total{version="2"} 10\n' in text
         [line] = [each.message for each in caplog.records if "its envelope is of version 2" in each.message]
         assert line.endswith(
             "and this worker reads 1; such jobs are postponed by 0 s each time, until a newer worker takes them"
@@ -743,7 +743,7 @@ async def test_a_newer_envelope_is_told_once_and_runs_where_it_can_be_read(
 
 
 @on_loop
-async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
+async def test_what_a_task_does_after_it_was_given_up_is_not_reported(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
@@ -780,7 +780,7 @@ async def test_what_a_task_does_after_it_was_given_up_is_told_nobody(
 async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Server) -> None:
     failures = list[Failure]()
 
-    async def told(failure: Failure) -> None:
+    async def on_failure(failure: Failure) -> None:
         failures.append(failure)
 
     def told_in_a_thread(failure: Failure) -> None:
@@ -794,7 +794,7 @@ async def test_a_failed_job_tells_error_traceback_worker_and_times(server: Serve
         async def task(x: int, *, y: int) -> None:
             raise ValueError("e" * 2000)
 
-        @app.task(on_failure=told, expires=0)
+        @app.task(on_failure=on_failure, expires=0)
         def late() -> None: ...
 
         handle, other = await task.aenqueue(1, y=2), await late.aenqueue()
@@ -887,7 +887,7 @@ def test_a_report_fits_into_the_status() -> None:
     assert len(text.encode()) <= 3_000
 
 
-def test_frames_of_a_package_beside_this_one_are_told() -> None:
+def test_frames_of_a_package_beside_this_one_are_reported() -> None:
     path = f"{Path(pinlater.__file__).parent}_shop.py"
     names: dict[str, Any] = {}
     exec(compile("def sell():\n    raise ValueError('sold out')\n", path, "exec"), names)  # noqa: S102
@@ -921,7 +921,7 @@ def test_policies(policy: Backoff, seconds: list[float]) -> None:
         (lambda anything: Exponential(jitter=3), "Exponential: jitter: expected a number from 0 to 1, got 3"),
     ],
 )
-def test_bad_policies_are_told_where_they_are_made(make: Callable[[Any], Any], said: str) -> None:
+def test_bad_policies_raise_where_they_are_defined(make: Callable[[Any], Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         make("a")
 

@@ -1,6 +1,6 @@
-"""Tasks and their producers on real servers: every option, sync and async, and what bad ones are told.
+"""Tasks and their producers on servers of each kind: every option, sync and async, and errors of bad ones.
 
-Promises: shown on servers of each kind. Risks: how tasks end is in test_task_ends.py.
+How tasks end is tested in test_task_ends.py.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ BLOCKING: dict[str, Callable[[Any, Any], Any]] = {
 
 @on_loop
 async def test_a_blocking_call_where_a_loop_runs_is_refused(app: PinLater) -> None:
-    told = dict[str, str]()
+    errors = dict[str, str]()
 
     @app.task(result_ttl=60)
     async def child() -> int:
@@ -101,7 +101,7 @@ async def test_a_blocking_call_where_a_loop_runs_is_refused(app: PinLater) -> No
             try:
                 make(child, handle)
             except InvalidArgument as error:
-                told[call] = str(error)
+                errors[call] = str(error)
 
     @app.task(result_ttl=60)
     def in_a_thread() -> Any:
@@ -109,8 +109,8 @@ async def test_a_blocking_call_where_a_loop_runs_is_refused(app: PinLater) -> No
 
     await parent.aenqueue()
     waits = await in_a_thread.aenqueue()
-    assert (await work(app)).succeeded == 4  # nothing but the two children was put in line
-    assert told == {
+    assert (await work(app)).succeeded == 4  # nothing but the two children was enqueued
+    assert errors == {
         call: f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
         for call in BLOCKING
     }
@@ -193,8 +193,8 @@ def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> No
     task.using(queue="there", priority=1).enqueue()
     app.by_name("elsewhere").using(queue="three", priority=4).enqueue()
     client = app.clients.sync()
-    made = {name: client.queue_config(name) for name in client.queue_names()}
-    assert {name: (config.lease_ms // 1000, config.priorities) for name, config in made.items()} == {
+    configs = {name: client.queue_config(name) for name in client.queue_names()}
+    assert {name: (config.lease_ms // 1000, config.priorities) for name, config in configs.items()} == {
         "one": (120, 5),
         "two": (120, 8),
         "there": (240, 6),
@@ -228,8 +228,8 @@ async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease
     config = await client.queue_config("more")
     assert (config.lease_ms, config.priorities, config.keep_succeeded) == (45_000, 5, 7)
     assert {name: await client.queue_config(name) for name in before} == before
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if "queue " in record.getMessage()]
-    assert told == [
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records if "queue " in record.getMessage()]
+    assert logged == [
         ("INFO", "queue more: its tasks need 5 priorities; raised from 3"),
         (
             "WARNING",
@@ -320,11 +320,11 @@ async def test_codecs_carry_arguments_state_and_trace(app: PinLater, codec: enve
 
     await task.using(trace="00-ab").aenqueue([1, None], y={"a": 0.5})
     await work(app)
-    told = ([1, None], {"a": 0.5})
+    common = ([1, None], {"a": 0.5})
     assert seen == [
-        (*told, None, "00-ab", 1, task.name),
-        (*told, {"attempt": 1}, "00-ab", 2, task.name),
-        (*told, {"attempt": 2}, "00-ab", 3, task.name),
+        (*common, None, "00-ab", 1, task.name),
+        (*common, {"attempt": 1}, "00-ab", 2, task.name),
+        (*common, {"attempt": 2}, "00-ab", 3, task.name),
     ]
 
 
@@ -382,7 +382,7 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({}, 5, "task: expected a function, or name=, got 5"),
     ],
 )
-def test_bad_options_are_told_where_the_task_is_made(options: dict[str, Any], function: Any, said: str) -> None:
+def test_bad_options_raise_where_the_task_is_defined(options: dict[str, Any], function: Any, said: str) -> None:
     app = PinLater("redis://nobody:1")
     app.task(name="taken")(lambda: None)
     with pytest.raises(InvalidArgument, match=said):
@@ -390,7 +390,7 @@ def test_bad_options_are_told_where_the_task_is_made(options: dict[str, Any], fu
     assert list(app.tasks) == ["taken"]
 
 
-def test_bad_calls_are_told_before_anything_is_sent() -> None:
+def test_bad_calls_raise_before_anything_is_sent() -> None:
     app = PinLater("redis://nobody:1")
 
     @app.task(name="t")

@@ -1,6 +1,6 @@
-"""An app under test: the harness, what it runs and tells, its clock, and the pytest plugin.
+"""An app under test: the harness, what it runs and returns, its clock, and the pytest plugin.
 
-Promises: jobs run in the store in memory, by the worker engine; nothing waits for a real clock. Risks: none known.
+Jobs run on the store in memory, and nothing waits for a real clock.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_ends_that_a_task_means_are_no_errors(harness: Harness) -> None:
     assert [handle.status() for handle in handles] == [State.PENDING, State.PENDING, State.FAILED]
 
 
-def test_a_body_that_is_none_is_told(harness: Harness) -> None:
+def test_a_body_that_is_no_call_is_reported(harness: Harness) -> None:
     with Client(harness.server.url) as client:
         client.create_queue("default")
         client.enqueue("default", b"no envelope")
@@ -185,7 +185,7 @@ def test_the_app_is_as_before_afterwards(harness: Harness) -> None:
         assert len(harness.assert_enqueued("other")) == 1
 
 
-def test_jobs_that_go_on_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_would_never_end_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinlater.testing.drain.MAX_RUNS", 20)
     endless = PinLater()
 
@@ -210,7 +210,7 @@ def test_jobs_that_go_on_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> N
                 harness.drain()
     with Harness(endless) as harness:
         once.enqueue_many([(i,) for i in range(50)])
-        assert len(harness.drain()) == 50, "what was in line before may be as much as there is"
+        assert len(harness.drain()) == 50, "jobs enqueued before the drain do not count for the limit"
 
 
 def test_a_task_that_the_app_does_not_have(harness: Harness) -> None:
@@ -503,7 +503,7 @@ def test_a_memory_url_names_one_store_a_name() -> None:
         Client("memory://a/b")
 
 
-def test_without_lupa_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lupa_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lupa", None)
     for use in (MemoryServer, lambda: Client("memory://"), lambda: Harness(app).__enter__()):
         with pytest.raises(InvalidArgument, match=r"expected the package lupa, .* pip install lupa"):

@@ -1,6 +1,6 @@
-"""Immediate mode: what is put in line has run when the call returns.
+"""Immediate mode: a job has run when the call that enqueues it returns.
 
-Promises: shown with tasks of all kinds, from sync and async code. Risks: none known.
+The tests run tasks of all kinds, from sync and async code.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ def test_threads_take_turns() -> None:
     assert sorted(done, key=repr) == [0, 1, 2, 3]
 
 
-def test_a_task_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_never_ends_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinlater.testing.immediate.MAX_ROUNDS", 5)
     with pytest.raises(InvalidArgument, match="'endless': not at an end after 5 rounds"):
         endless.enqueue()
 
 
-def test_a_task_that_puts_itself_in_line_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_enqueues_itself_at_once_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinlater.testing.drain.MAX_RUNS", 20)
 
     @app.task(name="again")
@@ -197,7 +197,7 @@ def test_nothing_of_a_block_is_left_behind() -> None:
     others = set(threading.enumerate())
 
     def held() -> int:
-        """Once its threads, which are told to end, have ended."""
+        """Returns when its threads, which were asked to end, have ended."""
         for thread in set(threading.enumerate()) - others:
             thread.join(20)
             assert not thread.is_alive(), thread
@@ -227,19 +227,19 @@ def test_nothing_of_a_block_is_left_behind() -> None:
 
 
 def test_a_call_leaves_nothing_to_the_next_one() -> None:
-    """Tasks that a task left running end with its call; what it sets in its context is gone."""
-    told: ContextVar[str] = ContextVar("told", default="nothing")
+    """Asyncio tasks that a task left running end with its call; its context variables are not kept."""
+    variable: ContextVar[str] = ContextVar("told", default="nothing")
 
     @app.task(name="leaves")
     async def leaves() -> None:
-        done.append(told.get())
-        told.set("by a task")
+        done.append(variable.get())
+        variable.set("by a task")
         lasting = asyncio.create_task(asyncio.sleep(3600))
         lasting.add_done_callback(lambda task: done.append(task.cancelled()))
 
     try:
         leaves.enqueue()
-        told.set("by the caller")
+        variable.set("by the caller")
         leaves.enqueue()
     finally:
         del app.tasks["leaves"]
@@ -359,16 +359,16 @@ def test_a_thread_that_a_task_waits_for_leaves_its_jobs_to_it() -> None:
 
 
 def test_a_sync_call_beside_an_async_one_of_its_loop_does_not_wait_for_it() -> None:
-    began, blocking_list = asyncio.Event(), asyncio.Event()
+    started, blocking_list = asyncio.Event(), asyncio.Event()
 
     @app.task(name="waits")
     async def waits() -> None:
-        began.set()
+        started.set()
         await blocking_list.wait()
 
     async def run() -> None:
         waiting = asyncio.create_task(waits.aenqueue())
-        await began.wait()
+        await started.wait()
         handle = double.enqueue(1)
         with pytest.raises(InvalidArgument, match="its job runs after this task"):
             handle.result()
@@ -395,7 +395,7 @@ def test_an_app_can_be_so_for_good() -> None:
     assert done == ["always"]
 
 
-def test_without_lupa_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lupa_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lupa", None)
     with pytest.raises(InvalidArgument, match=r"pip install lupa"), PinLater().immediate():
         pass

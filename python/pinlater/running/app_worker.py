@@ -38,13 +38,13 @@ async def worker_of(
     client: for the worker alone; it stays open, and the queues must exist. By default the queues are created.
     task_processes: the most processes for tasks that run in processes; by default the number of cores.
     around: makes the worker's handler of the runner. By default the runner is the handler.
-    made: what the lifespan shares; by default the lifespan is entered for this worker.
+    resolved: what the lifespan shares; by default the lifespan is entered for this worker.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
     creates = client is None
     entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
-    async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as made:
+    async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
         if creates:
             await _create_queues(app, client, names)
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)

@@ -300,7 +300,7 @@ class PinLater:
             self._lifespan = before
 
     def entered_lifespan(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Resolved]:
-        """Enters the lifespan for a block and gives what it shares. For workers.
+        """Enters the lifespan for a block, which gets what it shares. For workers.
 
         in_process: for a task process, which enters the lifespan only if its tasks need it.
         """

@@ -9,15 +9,19 @@ import logging
 from typing import Any, Final
 
 from pinlater.model.jobs import Job
-from pinlater.model.text import describe
+from pinlater.model.text import clip, describe
+from pinlater.tasks.logs import exc_info_of
 from pinlater.tasks.meters import RunEnd
-from pinlater.tasks.outcomes import Cancel, Expired, Retry
+from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
 from pinlater.tasks.reports import ERROR_BYTES, report
 from pinlater.tasks.retry_policies import Exponential, milliseconds
 from pinlater.tasks.task import Task
 from pinlater.worker.executor import Failed
 
 log: Final = logging.getLogger("pinlater.worker")
+
+#: The most bytes of an error in the line of the log.
+LOGGED_BYTES: Final = 200
 
 
 def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
@@ -51,3 +55,18 @@ def run_end(error: BaseException, *, last: bool) -> RunEnd:
     if isinstance(error, Cancel | Expired):
         return "cancelled" if isinstance(error, Cancel) else "expired"
     return "failed" if last else "retried"
+
+
+def log_failure(task: Task[..., Any], job: Job, error: BaseException) -> None:
+    """Logs a failed attempt: as information if the task ended it on purpose, else as a warning with the traceback."""
+    deliberate = isinstance(error, Retry | Cancel | Expired)
+    log.log(
+        logging.INFO if deliberate else logging.WARNING,
+        "job %s: task %s failed in attempt %d of %d: %s",
+        job.descriptor,
+        task.name,
+        job.attempt,
+        job.attempts_allowed,
+        clip(str(error), LOGGED_BYTES) if isinstance(error, RaisedInProcess) else describe(error, LOGGED_BYTES),
+        exc_info=None if deliberate else exc_info_of(error),
+    )

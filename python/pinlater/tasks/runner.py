@@ -18,32 +18,26 @@ from typing import Any, Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument
 from pinlater.model.jobs import Checkpoint, Job
-from pinlater.model.text import clip, describe
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
-from pinlater.tasks.failed_attempts import failed_end, run_end
+from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
 from pinlater.tasks.invoke import Invoker
 from pinlater.tasks.loading import import_name
-from pinlater.tasks.logs import current_job, exc_info_of, raw_tasks
+from pinlater.tasks.logs import current_job, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
-from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry, Snooze
+from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
 from pinlater.tasks.reports import Failure, report
 from pinlater.tasks.retry_policies import milliseconds
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
+from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut
 from pinlater.worker.worker import Worker
 
 log: Final = logging.getLogger("pinlater.worker")
-
-#: A job waits this long if this worker does not know its task, or its version of the envelope. In a rolling deploy
-#: another worker may know it by then.
-UNKNOWN_PAUSE_MS: Final = 5_000
-#: The most unknown names that are counted: they come from bodies, so there may be any number.
-MAX_UNKNOWN_NAMES: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -154,12 +148,12 @@ class TaskRunner:
         try:
             name, args, kwargs, headers = envelope.read(job.body)
         except envelope.NewerVersion as error:
-            return self._newer(job, error.version)
+            return postpone_newer(job, error.version, self.stats.newer)
         except BodyUnreadable as error:
             return self._unreadable(job, error)
         runnable = self._tasks.get(name)
         if runnable is None:
-            return self._unknown(job, name.decode("utf-8", "replace"))
+            return postpone_unknown(job, name.decode("utf-8", "replace"), self.stats.unknown)
         return await self._run(runnable, job, args, kwargs, headers)
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
@@ -169,40 +163,10 @@ class TaskRunner:
         log.error("job %s: its body can not be read: %s", job.descriptor, error, extra={"job": job})
         return Failed(report(error, job, self._worker, 0.0, last=True), final=True)
 
-    def _newer(self, job: Job, version: int) -> End:
-        newer = self.stats.newer
-        if version not in newer:
-            log.warning(
-                "job %s: its envelope is of version %d, and this worker reads %d; such jobs are postponed by %d s each "
-                "time, until a newer worker takes them",
-                job.descriptor,
-                version,
-                envelope.VERSION,
-                UNKNOWN_PAUSE_MS // 1000,
-                extra={"job": job},
-            )
-        newer[version] += 1
-        return Postponed(UNKNOWN_PAUSE_MS)
-
-    def _unknown(self, job: Job, name: str) -> End:
-        unknown = self.stats.unknown
-        if name not in unknown and len(unknown) < MAX_UNKNOWN_NAMES:
-            log.warning(
-                "job %s: no task %r here; its jobs are postponed by %d s each time, until a worker that has it comes",
-                job.descriptor,
-                name,
-                UNKNOWN_PAUSE_MS // 1000,
-                extra={"job": job},
-            )
-            unknown[name] = 0
-        if name in unknown:
-            unknown[name] += 1
-        return Postponed(UNKNOWN_PAUSE_MS)
-
     async def _run(
         self, runnable: RunnableTask, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         task, function, run = runnable
         expires_ms = task.options.expires_ms
         if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
@@ -219,19 +183,19 @@ class TaskRunner:
             try:
                 postponed = self._snoozed(job, snooze)
             except InvalidArgument as error:
-                return await self._failed(task, job, args, kwargs, error, began_s)
-            self._meter(task, "snoozed", began_s)
+                return await self._failed(task, job, args, kwargs, error, start_s)
+            self._meter(task, "snoozed", start_s)
             return postponed
         except asyncio.CancelledError as error:
             if hooks.cut_off() or self._is_stopping():
                 raise  # the worker releases the job; a middleware may have hidden the cancellation from the task
-            return await self._failed(task, job, args, kwargs, error, began_s)
+            return await self._failed(task, job, args, kwargs, error, start_s)
         except GeneratorExit:
             raise
         except BaseException as error:
-            return await self._failed(task, job, args, kwargs, error, began_s)
+            return await self._failed(task, job, args, kwargs, error, start_s)
         if self.meters:
-            self.meters[task.name].succeeded(_lasted_s(began_s))
+            self.meters[task.name].succeeded(_lasted_s(start_s))
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
@@ -247,7 +211,7 @@ class TaskRunner:
         if snooze.headers is None:
             return Postponed(delay_ms)
         if job.queue in self._raw:
-            raise InvalidArgument("Snooze: a raw body can not hold a state")
+            raise InvalidArgument("Snooze: a raw body has no place for a state")
         body = envelope.with_headers(job.body, snooze.headers)
         self._check_size("Snooze: the body with its state", job, body)
         return Postponed(delay_ms, body)
@@ -299,9 +263,9 @@ class TaskRunner:
         if await self._client.checkpoint(Checkpoint(job=job, body=body)):
             raise ClaimLost(f"checkpoint: job {job.descriptor} is not this worker's any more")
 
-    def _meter(self, task: Task[..., Any], end: RunEnd, began_s: float) -> None:
+    def _meter(self, task: Task[..., Any], end: RunEnd, start_s: float) -> None:
         if self.meters:
-            self.meters[task.name].ended(end, _lasted_s(began_s))
+            self.meters[task.name].ended(end, _lasted_s(start_s))
 
     # failing
 
@@ -312,7 +276,7 @@ class TaskRunner:
         args: list[Any],
         kwargs: dict[str, Any],
         error: BaseException,
-        began_s: float,
+        start_s: float,
     ) -> End:
         if self.worker is not None and not self.worker.is_current():
             return None  # the job was removed or given up, so this end is not reported
@@ -322,10 +286,10 @@ class TaskRunner:
         if isinstance(error, RaisedInProcess):
             end = error.end
         else:
-            end = failed_end(task, job, error, self._worker, _lasted_s(began_s))
+            end = failed_end(task, job, error, self._worker, _lasted_s(start_s))
         last = end.final or job.attempts_remaining <= 1
-        self._meter(task, run_end(error, last=last), began_s)
-        _log_failure(task, job, error)
+        self._meter(task, run_end(error, last=last), start_s)
+        log_failure(task, job, error)
         if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
         if (hook := task.options.on_failure) is not None and last:
@@ -358,20 +322,20 @@ class TaskRunner:
         """Runs the call. The worker gives the job up if the call takes longer than limit_s and a grace."""
         if self.worker is None:
             return await run(job, args, kwargs, headers)
-        began_s = time.monotonic()
-        lift = self.worker.limit(job, limit_s, lambda: self._overdue(task, job, args, kwargs, began_s))
+        start_s = time.monotonic()
+        lift = self.worker.limit(job, limit_s, lambda: self._overdue(task, job, args, kwargs, start_s))
         try:
             return await run(job, args, kwargs, headers)
         finally:
             lift()
 
     async def _overdue(
-        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], began_s: float
+        self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], start_s: float
     ) -> End:
         """The end of a job whose task was cancelled at its timeout and still runs."""
         assert task.options.timeout_s is not None
         error = TimedOut("it was cancelled in vain, and", task.options.timeout_s)
-        return await self._failed(task, job, args, kwargs, error, began_s)
+        return await self._failed(task, job, args, kwargs, error, start_s)
 
     def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:
         if self.worker is not None:
@@ -384,23 +348,9 @@ async def _run_and_call_back(callback: Callable[[Job, Any], None], run: Runner, 
     return value
 
 
-def _lasted_s(began_s: float) -> float:
+def _lasted_s(start_s: float) -> float:
     """How long the job of this asyncio task has run, in seconds, without its wait for a free process."""
-    return time.monotonic() - max(began_s, sent_s.get())
-
-
-def _log_failure(task: Task[..., Any], job: Job, error: BaseException) -> None:
-    deliberate = isinstance(error, Retry | Cancel | Expired)
-    log.log(
-        logging.INFO if deliberate else logging.WARNING,
-        "job %s: task %s failed in attempt %d of %d: %s",
-        job.descriptor,
-        task.name,
-        job.attempt,
-        job.attempts_allowed,
-        clip(str(error), 200) if isinstance(error, RaisedInProcess) else describe(error, 200),
-        exc_info=None if deliberate else exc_info_of(error),
-    )
+    return time.monotonic() - max(start_s, sent_s.get())
 
 
 def _wrong_time(headers: dict[str, Any]) -> str:

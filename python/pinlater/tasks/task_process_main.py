@@ -141,13 +141,8 @@ def _error(name: str, text: str) -> errors.PinLaterError:
 def main() -> None:
     """Runs jobs until the worker closes the socket. sys.argv[1]: a JSON object from ProcessPool."""
     settings = json.loads(sys.argv[1])
-    end_with_parent(signal.SIGKILL, settings["parent"])
-    os.set_inheritable(settings["socket"], False)
-    _ignore_stop_signals()
-    logging.basicConfig(level=settings["log_level"], format=settings["log_line"])
-    if "log_format" in settings:
-        set_up(settings["log_format"])
     sys.argv[1:] = []
+    _set_up(settings)
     with contextlib.ExitStack() as stack:
         try:
             app = load_app(settings["app"])
@@ -169,6 +164,16 @@ def main() -> None:
             connection.wait(connection.end(_run(app, connection, resolved, settings, *task_and_job)))
     app.close()
     connection.close()
+
+
+def _set_up(settings: dict[str, Any]) -> None:
+    """Ends with the worker, leaves signals to it, and logs as it does."""
+    end_with_parent(signal.SIGKILL, settings["parent"])
+    os.set_inheritable(settings["socket"], False)
+    _ignore_stop_signals()
+    logging.basicConfig(level=settings["log_level"], format=settings["log_line"])
+    if "log_format" in settings:
+        set_up(settings["log_format"])
 
 
 def _ignore_stop_signals() -> None:
@@ -216,7 +221,7 @@ def _run(
     job: Job,
 ) -> bytes:
     """Runs a task. Returns the message that says how it ended."""
-    task, worker, began_s = app.tasks.get(name), settings["worker"], time.monotonic()
+    task, worker, start_s = app.tasks.get(name), settings["worker"], time.monotonic()
     if task is None:
         text = f"the app {import_name(app)}, as its process imports it, has no task {name!r}"
         return messages.pack(MessageKind.FAILED, text, "", f"{text}\n", None, False)
@@ -234,9 +239,9 @@ def _run(
         try:
             return _ended(end, all_args)
         except Exception as error:
-            return _failed(task, job, error, worker, began_s)
+            return _failed(task, job, error, worker, start_s)
     except BaseException as error:
-        return _failed(task, job, error, worker, began_s)
+        return _failed(task, job, error, worker, start_s)
     return messages.pack(MessageKind.RETURNED, _packed(value) if settings["values"] else None)
 
 
@@ -267,8 +272,8 @@ def _end_of_traceback(error: BaseException, limit_bytes: int) -> str:
     return clip("".join(traceback.format_exception(error))[-limit_bytes // 4 :], limit_bytes)
 
 
-def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, began_s: float) -> bytes:
+def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, start_s: float) -> bytes:
     """The message for an error. Only this process has the error itself, so it applies backoff and give_up_on."""
-    end = failed_end(task, job, error, worker, time.monotonic() - began_s)
+    end = failed_end(task, job, error, worker, time.monotonic() - start_s)
     text = _end_of_traceback(error, TRACEBACK_BYTES)
     return messages.pack(MessageKind.FAILED, describe(error, ERROR_BYTES), text, end.status, end.delay_ms, end.final)
