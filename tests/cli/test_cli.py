@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, CountsByState, NewJob, QueueConfig
-from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, Failure, explain
+from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, CommandFailed, explain
 from pinlater.cli.output import duration, moment, preview, size
 from pinlater.model.errors import (
     OutcomeUnknown,
@@ -151,7 +151,7 @@ def test_a_frozen_server_is_4_within_the_timeout(run: Run, fresh_server: FreshSe
 
 def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PINLATER_DEBUG", "1")
-    with pytest.raises(Failure, match="queue 'none': not found"):
+    with pytest.raises(CommandFailed, match="queue 'none': not found"):
         run("queue", "info", "none")
 
 

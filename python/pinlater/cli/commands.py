@@ -60,7 +60,7 @@ ADVICE: Final[tuple[tuple[type[BaseException], str], ...]] = (
 )
 
 
-class Failure(click.ClickException):
+class CommandFailed(click.ClickException):
     """An error with its message and exit code."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -76,7 +76,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except QueueNotFound as error:
-            raise Failure(_queue_not_found(str(error), settings_of(ctx)), NO) from error
+            raise CommandFailed(_queue_not_found(str(error), settings_of(ctx)), NO) from error
 
 
 class Group(click.Group):
@@ -102,7 +102,7 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal to ask on: confirm with --yes")
     if not click.confirm(question, err=True):
-        raise Failure("nothing was changed", NO)
+        raise CommandFailed("nothing was changed", NO)
 
 
 def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
@@ -128,7 +128,7 @@ def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
 
 def explain(error: Exception) -> tuple[str, int]:
     """The message and the exit code of an error."""
-    if isinstance(error, Failure):
+    if isinstance(error, CommandFailed):
         return error.message, error.code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         group = cast(click.Group, error.ctx.command)

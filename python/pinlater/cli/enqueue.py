@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from pinlater.cli.commands import DONE, Command, Failure, explain, usage
+from pinlater.cli.commands import DONE, Command, CommandFailed, explain, usage
 from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.client.client import Client
@@ -146,8 +146,8 @@ def _batches(numbered: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
         yield batch
 
 
-def _stopped(error: PinLaterError, done: int, first: int, last: int) -> Failure:
+def _stopped(error: PinLaterError, done: int, first: int, last: int) -> CommandFailed:
     message, code = explain(error)
-    return Failure(
+    return CommandFailed(
         f"{message}; {jobs(done)} enqueued before; not enqueued, or uncertain: lines {first:,} to {last:,}", code
     )

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.cli.commands import DONE, NO, Failure, Group, confirm, usage
+from pinlater.cli.commands import DONE, NO, CommandFailed, Group, confirm, usage
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
 from pinlater.cli.settings import Settings
@@ -77,7 +77,7 @@ def create(settings: Settings, name: str, **options: Any) -> int:
     other = {key: getattr(config, key) for key, value in asked.items() if getattr(config, key) != value}
     if other and not created:
         found = ", ".join(f"{key} is {value}" for key, value in other.items())
-        raise Failure(f"queue {name!r}: not changed: {found}; pinlater queue set changes it", NO)
+        raise CommandFailed(f"queue {name!r}: not changed: {found}; pinlater queue set changes it", NO)
     return DONE
 
 

@@ -22,8 +22,8 @@ from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
 
 
-def run_here(work: Work) -> int | None:
-    """Runs the work in this process, if that is a supervisor's. Returns the exit code, else None."""
+def run_supervised(work: Work) -> int | None:
+    """Runs the work, if a supervisor started this process, and returns the exit code. Else returns None."""
     report_fd = os.environ.pop(REPORT_VARIABLE, None)
     if report_fd is None:
         return None

@@ -15,7 +15,7 @@ from typing import Final
 from pinlater.model.errors import AppFailed
 from pinlater.model.text import describe
 from pinlater.running.app_worker import worker_of
-from pinlater.running.composition import run_alone, run_here, supervise
+from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.file_watcher import folder_of
 from pinlater.running.options import RunOptions
 from pinlater.running.worker_process import ProcessSet, kill_after_s
@@ -42,7 +42,7 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
     read = read or (lambda: options)
     app = load_app(options.app)
     queues = app.queue_names(list(options.queues) or None)
-    code = run_here(_work(app, queues, options, read))
+    code = run_supervised(_work(app, queues, options, read))
     if code is not None:
         return code
     if left_out := sorted({task.queue for task in app.tasks.values()} - set(queues)):

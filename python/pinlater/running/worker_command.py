@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.running.composition import run_alone, run_here, supervise
+from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
 from pinlater.worker.executor import Handler
@@ -34,7 +34,7 @@ def run_handler(
     """
     function = load_handler(handler) if isinstance(handler, str) else handler
     work = _work(function, queues, shards, config or WorkerConfig())
-    code = run_here(work)
+    code = run_supervised(work)
     if code is not None:
         return code
     if processes == 1:

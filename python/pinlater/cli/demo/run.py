@@ -43,7 +43,7 @@ def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), 
     """
     console, output = Console(), output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    sources = _images_of(folder) if folder is not None else _samples(console, output / "images", images)
+    image_files = _images_of(folder) if folder is not None else _samples(console, output / "images", images)
     url = f"1=embedded://{output}/server,2=embedded://{output}/server"
     thumbnails = output / "thumbnails"
     shutil.rmtree(thumbnails, ignore_errors=True)
@@ -51,10 +51,10 @@ def run_demo(folder: Path | None = None, *, output: Path = Path("demo-output"), 
     os.environ[URL_VARIABLE] = url  # the app reads it, here and in the workers
     with Client() as client, app:
         client.delete_queue(QUEUE)
-        client.create_queue(QUEUE, QueueConfig(lease_ms=LEASE_MS, keep_succeeded=len(sources)))
-        descriptors, seconds = _Run(client, console, sources, thumbnails).run()
+        client.create_queue(QUEUE, QueueConfig(lease_ms=LEASE_MS, keep_succeeded=len(image_files)))
+        descriptors, seconds = _Run(client, console, image_files, thumbnails).run()
         infos = client.lookup(descriptors.values())
-    outcome = _judge(sources, thumbnails, descriptors, infos, seconds)
+    outcome = _judge(image_files, thumbnails, descriptors, infos, seconds)
     failed = next((info.descriptor for info in infos.values() if info.state is State.FAILED), next(iter(infos), ""))
     show_outcome(console, outcome, output, url, QUEUE, failed)
     return 1 if outcome.faults else 0
@@ -82,14 +82,14 @@ def _samples(console: Console, folder: Path, count: int) -> list[Path]:
 class _Run:
     """One run: enqueues the jobs, starts the worker processes, and kills one of them."""
 
-    def __init__(self, client: Client, console: Console, sources: list[Path], thumbnails: Path) -> None:
+    def __init__(self, client: Client, console: Console, image_files: list[Path], thumbnails: Path) -> None:
         self._client = client
         self._console = console
-        self._sources = sources
+        self._image_files = image_files
         self._thumbnails = thumbnails
         self._command = [sys.executable, "-m", "pinlater.cli.demo.worker", str(thumbnails.parent / "workers.log")]
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
-        self._progress = Progress(len(sources))
+        self._progress = Progress(len(image_files))
         self._killed = False
 
     def run(self) -> tuple[dict[Path, str], float]:
@@ -107,13 +107,13 @@ class _Run:
 
     def _enqueue(self) -> dict[Path, str]:
         calls = [
-            make_thumbnail.args(str(source), str(thumbnail_of(source, number, self._thumbnails)))
-            for number, source in enumerate(self._sources)
+            make_thumbnail.args(str(image_file), str(thumbnail_of(image_file, number, self._thumbnails)))
+            for number, image_file in enumerate(self._image_files)
         ]
         batches = [calls[first : first + BATCH] for first in range(0, len(calls), BATCH)]
         handles = [handle for batch in batches for handle in make_thumbnail.enqueue_many(batch)]
         self._progress.add_event(f"{len(handles)} jobs enqueued on 2 shards")
-        return {source: handle.descriptor for source, handle in zip(self._sources, handles, strict=True)}
+        return {image_file: handle.descriptor for image_file, handle in zip(self._image_files, handles, strict=True)}
 
     def _start_worker(self) -> None:
         process = subprocess.Popen(self._command)
@@ -129,7 +129,7 @@ class _Run:
             if counts != self._progress.counts:
                 changed_s = time.monotonic()
             self._progress.counts = counts
-            if counts.succeeded + counts.failed == len(self._sources):
+            if counts.succeeded + counts.failed == len(self._image_files):
                 return
             if time.monotonic() - changed_s > STUCK_S:
                 self._progress.add_event(f"no job changed for {STUCK_S:.0f} s: the demo gives up")
@@ -161,23 +161,23 @@ class _Run:
             process.wait()
 
 
-def thumbnail_of(source: Path, number: int, folder: Path) -> Path:
+def thumbnail_of(image_file: Path, number: int, folder: Path) -> Path:
     """The path of an image's thumbnail. It is numbered, as two folders may hold the same name."""
-    return folder / f"{number:05}-{source.stem}.jpg"
+    return folder / f"{number:05}-{image_file.stem}.jpg"
 
 
 def _judge(
-    sources: list[Path], thumbnails: Path, descriptors: dict[Path, str], infos: dict[str, JobInfo], seconds: float
+    image_files: list[Path], thumbnails: Path, descriptors: dict[Path, str], infos: dict[str, JobInfo], seconds: float
 ) -> Outcome:
     faults = []
-    for number, source in enumerate(sources):
-        info = infos.get(descriptors[source])
-        made = is_readable(thumbnail_of(source, number, thumbnails))
-        if is_readable(source):
+    for number, image_file in enumerate(image_files):
+        info = infos.get(descriptors[image_file])
+        made = is_readable(thumbnail_of(image_file, number, thumbnails))
+        if is_readable(image_file):
             if not made or info is None or info.state is not State.SUCCEEDED:
-                faults.append(f"{source.name} has no thumbnail ({info.state.value if info else 'job lost'})")
+                faults.append(f"{image_file.name} has no thumbnail ({info.state.value if info else 'job lost'})")
         elif info is None or info.state is not State.FAILED or not info.status:
-            faults.append(f"{source.name} is broken, but its job has not failed with a reason")
+            faults.append(f"{image_file.name} is broken, but its job has not failed with a reason")
     ended = list(infos.values())
     succeeded = [info for info in ended if info.state is State.SUCCEEDED]
     failed = [info for info in ended if info.state is State.FAILED]
@@ -185,7 +185,7 @@ def _judge(
     if not redeliveries:
         faults.append("no job was redelivered, though the demo kills a busy worker")
     return Outcome(
-        jobs=len(sources),
+        jobs=len(image_files),
         succeeded=len(succeeded),
         failed=len(failed),
         retries=sum(_retries(info) for info in ended),

@@ -18,14 +18,14 @@ IMAGE_SUFFIXES: Final = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ti
 
 
 @app.task(name="make_thumbnail", queue="thumbnails", attempts=3, backoff=0.3)
-def make_thumbnail(context: SyncContext, source: str, thumbnail: str) -> None:
+def make_thumbnail(context: SyncContext, image_file: str, thumbnail: str) -> None:
     """Reads one image file and writes another.
 
     Safe to run twice, as every task must be: the file appears whole, under its final name, or not at all.
     """
     target = Path(thumbnail)
     draft = target.with_name(f".{target.stem}.{os.getpid()}.{context.attempt}.jpg")
-    with Image.open(source) as image:
+    with Image.open(image_file) as image:
         image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
         image.convert("RGB").save(draft, quality=85)
     draft.replace(target)

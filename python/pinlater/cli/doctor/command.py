@@ -36,23 +36,23 @@ def doctor(settings: Settings, audit: bool, queues: tuple[str, ...]) -> int:
 
     Changes nothing. Exit code 1 if there is an error; warnings and notes are no errors.
     """
-    findings = examine(settings.client_settings(), queues)
-    reports = _audit(settings, queues) if audit and not _unreachable(findings) else []
-    ok = not any(finding.level == ERROR for finding in findings) and all(report.ok for report in reports)
+    results = examine(settings.client_settings(), queues)
+    reports = _audit(settings, queues) if audit and not _unreachable(results) else []
+    ok = not any(result.level == ERROR for result in results) and all(report.ok for report in reports)
     if settings.as_json:
-        document: dict[str, Any] = {"ok": ok, "findings": [asdict(finding) for finding in findings]}
+        document: dict[str, Any] = {"ok": ok, "findings": [asdict(result) for result in results]}
         print_json(
             {**document, "audits": [asdict(report) | {"ok": report.ok} for report in reports]} if audit else document
         )
     else:
-        _print_findings(findings)
+        _print_results(results)
         _print_reports(reports)
-        _print_summary(findings, reports)
+        _print_summary(results, reports)
     return DONE if ok else NO
 
 
-def _unreachable(findings: list[CheckResult]) -> bool:
-    return any(finding.check == "reachable" and finding.level == ERROR for finding in findings)
+def _unreachable(results: list[CheckResult]) -> bool:
+    return any(result.check == "reachable" and result.level == ERROR for result in results)
 
 
 def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
@@ -62,14 +62,14 @@ def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
         return [client.run(partial(audits.audit, client.session, queue)) for queue in named]
 
 
-def _print_findings(findings: list[CheckResult]) -> None:
-    """Prints a table for each subject, in the order of the findings."""
-    for subject in dict.fromkeys(finding.subject for finding in findings):
+def _print_results(results: list[CheckResult]) -> None:
+    """Prints a table for each subject, in the order of the results."""
+    for subject in dict.fromkeys(result.subject for result in results):
         say(subject)
         rows = [
-            (finding.level, finding.check, finding.found + (f"\n→ {finding.advice}" if finding.advice else ""))
-            for finding in findings
-            if finding.subject == subject
+            (result.level, result.check, result.found + (f"\n→ {result.advice}" if result.advice else ""))
+            for result in results
+            if result.subject == subject
         ]
         print_table(("", "", ""), rows, styles=_STYLES, indent=2)
         say("")
@@ -84,9 +84,9 @@ def _print_reports(reports: list[AuditReport]) -> None:
         say("")
 
 
-def _print_summary(findings: list[CheckResult], reports: list[AuditReport]) -> None:
-    errors = sum(finding.level == ERROR for finding in findings) + sum(not report.ok for report in reports)
-    warnings = sum(finding.level == WARNING for finding in findings)
+def _print_summary(results: list[CheckResult], reports: list[AuditReport]) -> None:
+    errors = sum(result.level == ERROR for result in results) + sum(not report.ok for report in reports)
+    warnings = sum(result.level == WARNING for result in results)
     if not errors and not warnings:
         say("all is well")
     else:

@@ -92,7 +92,7 @@ def _durability(server: ReachedServer) -> Iterator[CheckResult]:
     else:
         snapshots = f"snapshots ({save})" if save else "snapshots unknown" if save is None else "no snapshots"
         lost = "everything since the last snapshot" if save else "everything"
-        found = f"memory, {snapshots}: a restart can lose {lost} acknowledged"
+        found = f"memory, {snapshots}: a restart can lose {lost}"
         yield server.result(WARNING, "durability", found, "CONFIG SET appendonly yes, and put it in the server's file")
     if "err" in (server.info.get("aof_last_write_status"), server.info.get("rdb_last_bgsave_status")):
         yield server.result(ERROR, "saving", "the last write to disk failed", "check the server's log and its disk")
@@ -100,10 +100,10 @@ def _durability(server: ReachedServer) -> Iterator[CheckResult]:
 
 #: By appendfsync: level, what an acknowledgement means, advice.
 _DISK: Final[dict[str | None, tuple[str, str, str]]] = {
-    "always": (OK, "disk always: what was acknowledged survives a power cut", ""),
-    "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s acknowledged, a killed server nothing", ""),
-    "no": (WARNING, "disk, without fsync: a power cut can lose the last 30 s acknowledged", "appendfsync everysec"),
-    None: (OK, "disk, fsync unknown: a power cut may lose what was acknowledged last", ""),
+    "always": (OK, "disk always: a power cut loses nothing acknowledged", ""),
+    "everysec": (OK, "disk everysec: a power cut can lose the last 1 to 2 s, a killed server loses nothing", ""),
+    "no": (WARNING, "disk, without fsync: a power cut can lose the last 30 s", "CONFIG SET appendfsync everysec"),
+    None: (OK, "disk, fsync unknown: a power cut may lose the last changes", ""),
 }
 
 
