@@ -1,7 +1,7 @@
 """PinLater compared with other queues, by the peers' own compare.py and our adapter (benches/peer_pinlater.py).
 
-Promises that the sides of a ratio are measured in one run, in turns, on one server (redis-server). Risks: each figure is
-the median of a few readings; compare.py prints their spread.
+Promises that the sides of a ratio are measured in one run, in turns, on one server (redis-server). Risks: each figure
+is the median of a few readings; compare.py prints their spread.
 """
 
 from __future__ import annotations
