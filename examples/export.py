@@ -1,7 +1,4 @@
-"""Results, and a job that runs again later.
-
-`pinlater run export:app` runs the tasks. `python export.py` enqueues them and waits for their results.
-"""
+"""Results, and a job that goes on later: `pinlater run export:app` beside `python export.py`, which waits for both."""
 
 from pinlater import Context, PinLater, Snooze
 
@@ -15,7 +12,7 @@ async def count_words(text: str) -> int:
 
 @app.task(result_ttl=600)
 async def fetch_export(context: Context, name: str, *, every: float = 1.0) -> str:
-    """Asks three times whether the export is ready. Between two looks the job waits in its queue and uses no slot."""
+    """Asks three times whether the export is there. Between two looks the job waits in its queue, and holds no slot."""
     looks = (context.state or 0) + 1
     await context.progress(looks, 3, f"asked for {name}")
     if looks < 3:

@@ -1,6 +1,6 @@
-"""Fan out and collect: `python fan_out.py` counts the primes below 100,000 in twenty parts, on all cores.
+"""Fan out and collect: `python fan_out.py` counts the primes below 100,000 in twenty parts, on all cores, and adds up.
 
-Each part is a job. Its result is kept for an hour, and a handle waits for it.
+Each part is a job whose result is kept for an hour; whoever has its handle can wait for it.
 """
 
 import math

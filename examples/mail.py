@@ -1,4 +1,4 @@
-"""Mails in the background: `python mail.py` enqueues them, `pinlater run mail:app` sends them."""
+"""Mails in the background: `python mail.py` puts them in line, `pinlater run mail:app` sends them."""
 
 import time
 
@@ -22,7 +22,7 @@ def report(day: str) -> None:  # a plain function: it runs in a thread
 
 @app.task
 async def newsletter(context: Context, readers: list[str]) -> None:
-    """After a stop it continues behind the last checkpoint."""
+    """Goes on behind the last reader it is sure of, whatever stopped it."""
     for position in range(context.state or 0, len(readers)):
         await send.aenqueue(readers[position], subject="news")
         await context.checkpoint(position + 1)

@@ -1,6 +1,6 @@
-"""An import that continues where it was stopped: `python resumable_import.py` kills its worker half-way.
+"""An import that goes on where it was stopped: `python resumable_import.py` kills its worker half-way.
 
-The task stores its progress in its job. Another worker gets the job when the lease of the dead one expires.
+The task keeps how far it came in its job; another worker gets the job when the dead one's lease is over.
 """
 
 import csv
@@ -48,7 +48,7 @@ def main() -> None:
         worker.wait()
         print("the worker was killed; another one starts", flush=True)
         worker = start_worker()
-        while handle.status() is not None:  # a job that succeeded is removed
+        while handle.status() is not None:  # a job that succeeded is gone
             time.sleep(0.05)
         worker.terminate()
         worker.wait()

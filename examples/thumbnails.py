@@ -1,6 +1,6 @@
-"""Thumbnails of a folder of images: `python thumbnails.py [folder]`. Needs pillow. Without a folder it paints images.
+"""Thumbnails of a folder of images: `python thumbnails.py [folder]` (needs pillow; without a folder it paints some).
 
-One of the painted images is cut off. Its job is tried three times, then it stays failed, with the reason.
+One of the painted images is cut off: it is tried three times, and stays failed with what was wrong.
 """
 
 import subprocess
@@ -41,7 +41,7 @@ def main() -> None:
         command = [sys.executable, "-m", "pinlater", "run", "thumbnails:app", "--burst"]
         subprocess.run(command, cwd=Path(__file__).parent, check=True, stderr=subprocess.DEVNULL)
         for path, handle in zip(images, handles, strict=True):
-            failed = handle.info()  # succeeded jobs are removed: their queue keeps none
+            failed = handle.info()  # succeeded jobs are gone: their queue keeps none
             why = failed.status.splitlines()[0] if failed else ""
             print(f"{path.name}: {why or 'done'}")
 

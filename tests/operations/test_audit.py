@@ -1,7 +1,7 @@
-"""The conservation audit: what it finds in a damaged queue, and that it finds nothing in one that is only busy.
+"""The audit: it finds each kind of damage in a queue, and nothing in a queue that is only busy.
 
-Promises: each kind of damage is done by hand to a real queue and named; a large queue is read in many pages.
-Risks: none of the damages can be done by the product; that is what the state machine shows.
+Each test damages a real queue by hand. A large queue is read in many pages. Risks: that PinLater itself never does such
+damage is shown by the state machine (test_machine.py), not here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 
 class Scene:
-    """A queue with a job in each state, and the hands of a vandal."""
+    """A queue with a job in each state, and raw access to its keys."""
 
     def __init__(self, server: Server, client: Client) -> None:
         self.client, self.raw = client, server.client()
@@ -76,7 +76,7 @@ def test_a_sound_queue(scene: Scene, server: Server) -> None:
     assert asyncio.run(by_the_other_client()) == expected
 
 
-def test_jobs_in_the_wrong_places(scene: Scene) -> None:
+def test_jobs_in_wrong_states(scene: Scene) -> None:
     ready, scheduled = id_of(scene.ready), id_of(scene.scheduled)
     odd = ready + b"\1"  # it has a status, so x
     scene.call("ZADD", "f1", 1, ready)
@@ -93,7 +93,7 @@ def test_jobs_in_the_wrong_places(scene: Scene) -> None:
     }
     scene.call("ZREM", "p2", odd)
     scene.call("HDEL", "j", ready)
-    assert scene.problems() == {scene.ready: "has attempts and a status, but no record"}
+    assert scene.problems() == {scene.ready: "has extras (attempts and a status), but no record"}
     scene.call("HDEL", "x", ready)
     assert scene.problems() == {}
     head = scene.call("HGET", "m", "h")
@@ -126,7 +126,7 @@ def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
     }
 
 
-def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
+def test_the_lease_of_a_single_job_has_no_entry(scene: Scene) -> None:
     scene.client.create_queue("one")
     scene.client.enqueue("one", b"x")
     (job,) = scene.client.dequeue("one")
@@ -152,7 +152,7 @@ def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
     assert problems[f"lease {scene.sole.token.hex()}"] == "its count is not the number of jobs that run on it"
 
 
-def test_what_is_no_job_at_all(scene: Scene) -> None:
+def test_elements_that_are_not_jobs(scene: Scene) -> None:
     scene.call("ZADD", "p1", 1, b"short")
     scene.call("HSET", "j", b"12345678", b"\1\0\1\x09body")
     scene.call("HSET", "j", b"87654321", b"\1")
@@ -163,7 +163,7 @@ def test_what_is_no_job_at_all(scene: Scene) -> None:
     }
 
 
-def test_a_queue_damaged_as_a_whole_ends_the_audit_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_of_a_queue_with_too_many_findings_ends_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "MAX_FINDINGS", 50)
     scene.client.enqueue_many("q", [b""] * 3000)
     scene.call("UNLINK", "j")
@@ -194,7 +194,7 @@ def test_a_large_queue_is_read_in_pages(server: Server) -> None:
         ]
 
 
-def test_nothing_is_found_in_a_queue_that_is_busy(server: Server) -> None:
+def test_a_busy_queue_has_no_findings(server: Server) -> None:
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -229,7 +229,7 @@ def test_nothing_is_found_in_a_queue_that_is_busy(server: Server) -> None:
         assert len({report.jobs for report in reports}) > 1, "nothing went on meanwhile"
 
 
-def test_what_can_not_be_read_is_not_called_sound(server: Server, fresh_server: FreshServer) -> None:
+def test_a_queue_that_can_not_be_read_is_not_called_sound(server: Server, fresh_server: FreshServer) -> None:
     other = fresh_server()
     with Client(shards={"a": server.url, "b": other.url}, timeout_s=0.3) as client:
         with pytest.raises(QueueNotFound, match="queue 'q': not found"):

@@ -34,7 +34,7 @@ RECORD_PAGE_BYTES: Final = 256 * 1024
 MAX_FINDINGS: Final = 1000
 
 _ID_BYTES: Final = 8
-_SINGLE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
+_SINGLE_LEASE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
 _PRIORITY_AT: Final = 3  # in a record
 _DECORATED: Final = b"\1"  # after the id of a decorated job in a ready set
 
@@ -159,7 +159,7 @@ class _Auditor:
             elif name in ("v", "V"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("e", "E"):
-                leases |= {member.rjust(_SINGLE_BYTES, b"\0") for member in members}
+                leases |= {member.rjust(_SINGLE_LEASE_BYTES, b"\0") for member in members}
             else:
                 by_priority.setdefault(int(name[1:]), set()).update(members)
         for priority, ids in by_priority.items():
@@ -187,7 +187,7 @@ class _Auditor:
         suffix = b"n" if name == "E" else _DECORATED if name[0] == "p" else b""
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
-        known = (_ID_BYTES, _SINGLE_BYTES) if name == "e" else (_ID_BYTES,)
+        known = (_ID_BYTES, _SINGLE_LEASE_BYTES) if name == "e" else (_ID_BYTES,)
         for member in members:
             if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -239,7 +239,7 @@ def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[lis
 
 def extras_problem(bits: int) -> str:
     """The problem of an id that has extras, of any priority, or ""."""
-    return "has attempts and a status, but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
+    return "has extras (attempts and a status), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
 
 
 def result_problem(bits: int) -> str:
