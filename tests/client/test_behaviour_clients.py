@@ -1,7 +1,7 @@
-"""Clients among others: threads, forks, calls that leave together, and where a client with no URL goes.
+"""Clients with threads and forks, calls that leave together, and the server of a client without a URL.
 
-Promises: what concurrent callers get is their own, and nothing is done twice or lost between them.
-Risks: forks a process that has threads; the child only calls the client and exits.
+Each concurrent caller gets its own answer, and nothing is done twice or lost. Risks: the tests fork a process that has
+threads; the child only calls the client and exits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LANE_BYTES = 10  # a field of m: session (8), slot (2)
 
 
 def script_calls(server: Server) -> int:
-    """How many EVALSHA the server has carried out or refused."""
+    """The number of EVALSHA that the server carried out or refused."""
     return int(server.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
@@ -70,7 +70,7 @@ def test_threads_share_a_client(kind: Any, server: Server) -> None:
 
 
 def in_child(act: Callable[[], None]) -> int:
-    """Runs it in a forked child; its exit code (0: it returned)."""
+    """Runs `act` in a forked child. Returns its exit code (0: `act` returned)."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -82,7 +82,7 @@ def in_child(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_forked_child_has_lanes_and_connections_of_its_own(server: Server) -> None:
+def test_a_forked_child_has_its_own_request_slots_and_connections(server: Server) -> None:
     with Client(server.url) as client:
         client.create_queue("q")
         client.enqueue("q", b"parent")
@@ -129,7 +129,7 @@ async def _parent_and_child(put: Any, put_and_close: Any, client: AsyncClient, s
 
 
 def in_child_on_a_loop(act: Callable[[], Awaitable[None]]) -> int:
-    """As in_child, on an event loop of the child's own: this thread has a running one already."""
+    """As in_child, on a new event loop: this thread already has a running one."""
 
     async def in_time() -> None:
         await asyncio.wait_for(act(), 15)
@@ -142,7 +142,7 @@ def in_child_on_a_loop(act: Callable[[], Awaitable[None]]) -> int:
 
 
 @pytest.mark.parametrize("first_call", ["enqueue", "ack", "close"])
-def test_what_waits_in_the_parent_at_a_fork_is_the_parents_alone(server: Server, first_call: str) -> None:
+def test_a_fork_leaves_the_waiting_calls_of_the_parent_alone(server: Server, first_call: str) -> None:
     async def parent() -> None:
         client = AsyncClient(server.url)
         await client.create_queue("q", QueueConfig(keep_succeeded=100))
@@ -175,7 +175,7 @@ def test_what_waits_in_the_parent_at_a_fork_is_the_parents_alone(server: Server,
 
 
 def test_a_forked_child_leaves_the_connections_of_its_parent_alone(server: Server) -> None:
-    """The two share the poll of the parent's loop: a connection closed in the child would be heard no more."""
+    """Both share the poll of the parent's loop: the parent would no longer hear a connection that the child closed."""
 
     async def parent() -> None:
         async with AsyncClient(server.url, timeout_s=60, read_timeout_s=60) as client:
@@ -201,7 +201,7 @@ def test_a_forked_child_leaves_the_connections_of_its_parent_alone(server: Serve
 
 
 async def gathered(*calls: Awaitable[Any]) -> list[Any]:
-    """What each of them returned or raised."""
+    """What each call returned or raised."""
     return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
@@ -225,7 +225,7 @@ def test_concurrent_enqueues_and_acks_leave_as_one_script_call(server: Server, c
     asyncio.run(run())
 
 
-def test_cancelling_one_caller_cancels_nobody_else(server: Server) -> None:
+def test_cancelling_one_caller_cancels_no_other(server: Server) -> None:
     async def run() -> None:
         async with AsyncClient(server.url) as client:
             await client.create_queue("q")
@@ -243,7 +243,7 @@ def test_cancelling_one_caller_cancels_nobody_else(server: Server) -> None:
     asyncio.run(run())
 
 
-def test_nobody_fails_for_a_neighbour(server: Server) -> None:
+def test_a_bad_call_fails_alone(server: Server) -> None:
     async def run() -> None:
         async with AsyncClient(server.url) as client:
             await client.create_queue("q", QueueConfig(body_limit=10))
@@ -270,7 +270,7 @@ def test_nobody_fails_for_a_neighbour(server: Server) -> None:
     asyncio.run(run())
 
 
-def test_an_ack_of_a_queue_that_is_gone_fails_alone(server: Server) -> None:
+def test_an_ack_of_a_deleted_queue_fails_alone(server: Server) -> None:
     async def run() -> None:
         async with AsyncClient(server.url) as client:
             for queue in ("q", "r"):
@@ -288,8 +288,8 @@ def test_an_ack_of_a_queue_that_is_gone_fails_alone(server: Server) -> None:
 
 
 @pytest.mark.parametrize("succeeded_first", [True, False])
-def test_of_two_that_ack_one_job_the_second_is_refused(server: Server, succeeded_first: bool) -> None:
-    """As without leaving together: opposite outcomes must not become one silently."""
+def test_the_second_ack_of_one_job_is_refused(server: Server, succeeded_first: bool) -> None:
+    """As with separate calls: opposite outcomes must not silently become one."""
 
     async def run() -> None:
         async with AsyncClient(server.url) as client:
@@ -316,7 +316,7 @@ def test_of_two_that_ack_one_job_the_second_is_refused(server: Server, succeeded
 
 
 @pytest.mark.real_server("a proxy stands before its port")
-def test_the_second_ack_of_one_job_has_its_own_outcome_where_the_first_is_lost(server: Server) -> None:
+def test_the_second_ack_of_one_job_has_its_own_outcome_if_the_first_is_lost(server: Server) -> None:
     async def run(proxy: CutProxy) -> None:
         async with AsyncClient(proxy.url, timeout_s=0.1) as client, AsyncClient(server.url) as direct:
             await direct.create_queue("q", QueueConfig(keep_succeeded=100))
@@ -332,10 +332,10 @@ def test_the_second_ack_of_one_job_has_its_own_outcome_where_the_first_is_lost(s
 
             await client.ack(succeeded=[("q:s1:p1:5", bytes(7) + b"\1")])  # the server knows the script
             proxy.arm(Cut.AFTER, match=of_the_first, count=10**9)
-            lost, told = await gathered(client.ack(failed=jobs), client.ack(succeeded=jobs))
+            lost, refused = await gathered(client.ack(failed=jobs), client.ack(succeeded=jobs))
             proxy.disarm()
             assert isinstance(lost, OutcomeUnknown)
-            assert (told, await lost.resolve()) == (jobs, [])
+            assert (refused, await lost.resolve()) == (jobs, [])
             assert await direct.count("q") == CountsByState(pending=1)
 
     with CutProxy(server.port) as proxy:
@@ -353,7 +353,7 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", CALLS_KINDS)
-def test_without_a_url_jobs_are_kept_by_the_embedded_server(kind: Any, state_home: Path) -> None:
+def test_without_a_url_the_embedded_server_keeps_the_jobs(kind: Any, state_home: Path) -> None:
     for turn in range(2):
         calls = make_calls(kind)
         assert calls.create_queue("q") is (turn == 0)
@@ -396,7 +396,7 @@ def test_a_client_that_is_closed_leaves_no_connection(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS_KINDS)
-def test_a_closed_client_says_so_and_lets_nobody_wait(server: Server, kind: CallsKind) -> None:
+def test_a_closed_client_raises_and_ends_its_waits(server: Server, kind: CallsKind) -> None:
     calls = make_calls(kind, server.url)
     try:
         calls.create_queue("q")
@@ -415,14 +415,12 @@ def test_a_closed_client_says_so_and_lets_nobody_wait(server: Server, kind: Call
 
 
 @pytest.mark.parametrize("kind", CALLS_KINDS)
-def test_jobs_that_are_not_plain_and_the_last_ones_of_a_queue_cost_one_call_each(
-    server: Server, kind: CallsKind
-) -> None:
-    """After some plain ones claims of one job ask for such a job alone first; they do no more where it was in vain."""
+def test_decorated_jobs_and_the_last_ones_of_a_queue_cost_one_call_each(server: Server, kind: CallsKind) -> None:
+    """After some simple jobs, a claim of one job first asks for a simple one. After a miss it no longer does."""
     calls = make_calls(kind, server.url)
     try:
         calls.create_queue("q")
-        calls.enqueue_many("q", [*[b"plain"] * 9, *[NewJob(b"told", status="s")] * 9])
+        calls.enqueue_many("q", [*[b"simple"] * 9, *[NewJob(b"decorated", status="s")] * 9])
         for _ in range(4):  # by then all scripts are loaded
             calls.dequeue("q")
         before = script_calls(server)

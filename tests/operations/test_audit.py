@@ -1,7 +1,7 @@
-"""The conservation audit: what it finds in a damaged queue, and that it finds nothing in one that is only busy.
+"""The audit: it finds each kind of damage in a queue, and nothing in a queue that is only busy.
 
-Promises: each kind of damage is done by hand to a real queue and named; a large queue is read in many pages.
-Risks: none of the damages can be done by the product; that is what the state machine shows.
+Each test damages a real queue by hand. A large queue is read in many pages. Risks: that PinLater itself never does such
+damage is shown by the state machine (test_machine.py), not here.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ HOUR_MS = 3_600_000
 
 
 class Scene:
-    """A queue with a job in each state, and the hands of a vandal."""
+    """A queue with a job in each state, and raw access to its keys."""
 
     def __init__(self, server: Server, client: Client) -> None:
         self.client, self.raw = client, server.client()
         client.create_queue("q", QueueConfig(keep_succeeded=9))
         client.enqueue_many("q", [NewJob(b"%d" % i, attempts=1, status="s") for i in range(5)])
-        done, failed, sole = client.dequeue("q", 1)[0], client.dequeue("q", 1)[0], client.dequeue("q", 1)[0]
+        done, failed, single = client.dequeue("q", 1)[0], client.dequeue("q", 1)[0], client.dequeue("q", 1)[0]
         self.pair = client.dequeue("q", 2)
         client.ack(succeeded=[done], failed=[failed])
-        self.sole = sole
+        self.single = single
         self.ready = client.enqueue("q", b"ready", status="s")
         self.scheduled = client.enqueue("q", b"later", delay_ms=HOUR_MS)
         client.enqueue("q", b"low", priority=2)
@@ -76,24 +76,24 @@ def test_a_sound_queue(scene: Scene, server: Server) -> None:
     assert asyncio.run(by_the_other_client()) == expected
 
 
-def test_jobs_in_the_wrong_places(scene: Scene) -> None:
+def test_jobs_in_wrong_states(scene: Scene) -> None:
     ready, scheduled = id_of(scene.ready), id_of(scene.scheduled)
-    odd = ready + b"\1"  # it has a status, so x
+    decorated = ready + b"\1"  # it has a status, so x
     scene.call("ZADD", "failed:1", 1, ready)
     assert scene.problems() == {scene.ready: "in several states: ready and failed"}
     scene.call("ZREM", "failed:1", ready)
     scene.call("ZADD", "ready:1", 1, ready)
     assert scene.problems() == {scene.ready: "ready as a simple job, but it has extras or a run-after time of its own"}
-    scene.call("ZREM", "ready:1", ready, odd)
+    scene.call("ZREM", "ready:1", ready, decorated)
     assert scene.problems() == {scene.ready: "has a record, but is in no state"}
-    scene.call("ZADD", "ready:2", 1, odd)
+    scene.call("ZADD", "ready:2", 1, decorated)
     assert scene.problems() == {
         scene.ready: "has a record, but is in no state",
         scene.ready.replace(":p1:", ":p2:"): "ready, but its record has another priority",
     }
-    scene.call("ZREM", "ready:2", odd)
+    scene.call("ZREM", "ready:2", decorated)
     scene.call("HDEL", "jobs", ready)
-    assert scene.problems() == {scene.ready: "has attempts and a status, but no record"}
+    assert scene.problems() == {scene.ready: "has extras (attempts and a status), but no record"}
     scene.call("HDEL", "extras", ready)
     assert scene.problems() == {}
     head = scene.call("HGET", "meta", "head")
@@ -104,29 +104,29 @@ def test_jobs_in_the_wrong_places(scene: Scene) -> None:
 
 
 def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
-    sole, pair = scene.sole, scene.pair
+    single, pair = scene.single, scene.pair
     scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", 1)
     assert scene.problems() == {f"lease {pair[0].token.hex()}": "its count is not the number of jobs that run on it"}
     scene.call("HINCRBY", "lease_jobs", pair[0].token + b"n", -1)
-    scene.call("ZREM", "leases", sole.token)
+    scene.call("ZREM", "leases", single.token)
     assert scene.problems() == {
-        f"lease {sole.token.hex()}": "never expires",
-        sole.descriptor: "running without a lease",
+        f"lease {single.token.hex()}": "never expires",
+        single.descriptor: "running without a lease",
     }
-    scene.call("HDEL", "lease_jobs", sole.token)
-    assert scene.problems() == {sole.descriptor: "running without a lease"}
-    scene.call("HDEL", "running:1", id_of(sole))
-    scene.call("HDEL", "jobs", id_of(sole))
-    scene.call("HDEL", "extras", id_of(sole))
-    scene.call("HSET", "lease_jobs", sole.token + b"n", 3)
+    scene.call("HDEL", "lease_jobs", single.token)
+    assert scene.problems() == {single.descriptor: "running without a lease"}
+    scene.call("HDEL", "running:1", id_of(single))
+    scene.call("HDEL", "jobs", id_of(single))
+    scene.call("HDEL", "extras", id_of(single))
+    scene.call("HSET", "lease_jobs", single.token + b"n", 3)
     scene.call("ZADD", "leases", 1, bytes(8))
     assert scene.problems() == {
-        f"lease {sole.token.hex()}": "has a count of jobs, but nothing else",
+        f"lease {single.token.hex()}": "has a count of jobs, but nothing else",
         f"lease {bytes(8).hex()}": "has an expiry, but no jobs",
     }
 
 
-def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
+def test_the_lease_of_a_single_job_has_no_entry(scene: Scene) -> None:
     scene.client.create_queue("one")
     scene.client.enqueue("one", b"x")
     (job,) = scene.client.dequeue("one")
@@ -146,13 +146,13 @@ def test_a_lease_of_one_plain_job_has_no_entry(scene: Scene) -> None:
 
 def test_a_job_on_a_lease_that_does_not_name_it(scene: Scene) -> None:
     running = scene.call("HGET", "running:1", id_of(scene.pair[0]))
-    scene.call("HSET", "running:1", id_of(scene.sole), running)
+    scene.call("HSET", "running:1", id_of(scene.single), running)
     problems = scene.problems()
-    assert problems[scene.sole.descriptor] == "running, but its lease does not name it"
-    assert problems[f"lease {scene.sole.token.hex()}"] == "its count is not the number of jobs that run on it"
+    assert problems[scene.single.descriptor] == "running, but its lease does not name it"
+    assert problems[f"lease {scene.single.token.hex()}"] == "its count is not the number of jobs that run on it"
 
 
-def test_what_is_no_job_at_all(scene: Scene) -> None:
+def test_elements_that_are_not_jobs(scene: Scene) -> None:
     scene.call("ZADD", "ready:1", 1, b"short")
     scene.call("HSET", "jobs", b"12345678", b"\1\0\1\x09body")
     scene.call("HSET", "jobs", b"87654321", b"\1")
@@ -163,7 +163,7 @@ def test_what_is_no_job_at_all(scene: Scene) -> None:
     }
 
 
-def test_a_queue_damaged_as_a_whole_ends_the_audit_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_of_a_queue_with_too_many_findings_ends_early(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "MAX_FINDINGS", 50)
     scene.client.enqueue_many("q", [b""] * 3000)
     scene.call("UNLINK", "jobs")
@@ -185,16 +185,16 @@ def test_a_large_queue_is_read_in_pages(server: Server) -> None:
         report = audit_queue(client, "q")
         assert (report.findings, report.jobs) == ([], client.count("q"))
         last = max(client.scan("q"), key=lambda info: info.created_ms)
-        _, shard, level, number = last.descriptor.split(":")
-        place = queue_key("q", shard[1:], f"ready:{level[1:]}")
+        _, shard, priority, number = last.descriptor.split(":")
+        ready = queue_key("q", shard[1:], f"ready:{priority[1:]}")
         id_ = int(number).to_bytes(8, "big")
-        assert raw.zrem(place, id_, id_ + b"\1") == 1
+        assert raw.zrem(ready, id_, id_ + b"\1") == 1
         assert [(finding.shard, finding.subject) for finding in audit_queue(client, "q").findings] == [
             (shard[1:], last.descriptor)
         ]
 
 
-def test_nothing_is_found_in_a_queue_that_is_busy(server: Server) -> None:
+def test_a_busy_queue_has_no_findings(server: Server) -> None:
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -229,7 +229,7 @@ def test_nothing_is_found_in_a_queue_that_is_busy(server: Server) -> None:
         assert len({report.jobs for report in reports}) > 1, "nothing went on meanwhile"
 
 
-def test_what_can_not_be_read_is_not_called_sound(server: Server, fresh_server: FreshServer) -> None:
+def test_a_queue_that_can_not_be_read_is_not_called_sound(server: Server, fresh_server: FreshServer) -> None:
     other = fresh_server()
     with Client(shards={"a": server.url, "b": other.url}, timeout_s=0.3) as client:
         with pytest.raises(QueueNotFound, match="queue 'q': not found"):

@@ -34,12 +34,12 @@ NOT_DESCRIPTORS = [None, 1, b"q:s1:p1:1", ["q:s1:p1:1"], 1.5, True]
 
 
 def on(call: Callable[[Calls, Any], Any], value: Any) -> Call:
-    """The call with a value that is known now."""
+    """The call with its value bound."""
     return lambda calls, _: call(calls, value)
 
 
 def cases() -> Iterator[tuple[str, Call, str]]:
-    """A name, the call, and what the message says (a regular expression)."""
+    """A name, the call, and the message (a regular expression)."""
     yield from queue_names()
     yield from of_enqueue()
     yield from of_descriptors()
@@ -313,7 +313,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(("settings", "says"), SETTINGS, ids=lambda value: repr(value)[:60])
-def test_a_client_says_what_is_wrong_with_its_settings(kind: Any, settings: dict[str, Any], says: str) -> None:
+def test_a_bad_setting_of_a_client_is_named(kind: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         kind(**{**({} if "shards" in settings else {"url": URL}), **settings})
 

@@ -2,7 +2,7 @@
 
 Promises: each test is written once and run for Client and AsyncClient, on each server. Shards, threads and forks:
 test_behaviour_shards.py and test_behaviour_clients.py.
-Risks: a waiting call that nobody wakes shows as a timeout of 8 s, less than its own safety claim.
+Risks: a lost notification shows as a timeout of 8 s, which is less than the safety claim of the wait.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def now_ms(server: Server) -> int:
 # queues
 
 
-def test_a_queue_is_made_once_and_keeps_its_configuration(calls: Calls) -> None:
+def test_a_queue_is_created_once_and_keeps_its_configuration(calls: Calls) -> None:
     assert calls.create_queue("r", QueueConfig(priorities=5)) is True
     assert calls.create_queue("r", QueueConfig(priorities=7)) is False
     assert calls.queue_config("r").priorities == 5
@@ -60,7 +60,7 @@ def test_a_queue_is_made_once_and_keeps_its_configuration(calls: Calls) -> None:
         calls.enqueue("r", b"")
 
 
-def test_a_queue_that_was_deleted_and_made_again_is_another_one(calls: Calls) -> None:
+def test_a_queue_that_was_deleted_and_created_again_is_a_new_one(calls: Calls) -> None:
     calls.configure_queue("q", priorities=4)
     first = calls.enqueue("q", b"old", priority=4)
     (stale,) = calls.dequeue("q")
@@ -73,14 +73,14 @@ def test_a_queue_that_was_deleted_and_made_again_is_another_one(calls: Calls) ->
     assert calls.release([stale]) == calls.renew([stale]) == calls.renew([stale], own=True) == [stale]
     beyond = Checkpoint(job=stale, status="late")
     assert calls.checkpoint(beyond) == [beyond]
-    assert calls.ack(succeeded=[*held, stale]) == [stale], "a job of a level that is gone is refused alone"
+    assert calls.ack(succeeded=[*held, stale]) == [stale], "only the job of the removed priority is refused"
     assert calls.count("q") == CountsByState()
 
 
 # order
 
 
-def test_ten_jobs_of_one_millisecond_come_in_the_order_they_were_put_in(calls: Calls) -> None:
+def test_ten_jobs_of_one_millisecond_come_in_the_order_of_their_enqueues(calls: Calls) -> None:
     expected = [b"%d" % i for i in range(10)]
     descriptors = calls.enqueue_many("q", expected)
     jobs = calls.dequeue("q", 10)
@@ -107,7 +107,7 @@ def test_order_is_priority_then_time_then_arrival(calls: Calls, server: Server) 
     assert bodies([calls.dequeue("q")[0] for _ in range(2)] + calls.dequeue("q", 9)) == expected
 
 
-def test_a_released_job_has_its_old_place_and_a_failed_one_goes_to_the_end(calls: Calls) -> None:
+def test_a_released_job_keeps_its_position_and_a_failed_one_goes_to_the_end(calls: Calls) -> None:
     calls.enqueue_many("q", [NewJob(body, attempts=3) for body in (b"a", b"b", b"c")])
     a, b = calls.dequeue("q", 2)
     assert (calls.ack(failed=[a]), calls.release([b])) == ([], [])
@@ -138,7 +138,7 @@ def begin_waiting(
     return waiting
 
 
-def test_the_first_job_wakes_the_waiter(calls: Calls, server: Server, pool: ThreadPoolExecutor) -> None:
+def test_the_first_job_notifies_the_waiter(calls: Calls, server: Server, pool: ThreadPoolExecutor) -> None:
     waiting = begin_waiting(pool, server, lambda: calls.dequeue("q", 10, wait=60))
     calls.enqueue("q", b"a")
     assert bodies(waiting.result(WOKEN_S)) == [b"a"]
@@ -151,7 +151,7 @@ def test_nothing_came_until_the_deadline(calls: Calls) -> None:
     assert calls.dequeue("q", wait=0) == calls.dequeue("q") == []
 
 
-def test_a_scheduled_job_wakes_the_waiter_at_its_time_and_not_before(
+def test_a_scheduled_job_notifies_the_waiter_at_its_time_and_not_before(
     calls: Calls, server: Server, pool: ThreadPoolExecutor
 ) -> None:
     due_ms = now_ms(server) + 400
@@ -172,7 +172,7 @@ def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: 
     for body in (b"a", b"b", b"c", b"d"):
         left = [each for each in waiting if not each.done()]
         calls.enqueue("q", body)
-        assert wait(left, WOKEN_S, FIRST_COMPLETED).done, f"nobody was woken for {body!r}"
+        assert wait(left, WOKEN_S, FIRST_COMPLETED).done, f"no waiter was notified of {body!r}"
     assert sorted(bodies([job for each in waiting for job in each.result(WOKEN_S)])) == [
         b"a",
         b"b",
@@ -182,7 +182,7 @@ def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: 
 
 
 @pytest.mark.parametrize("what", ["unpause", "release", "retry", "failed ack", "checkpoint"])
-def test_what_puts_a_job_back_in_line_wakes_the_waiter(
+def test_a_call_that_makes_a_job_pending_again_notifies_the_waiter(
     calls: Calls, server: Server, pool: ThreadPoolExecutor, what: str
 ) -> None:
     descriptor = calls.enqueue("q", b"a", attempts=1 if what == "retry" else 2)
@@ -230,7 +230,7 @@ def test_a_queue_that_refuses_new_jobs_goes_on_with_the_old_ones(calls: Calls) -
     assert calls.count("q") == CountsByState(in_progress=1)
 
 
-def test_what_is_not_held_is_returned_and_the_rest_is_done(calls: Calls) -> None:
+def test_jobs_that_are_not_held_are_returned_and_the_rest_is_done(calls: Calls) -> None:
     calls.enqueue_many("q", [b"a", b"b", b"c"])
     a, b, c = calls.dequeue("q", 3)
     assert calls.ack(succeeded=[a]) == []
@@ -257,7 +257,7 @@ def test_an_ack_without_a_token_names_its_source(server: Server, calls: Calls) -
     other = make_calls("sync", server.url, source="web1:a")
     a, b = other.dequeue("q", 2)
     other.close()
-    with pytest.raises(InvalidArgument, match="a bare descriptor needs the source that claimed it"):
+    with pytest.raises(InvalidArgument, match="a descriptor without its token needs the source that claimed it"):
         calls.ack(succeeded=[a.descriptor])
     assert calls.ack(succeeded=[a.descriptor], source="web1:ab") == [a.descriptor]
     assert calls.ack(succeeded=[a.descriptor], failed=[Ack(b.descriptor, "no")], source="web1:a") == []
@@ -267,7 +267,7 @@ def test_an_ack_without_a_token_names_its_source(server: Server, calls: Calls) -
 # looking
 
 
-def test_lookup_leaves_out_what_is_not_known(calls: Calls, server: Server) -> None:
+def test_lookup_leaves_out_unknown_jobs(calls: Calls, server: Server) -> None:
     before_ms = now_ms(server)
     known = calls.enqueue("q", b"body", priority=2, attempts=9, status="new", delay_ms=3_600_000)
     unknown = ["q:s1:p2:1", "q:s1:p99:1", known.replace(":p2:", ":p3:")]
@@ -314,7 +314,7 @@ def test_scan_shows_each_state_latest_first_in_pages(calls: Calls) -> None:
     assert bodies(calls.scan("q", priority=2, with_body=True)) == [b"now"]
 
 
-def test_a_scan_sees_what_stays_exactly_once_while_others_go(calls: Calls) -> None:
+def test_a_scan_sees_jobs_that_stay_exactly_once_while_others_end(calls: Calls) -> None:
     descriptors = calls.enqueue_many("q", [b"%d" % i for i in range(30)])
     page, cursor = calls.scan_page("q", limit=10)
     seen = [info.descriptor for info in page]
@@ -339,7 +339,7 @@ def test_counts_and_peek_by_priority(calls: Calls) -> None:
         calls.count("q", priority=4)
 
 
-def test_statuses_grow_at_the_end_and_checkpoints_stand_in_front(calls: Calls) -> None:
+def test_statuses_grow_at_the_end_and_checkpoints_at_the_front(calls: Calls) -> None:
     descriptor = calls.enqueue("q", b"a", attempts=2, status="new;")
     (job,) = calls.dequeue("q")
     assert calls.checkpoint(Checkpoint(job=job, status="half;", body=b"b")) == []
@@ -362,8 +362,8 @@ def test_attempts_add_up_after_a_retry(calls: Calls, by_name: bool) -> None:
         calls.ack(failed=calls.dequeue("q"))
     retried = calls.retry_jobs(descriptors, attempts=5) if by_name else calls.retry_failed("q", attempts=5)
     assert retried == 4
-    told = [(info.attempts_allowed, info.attempts_remaining) for info in calls.lookup(descriptors).values()]
-    assert told == [(5, 5)] * 4
+    attempts = [(info.attempts_allowed, info.attempts_remaining) for info in calls.lookup(descriptors).values()]
+    assert attempts == [(5, 5)] * 4
     for attempt in (1, 2):
         (job,) = calls.dequeue("q", 1)
         assert (job.attempt, job.attempts_allowed, job.attempts_remaining) == (attempt, 5, 6 - attempt)

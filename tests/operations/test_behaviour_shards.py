@@ -1,4 +1,4 @@
-"""One queue over several shards: who gets what, where jobs are placed, and a shard that was away.
+"""One queue over several shards: fairness, placement, and a shard that was away.
 
 Promises: written once for Client and AsyncClient. Fail-over at an enqueue, and what is unknown, are shown by
 test_server_faults.py and test_unknown.py.
@@ -26,7 +26,7 @@ __all__ = ["kind", "make"]  # fixtures
 
 FreshServer = Callable[..., Server]
 NAMES = ["a", "b", "c", "d"]
-#: Of the keys "0" to "19"; it may never change, or jobs of one key stand on two shards.
+#: The shards of the keys "0" to "19". If they changed, jobs of one key would be on two shards.
 PLACED = "cdcdacabdcabcbcaabba"
 
 
@@ -48,17 +48,17 @@ def shard_of(descriptor: str) -> str:
 
 
 def stored(server: Server, shard: str) -> StoredConfig | None:
-    """What a shard has of the queue."""
+    """The configuration of the queue on a shard."""
     packed = server.call("HGET", queue_key("q", shard, "meta"), "config")
     return StoredConfig.unpack(packed) if packed else None
 
 
 def forget_hints(calls: Calls) -> None:
-    for place in calls.client.session.queue_shards("q"):
-        place.left_at_s = float("-inf")
+    for queue_shard in calls.client.session.queue_shards("q"):
+        queue_shard.left_at_s = float("-inf")
 
 
-# who gets what
+# fairness
 
 
 def test_a_higher_priority_comes_first_over_all_shards(calls: Calls) -> None:
@@ -85,7 +85,7 @@ def test_a_limit_is_never_exceeded(calls: Calls, limit: int) -> None:
         assert calls.count("q") == CountsByState(pending=left, in_progress=12 - left)
 
 
-def test_quotas_are_shared_out_evenly_and_by_level() -> None:
+def test_quotas_are_shared_out_evenly_and_by_priority() -> None:
     assert [sum(quota) for quota in share_out([[100], [100], [100], [100]], 40)] == [10] * 4
     assert share_out([[1, 9], [2, 0], []], 5) == [[1, 2], [2, 0], [0, 0]]
     assert sorted(sum(quota) for quota in share_out([[5], [5], [5]], 2)) == [0, 1, 1]
@@ -100,7 +100,7 @@ def test_a_dry_run_takes_nothing(calls: Calls) -> None:
     assert calls.count("q") == CountsByState(pending=4)
 
 
-def test_a_job_on_any_shard_wakes_the_waiter(calls: Calls, server: Server) -> None:
+def test_a_job_on_any_shard_notifies_the_waiter(calls: Calls, server: Server) -> None:
     keys = [queue_key("q", name, "waiters") for name in NAMES]
     with ThreadPoolExecutor(1) as pool:
         for shard in NAMES:
@@ -120,7 +120,7 @@ def test_a_scan_goes_shard_by_shard_and_pages_over_all(calls: Calls) -> None:
 
 
 def test_placement_by_key_does_not_change() -> None:
-    """What other versions and languages have to agree on."""
+    """Other versions and languages must agree on it."""
     placed = "".join(shard_for_key(b"%d" % i, NAMES) for i in range(20))
     assert placed == PLACED
     assert placed == "".join(shard_for_key(b"%d" % i, NAMES[::-1]) for i in range(20))
@@ -153,11 +153,11 @@ def test_jobs_of_one_key_stay_together_and_in_order(calls: Calls) -> None:
 
 @pytest.fixture
 def away(fresh_server: FreshServer) -> Server:
-    """A server that keeps what it has."""
+    """A server that keeps its data."""
     return fresh_server(aof_always=True)
 
 
-def test_a_queue_comes_to_a_shard_that_was_away_when_it_was_made(
+def test_a_queue_reaches_a_shard_that_was_away_when_it_was_created(
     server: Server, away: Server, make: Callable[..., Calls]
 ) -> None:
     shards = {"here": server.url, "away": away.url}
@@ -173,7 +173,7 @@ def test_a_queue_comes_to_a_shard_that_was_away_when_it_was_made(
     assert other.create_queue("q") is False
 
 
-def test_a_configuration_comes_to_a_shard_that_was_away(
+def test_a_configuration_reaches_a_shard_that_was_away(
     server: Server, away: Server, make: Callable[..., Calls]
 ) -> None:
     shards = {"here": server.url, "away": away.url}
@@ -210,7 +210,7 @@ def test_a_deleted_queue_does_not_come_back_from_a_shard_that_was_away(
     assert away.call("EXISTS", queue_key("q", "away", "jobs")) == 0
 
 
-def test_a_queue_made_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is_ahead(
+def test_a_queue_created_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is_ahead(
     server: Server, fresh_server: FreshServer, make: Callable[..., Calls]
 ) -> None:
     ahead = fresh_server(fake_clock=True)
@@ -226,10 +226,10 @@ def test_a_queue_made_again_is_newer_than_its_deletion_on_a_shard_whose_clock_is
 
 
 @pytest.mark.parametrize("heard", ["of the deletion", "of nothing"])
-def test_a_shard_that_was_away_when_a_queue_was_made_again_follows_whatever_its_clock(
+def test_a_shard_that_was_away_when_a_queue_was_created_again_follows_whatever_its_clock(
     server: Server, fresh_server: FreshServer, make: Callable[..., Calls], heard: str
 ) -> None:
-    """It comes back with a deletion, or a configuration and jobs of the deleted queue, under a version hours ahead."""
+    """It returns with a deletion, or with a configuration and jobs of the deleted queue, of a version hours ahead."""
     ahead = fresh_server(fake_clock=True, aof_always=True)
     ahead.jump_clock(3600)
     shards = {"here": server.url, "ahead": ahead.url}
@@ -278,7 +278,7 @@ def test_dequeue_goes_on_without_a_shard_that_is_away(server: Server, away: Serv
         assert [job.body for job in other.dequeue("q", 9)] == [b"away"]
 
 
-def test_a_large_enqueue_of_which_a_part_has_nowhere_to_go(
+def test_a_large_enqueue_with_a_part_that_no_shard_takes(
     server: Server, away: Server, make: Callable[..., Calls]
 ) -> None:
     names = ["here", "away"]

@@ -1,8 +1,8 @@
 """Every operation of the client in any order, against a model, on real servers whose clock the test moves.
 
-Promises: after each step the conservation audit finds nothing, and lookup, counts and the order of claims are
+Promises: after each step the audit finds nothing, and lookup, counts and the order of claims are
 what the model says. PINLATER_CAMPAIGN=1 runs it for longer.
-Risks: one client, one call at a time; lost answers and races are other tests' matter.
+Risks: it has one client and one call at a time. Other tests have lost answers and races.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MONITOR = b"monitor1"
 
 
 class Machine(ReservationMachine):
-    """Everything else: bringing back, removing, time, monitors, lost answers, looking."""
+    """The other operations: retries, removals, time, monitors, lost answers, looking."""
 
     @precondition(WorkingMachine.exists)
     @rule(priority=PRIORITIES, limit=st.integers(0, 4), attempts=ATTEMPTS, time=TIMES)
@@ -127,7 +127,7 @@ class Machine(ReservationMachine):
     @precondition(WorkingMachine.exists)
     @rule(seconds=st.sampled_from([0, 2, 6, 61]))
     def expire(self, seconds: int) -> None:
-        """A monitor's look at every shard, after a while."""
+        """A monitor looks at every shard, some time later."""
         self.hold()
         self.clock.advance(seconds)
         self.look_for_leases(0, False)
@@ -135,7 +135,7 @@ class Machine(ReservationMachine):
     @precondition(WorkingMachine.exists)
     @rule(sure=RARELY)
     def find_a_clock_that_jumped(self, sure: bool) -> None:
-        """A look at a server whose time is not the one expected."""
+        """A monitor looks at a server with an unexpected time."""
         if sure:
             self.look_for_leases(FAR_MS - 1, True)
 
@@ -163,13 +163,13 @@ class Machine(ReservationMachine):
             assert self.model.reservations == []
 
     def look(self, verb: str, arguments: list[Any]) -> Iterator[tuple[bytes, str]]:
-        for place in self.client.session.queue_shards(self.queue):
-            reply = self.client.run(lambda end, place=place: write(place, verb, arguments, end))  # type: ignore[misc]
-            yield reply[2], place.shard.name
+        for queue_shard in self.client.session.queue_shards(self.queue):
+            reply = self.client.run(lambda end, queue_shard=queue_shard: write(queue_shard, verb, arguments, end))  # type: ignore[misc]
+            yield reply[2], queue_shard.shard.name
 
     @rule(pick=st.integers(0, 5), followed=st.booleans())
     def resend(self, pick: int, followed: bool) -> None:
-        """A request whose answer came, once more: the same answer; the invariants see that nothing changed."""
+        """An answered request is repeated: it gets the same answer. The invariants check that nothing changed."""
         sent = self.rig.candidates(followed)
         if sent:
             chosen = sent[pick % len(sent)]
@@ -178,7 +178,7 @@ class Machine(ReservationMachine):
     @precondition(WorkingMachine.exists)
     @rule(limit=st.integers(1, 5), ended=st.integers(0, 3), again=st.booleans())
     def resend_a_claim(self, limit: int, ended: int, again: bool) -> None:
-        """Of a claim whose jobs somebody else ended meanwhile, or handed back and claimed."""
+        """A claim whose jobs were ended meanwhile, or released and claimed by others."""
         before = len(self.claimed)
         self.put([NewJob(b"claimed")])
         self.dequeue(limit)
@@ -257,7 +257,7 @@ Frozen = tuple[Server | MemoryKind, FrozenClock | MemoryClock]
 
 @pytest.fixture(scope="module", params=EVERY_KIND)
 def frozen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frozen]:
-    """A server of each kind whose clock stands still."""
+    """A server of each kind with a stopped clock."""
     if request.param == "memory":
         still = MemoryClock()
         with MemoryKind(still) as memory:

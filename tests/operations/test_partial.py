@@ -1,8 +1,8 @@
-"""A call that was carried out on some of its jobs and certainly not on others: PartialOutcome tells which.
+"""A call that was carried out on some of its jobs and certainly not on others: PartialOutcome has both.
 
 Promises: every write on given jobs of several shards, with a shard that answers, one that is down, and one whose answer
-is lost; what the error says of each job is what the servers say. Calls in rounds tell the count over all rounds.
-Risks: a server that is down is waited for until the deadline, which is made short.
+is lost. The error and the servers agree on each job. Calls in rounds return the count over all rounds.
+Risks: calls wait for a server that is down until their deadline, so deadlines are short here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUND = 1000  # jobs
 
 
 @dataclass
-class Places:
+class ThreeShards:
     """Three shards; `calls` reaches one of them through a proxy, `direct` reaches all."""
 
     calls: Calls
@@ -43,7 +43,7 @@ class Places:
         return [job for job in self.jobs if job.shard in shards]
 
     def lose(self, call: Callable[[], Any], cut: Cut = Cut.AFTER) -> PinLaterError:
-        """What a call raises while one shard is down and another's answers are lost."""
+        """The error of a call while one shard is down and the answers of another are lost."""
         self.down.stop()
         self.proxy.arm(cut, count=ALWAYS)
         self.calls.client.settings.timeout_s = SHORT_S
@@ -56,7 +56,7 @@ class Places:
 
 
 @pytest.fixture(params=CALLS_KINDS)
-def places(request: pytest.FixtureRequest, server: Server, fresh_server: FreshServer) -> Iterator[Places]:
+def shards(request: pytest.FixtureRequest, server: Server, fresh_server: FreshServer) -> Iterator[ThreeShards]:
     down = fresh_server(aof_always=True)
     direct = Client(shards={"here": server.url, "down": down.url, "cut": server.url})
     with CutProxy(server.port) as proxy, direct:
@@ -67,7 +67,7 @@ def places(request: pytest.FixtureRequest, server: Server, fresh_server: FreshSe
             calls.enqueue_many("q", [NewJob(b"", attempts=1, key=key)] * A_SHARD)
         jobs = calls.dequeue("q", 99)
         assert len(jobs) == len(NAMES) * A_SHARD
-        yield Places(calls, direct, down, proxy, jobs)
+        yield ThreeShards(calls, direct, down, proxy, jobs)
         calls.close()
 
 
@@ -135,69 +135,69 @@ CASES = [
 
 @pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_job_is_told_as_done_as_not_done_or_as_unknown(case: Case, cut: Cut, places: Places) -> None:
-    case.prepare(places.direct, places.jobs)
-    given = {job.descriptor: case.give(job) for job in places.jobs}
-    error = places.lose(lambda: case.call(places.calls, list(given.values())), cut)
+def test_the_error_lists_each_job_as_done_failed_or_unknown(case: Case, cut: Cut, shards: ThreeShards) -> None:
+    case.prepare(shards.direct, shards.jobs)
+    given = {job.descriptor: case.give(job) for job in shards.jobs}
+    error = shards.lose(lambda: case.call(shards.calls, list(given.values())), cut)
     assert type(error) is PartialOutcome
     assert str(error).startswith("3 jobs done, 3 certainly not, 3 unknown: ")
-    here, down, cut_off = (places.of(name) for name in NAMES)
+    here, down, cut_off = (shards.of(name) for name in NAMES)
     assert error.done == [given[job.descriptor] for job in here]
     assert error.result == case.answer(A_SHARD)
     [(failed, why)], [(open_, unknown)] = error.failed, error.unknown
     assert failed == [given[job.descriptor] for job in down]
     assert isinstance(why, ServerUnavailable)
     assert open_ == [given[job.descriptor] for job in cut_off]
-    assert case.carried_out(places.direct, here) == {True}
-    assert case.carried_out(places.direct, down) == {False}
-    assert case.carried_out(places.direct, cut_off) == {cut is Cut.AFTER}
-    assert places.calls.resolve(unknown) == case.answer(A_SHARD)
-    assert case.carried_out(places.direct, cut_off) == {True}
-    assert case.call(places.calls, failed) == case.answer(A_SHARD)
-    assert case.carried_out(places.direct, down) == {True}
+    assert case.carried_out(shards.direct, here) == {True}
+    assert case.carried_out(shards.direct, down) == {False}
+    assert case.carried_out(shards.direct, cut_off) == {cut is Cut.AFTER}
+    assert shards.calls.resolve(unknown) == case.answer(A_SHARD)
+    assert case.carried_out(shards.direct, cut_off) == {True}
+    assert case.call(shards.calls, failed) == case.answer(A_SHARD)
+    assert case.carried_out(shards.direct, down) == {True}
 
 
-def test_renew_tells_of_each_lease(places: Places) -> None:
-    error = places.lose(lambda: places.calls.renew(places.jobs))
+def test_the_error_of_renew_lists_each_lease(shards: ThreeShards) -> None:
+    error = shards.lose(lambda: shards.calls.renew(shards.jobs))
     assert type(error) is PartialOutcome
-    assert names_of(error.done) == names_of(places.of("here"))
-    assert names_of(error.failed[0][0]) == names_of(places.of("down"))
-    assert error.result == places.calls.resolve(error.unknown[0][1]) == []
+    assert names_of(error.done) == names_of(shards.of("here"))
+    assert names_of(error.failed[0][0]) == names_of(shards.of("down"))
+    assert error.result == shards.calls.resolve(error.unknown[0][1]) == []
 
 
-def test_what_was_refused_is_told_of_the_jobs_that_were_asked_for(places: Places) -> None:
-    stolen = [places.of(name)[0] for name in NAMES]
-    places.direct.release(stolen)
-    error = places.lose(lambda: places.calls.ack(succeeded=places.jobs))
+def test_the_result_has_the_refused_jobs(shards: ThreeShards) -> None:
+    stolen = [shards.of(name)[0] for name in NAMES]
+    shards.direct.release(stolen)
+    error = shards.lose(lambda: shards.calls.ack(succeeded=shards.jobs))
     assert type(error) is PartialOutcome
     assert error.result == [stolen[0]]
-    assert places.calls.resolve(error.unknown[0][1]) == [stolen[2]]
+    assert shards.calls.resolve(error.unknown[0][1]) == [stolen[2]]
 
 
-def test_where_nothing_was_done_the_error_is_the_plain_one(places: Places) -> None:
-    error = places.lose(lambda: places.calls.ack(succeeded=places.of("down")))
+def test_if_no_job_is_done_the_error_is_not_partial(shards: ThreeShards) -> None:
+    error = shards.lose(lambda: shards.calls.ack(succeeded=shards.of("down")))
     assert type(error) is ServerUnavailable
 
 
-def test_where_nothing_certainly_failed_resolve_tells_all(places: Places) -> None:
-    error = places.lose(lambda: places.calls.ack(succeeded=places.of("here", "cut")))
+def test_if_no_job_certainly_failed_resolve_returns_the_whole_result(shards: ThreeShards) -> None:
+    error = shards.lose(lambda: shards.calls.ack(succeeded=shards.of("here", "cut")))
     assert isinstance(error, OutcomeUnknown)
-    assert places.calls.resolve(error) == []
-    assert places.direct.count("q") == CountsByState(in_progress=A_SHARD)
+    assert shards.calls.resolve(error) == []
+    assert shards.direct.count("q") == CountsByState(in_progress=A_SHARD)
 
 
-def test_a_lost_part_whose_queue_is_gone_stays_unknown(places: Places) -> None:
-    """That the queue is gone says nothing of the lost try."""
-    jobs = places.of("here", "cut")
-    error = places.lose(lambda: places.calls.ack(succeeded=jobs), Cut.BEFORE)
+def test_a_lost_part_of_a_deleted_queue_stays_unknown(shards: ThreeShards) -> None:
+    """The deletion says nothing about the lost try."""
+    jobs = shards.of("here", "cut")
+    error = shards.lose(lambda: shards.calls.ack(succeeded=jobs), Cut.BEFORE)
     assert isinstance(error, OutcomeUnknown)
-    places.direct.delete_queue("q")
+    shards.direct.delete_queue("q")
     with pytest.raises(OutcomeUnknown):
-        places.calls.resolve(error)
+        shards.calls.resolve(error)
 
 
-def test_a_read_of_several_shards_raises_what_went_wrong(places: Places) -> None:
-    error = places.lose(lambda: places.calls.lookup([job.descriptor for job in places.jobs]), Cut.BEFORE)
+def test_a_read_of_several_shards_raises_the_error_of_one(shards: ThreeShards) -> None:
+    error = shards.lose(lambda: shards.calls.lookup([job.descriptor for job in shards.jobs]), Cut.BEFORE)
     assert type(error) is ServerUnavailable
 
 
@@ -218,7 +218,7 @@ def rounds(request: pytest.FixtureRequest, fresh_server: FreshServer) -> Iterato
         calls.close()
 
 
-#: Each of them meets the failed jobs in its second round, or later.
+#: Each reaches the failed jobs in its second round or later.
 IN_ROUNDS: dict[str, Callable[[Calls], int]] = {
     "retry_failed": lambda calls: int(calls.retry_failed("q", limit=9999)),
     "delete_jobs": lambda calls: int(calls.delete_jobs("q", State.FAILED, limit=9999)),
@@ -227,7 +227,7 @@ IN_ROUNDS: dict[str, Callable[[Calls], int]] = {
 
 
 def second_round(verb: str) -> Callable[[Any], bool]:
-    """Of a purge, the second round of failed jobs: two states are gone through before."""
+    """Matches the second round of failed jobs. A purge goes through two other states before."""
     sha = load_scripts()["retry_failed" if verb == "retry_failed" else "delete_jobs"].sha
     seen: list[Any] = []
 
@@ -244,7 +244,7 @@ def second_round(verb: str) -> Callable[[Any], bool]:
 
 @pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
 @pytest.mark.parametrize("verb", IN_ROUNDS)
-def test_resolve_counts_all_rounds_and_the_call_can_be_carried_on(
+def test_resolve_counts_all_rounds_and_another_call_does_the_rest(
     verb: str, cut: Cut, rounds: tuple[Calls, Server, CutProxy]
 ) -> None:
     calls, server, proxy = rounds
@@ -262,7 +262,9 @@ def test_resolve_counts_all_rounds_and_the_call_can_be_carried_on(
 
 
 @pytest.mark.parametrize("verb", IN_ROUNDS)
-def test_a_round_that_certainly_failed_tells_of_those_before(verb: str, rounds: tuple[Calls, Server, CutProxy]) -> None:
+def test_the_error_of_a_failed_round_has_the_count_of_those_before(
+    verb: str, rounds: tuple[Calls, Server, CutProxy]
+) -> None:
     calls, server, proxy = rounds
     is_second = second_round(verb)
 

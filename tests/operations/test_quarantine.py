@@ -1,6 +1,6 @@
-"""Jobs that reached their queue's crash limit are moved to another queue, once, whoever dies on the way.
+"""Jobs that reached the crash limit of their queue are moved to another queue, once, even if a monitor dies on the way.
 
-Promises: shown on real servers, with a monitor that dies before and after each call it makes. Risks: none known.
+The monitor dies before and after each of its calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BODY = b"\xfe\0 any bytes"
 
 
 class Died(PinLaterError):
-    """Stands for the end of a monitor's process."""
+    """Simulates the death of a monitor's process."""
 
 
 async def crash(client: AsyncClient, server: Server, descriptors: int = 1) -> None:
@@ -78,7 +78,7 @@ async def test_a_quarantined_job_runs_in_the_other_queue(server: Server) -> None
 
 
 @on_loop
-async def test_queues_that_are_each_others_quarantine_do_not_pass_a_job_round(server: Server) -> None:
+async def test_two_queues_that_are_each_others_quarantine_do_not_move_a_job_back(server: Server) -> None:
     async with AsyncClient(server.url) as client:
         await make_queues(client, lease_ms=100, crash_limit=1, quarantine_queue="q")
         job = await client.enqueue("q", BODY)
@@ -98,15 +98,15 @@ async def test_queues_that_are_each_others_quarantine_do_not_pass_a_job_round(se
 
 @contextlib.contextmanager
 def dies(patch: pytest.MonkeyPatch, call: int, after: bool) -> Iterator[list[str]]:
-    """A monitor that dies before that call of it is carried out, or after, without its answer."""
+    """A monitor that dies before one of its calls is carried out, or after it without the answer."""
     made: list[str] = []
 
-    def cut(place: Any, verb: str, *arguments: Any) -> Any:
+    def cut(queue_shard: Any, verb: str, *arguments: Any) -> Any:
         made.append(verb)
         if len(made) <= call:
-            return (yield from write(place, verb, *arguments))
+            return (yield from write(queue_shard, verb, *arguments))
         if after:
-            yield from write(place, verb, *arguments)
+            yield from write(queue_shard, verb, *arguments)
         raise Died(f"{verb} {after}")
 
     with patch.context() as within:
@@ -134,7 +134,7 @@ async def test_a_monitor_that_dies_on_the_way_neither_loses_nor_doubles_a_job(
 
 
 @on_loop
-async def test_a_ticket_that_nobody_knows_any_more_leaves_the_job_where_it_is(
+async def test_a_job_whose_reservation_is_unknown_stays_where_it_is(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor died after it had loaded the job, and the job ended before the next look."""
@@ -153,7 +153,7 @@ async def test_a_ticket_that_nobody_knows_any_more_leaves_the_job_where_it_is(
 
 
 @on_loop
-async def test_what_can_not_be_moved_stays_failed(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_job_that_can_not_be_moved_stays_failed(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncClient(server.url) as client:
         await client.create_queue("q", QueueConfig(lease_ms=100, crash_limit=1, quarantine_queue="big"))
         jobs = [await client.enqueue("q", BODY), await client.enqueue("q", BODY * 100)]
@@ -177,13 +177,13 @@ def test_the_settings(server: Server, run: Run) -> None:
         assert ran.code == DONE
         assert (client.queue_config("q").crash_limit, client.queue_config("q").quarantine_queue) == (2, "big")
         assert "2, then to queue big" in run("--url", server.url, "queue", "info", "q").out
-        for wrong, told in (
+        for wrong, message in (
             ({"quarantine_queue": "q"}, "expected another queue than 'q' itself"),
             ({"quarantine_queue": "a b"}, "queue name: expected"),
             ({"crash_limit": 0}, "expected 1 or more with a quarantine_queue"),
             ({"crash_limit": 65_536}, "expected an integer from 0 to 65,535"),
         ):
-            with pytest.raises(InvalidArgument, match=told):
+            with pytest.raises(InvalidArgument, match=message):
                 client.configure_queue("q", **wrong)
         client.configure_queue("q", quarantine_queue="", crash_limit=0)
         assert client.queue_config("q") == QueueConfig()

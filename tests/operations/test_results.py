@@ -1,7 +1,7 @@
-"""Results of tasks: kept, waited for, told of, and gone in time, on real servers.
+"""Results of tasks on real servers: they are stored, waited for, announced, and expire.
 
-Promises: waits end by what is told, not by looking (the looks are put off). Risks: cancelled jobs are in
-test_cancel.py, the scripts also in test_scripts.py.
+Waits end by messages: their own looks come too late here. test_cancel.py has cancelled jobs; test_scripts.py has the
+scripts too.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def app(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinLater]:
-    """No wait ends by a look of its own."""
+    """No wait ends by its own look."""
     monkeypatch.setattr(core, "SAFETY_S", HOUR_S)
     with PinLater(server.url) as app:
         yield app
 
 
 async def work(app: PinLater) -> Any:
-    """Runs what is due; the worker's counts."""
+    """Runs due jobs. Returns the counts of the worker."""
     async with worker_of(app) as worker:
         await asyncio.wait_for(worker.run(burst=True), 30)
         return worker.stats
 
 
 async def heard(server: Server, waiters: int) -> None:
-    """So many channels of results are subscribed."""
+    """Waits until this many channels of results are subscribed."""
 
     def count() -> int:
         with server.client() as client:
@@ -77,7 +77,7 @@ async def heard(server: Server, waiters: int) -> None:
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
 @on_loop
-async def test_a_result_is_had_before_and_after_the_job_ends_in_sync_and_async_code(
+async def test_sync_and_async_code_gets_a_result_before_and_after_the_job_ends(
     app: PinLater, server: Server, codec: envelope.Codec
 ) -> None:
     @app.task(codec=codec, result_ttl=60)
@@ -103,7 +103,7 @@ async def test_a_result_is_had_before_and_after_the_job_ends_in_sync_and_async_c
 
 
 @on_loop
-async def test_many_waits_share_a_connection_and_each_is_told_of_its_own(app: PinLater, server: Server) -> None:
+async def test_many_waits_share_a_connection_and_each_gets_its_own_result(app: PinLater, server: Server) -> None:
     @app.task(result_ttl=60)
     async def same(x: int) -> int:
         return x
@@ -122,7 +122,7 @@ async def test_many_waits_share_a_connection_and_each_is_told_of_its_own(app: Pi
 
 
 @on_loop
-async def test_a_job_that_stays_failed_says_so_and_one_that_is_tried_again_is_waited_for(
+async def test_a_wait_raises_for_a_job_that_stays_failed_and_goes_on_for_one_that_is_retried(
     app: PinLater, server: Server
 ) -> None:
     tries = list[int]()
@@ -144,15 +144,15 @@ async def test_a_job_that_stays_failed_says_so_and_one_that_is_tried_again_is_wa
     await work(app)
     assert await waits[0] == 3
     for failing in (waits[1], bad.aresult(0), asyncio.to_thread(bad.result)):
-        with pytest.raises(TaskFailed, match=f"job {bad.descriptor} failed: Cancel: no good") as told:
+        with pytest.raises(TaskFailed, match=f"job {bad.descriptor} failed: Cancel: no good") as raised:
             await failing
-        assert told.value.descriptor == bad.descriptor
-        assert told.value.status.startswith("Cancel: no good\n")
+        assert raised.value.descriptor == bad.descriptor
+        assert raised.value.status.startswith("Cancel: no good\n")
     await app.aclose()
 
 
 @on_loop
-async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> None:
+async def test_a_wait_raises_for_a_result_that_is_late_or_removed(app: PinLater) -> None:
     @app.task(result_ttl=60)
     async def later() -> None: ...
 
@@ -162,9 +162,9 @@ async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> N
 
     handle = await later.aenqueue()
     for wait in (handle.aresult(0), handle.aresult(0.05), asyncio.to_thread(handle.result, 0.05)):
-        with pytest.raises(ResultTimeout, match=f"job {handle.descriptor}: no result within 0") as told:
+        with pytest.raises(ResultTimeout, match=f"job {handle.descriptor}: no result within 0") as raised:
             await wait
-        assert isinstance(told.value, TimeoutError)
+        assert isinstance(raised.value, TimeoutError)
     for none in (
         await forgets.aenqueue(),
         await forgets.using(delay=0).aenqueue(),
@@ -186,7 +186,7 @@ async def test_what_is_not_there_in_time_or_any_more_is_told(app: PinLater) -> N
 
 
 @on_loop
-async def test_a_result_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> None:
+async def test_a_result_that_can_not_be_stored_fails_the_attempt(app: PinLater) -> None:
     @app.task(result_ttl=60, attempts=1)
     async def no_word() -> object:
         return object()
@@ -215,9 +215,7 @@ async def test_a_result_that_can_not_be_kept_fails_the_attempt(app: PinLater) ->
 
 
 @on_loop
-async def test_tasks_without_results_make_no_call_more_and_those_with_make_one_a_batch(
-    app: PinLater, server: Server
-) -> None:
+async def test_results_cost_one_call_a_batch_and_tasks_without_results_none(app: PinLater, server: Server) -> None:
     @app.task
     async def without() -> int:
         return 1
@@ -243,7 +241,7 @@ async def test_tasks_without_results_make_no_call_more_and_those_with_make_one_a
 
 
 @on_loop
-async def test_a_lost_subscription_is_made_again(app: PinLater, server: Server) -> None:
+async def test_a_lost_subscription_is_renewed(app: PinLater, server: Server) -> None:
     @app.task(result_ttl=60)
     async def one() -> int:
         return 1
@@ -286,7 +284,7 @@ def test_threads_wait_side_by_side_and_use_connections_again(app: PinLater, serv
 
 
 @on_loop
-async def test_who_may_not_subscribe_is_told_when_it_waits(app: PinLater, server: Server) -> None:
+async def test_a_wait_raises_if_its_user_may_not_subscribe(app: PinLater, server: Server) -> None:
     server.call("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "+@all", "~*", "resetchannels")
     try:
         async with PinLater(server.url) as allowed, PinLater(server.url.replace("//", "//deaf:secret@")) as deaf:
@@ -302,7 +300,7 @@ async def test_who_may_not_subscribe_is_told_when_it_waits(app: PinLater, server
         server.call("ACL", "DELUSER", "deaf")
 
 
-def test_a_server_that_is_away_is_waited_for(fresh_server: FreshServer) -> None:
+def test_a_wait_survives_a_server_that_is_away(fresh_server: FreshServer) -> None:
     server = fresh_server(config={"appendonly": "yes"})
     with PinLater(server.url, timeout_s=0.5) as app:
 
@@ -337,7 +335,7 @@ def test_a_server_that_is_away_is_waited_for(fresh_server: FreshServer) -> None:
 
 
 @on_loop
-async def test_results_go_with_their_time_and_their_queue_and_the_audit_knows_them(
+async def test_results_expire_or_are_deleted_with_their_queue_and_the_audit_knows_them(
     app: PinLater, server: Server
 ) -> None:
     @app.task(result_ttl=60)
@@ -352,7 +350,7 @@ async def test_results_go_with_their_time_and_their_queue_and_the_audit_knows_th
             expiries, values = queue_key("default", "1", "result_expiries"), queue_key("default", "1", "results")
             assert (redis_client.zcard(expiries), redis_client.hlen(values)) == (3, 3)
             client.purge("default")
-            assert handles[0].result(0) == 1  # of a job that is gone as such
+            assert handles[0].result(0) == 1  # the job is removed, its result is not
             assert audit_queue(client, "default").ok
             redis_client.zrem(expiries, handles[0].descriptor and redis_client.zrange(expiries, 0, 0)[0])
             redis_client.hdel(values, redis_client.zrange(expiries, 0, 0)[0])
@@ -388,9 +386,9 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     listener.subscribe(b"told:" + first.hex().encode())
     assert listener.get_message(timeout=5)
     assert wire.store_results((one, b"\1x"), (two._replace(token=stale.token), b"\1y")) == [1]
-    told = listener.get_message(timeout=5)
-    assert told is not None
-    assert told["type"] == "message"
+    message = listener.get_message(timeout=5)
+    assert message is not None
+    assert message["type"] == "message"
     listener.close()
     assert wire.outcome(first) == (1, b"\1x")
     assert wire.outcome(second) == (3, b"")
@@ -405,7 +403,7 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     assert wire.store_results((one, b"\1late")) == [0]
 
 
-def test_an_outcome_says_how_a_job_without_a_result_ended(client: redis.Redis) -> None:
+def test_an_outcome_shows_how_a_job_without_a_result_ended(client: redis.Redis) -> None:
     wire = Wire(client)
     wire.create(settings(keep=5))
     (failed,) = fail_all(wire, 1)
@@ -416,7 +414,7 @@ def test_an_outcome_says_how_a_job_without_a_result_ended(client: redis.Redis) -
 
 
 @pytest.mark.parametrize("by", ["store_results", "collect"])
-def test_a_result_whose_time_is_over_is_not_given_and_goes(fresh_server: FreshServer, by: str) -> None:
+def test_an_expired_result_is_not_returned_and_is_removed(fresh_server: FreshServer, by: str) -> None:
     server = fresh_server(fake_clock=True)
     with connect(server) as client:
         timed = Timed(Wire(client), server)
@@ -448,9 +446,9 @@ async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server)
         kept = [(job, b"\0" + bytes(500_000), HOUR_MS) for job in jobs]
         assert [len(part) for part in core.in_parts(kept)] == [8, 8, 8, 6]
         assert await client.run(lambda end: core.store(client.session, kept, end)) == []
-        gone = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
+        kept = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
         await client.ack(succeeded=jobs[:1])
-        assert await client.run(lambda end: core.store(client.session, gone, end)) == jobs[:1]
+        assert await client.run(lambda end: core.store(client.session, kept, end)) == jobs[:1]
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -495,13 +493,13 @@ async def test_closing_ends_waits(app: PinLater, server: Server) -> None:
 
 @on_loop
 async def test_closing_ends_a_wait_at_every_turn_of_its_loop(app: PinLater, server: Server) -> None:
-    """Its questions are flushed, its subscription is opened by tasks that a close can find at any point of theirs."""
+    """A wait has tasks of its own (its look, its subscription). A close can come at any point of them."""
 
     @app.task(result_ttl=60)
     async def task() -> None: ...
 
     handle = await task.aenqueue()
-    for turns in range(1, 80):  # at 0 it has not begun, and begins on another client
+    for turns in range(1, 80):  # at 0 it has not started, and starts on another client
         wait = asyncio.ensure_future(handle.aresult())
         for _ in range(turns):
             await asyncio.sleep(0)

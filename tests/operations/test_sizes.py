@@ -1,7 +1,6 @@
 """Every size of a call, through the limits of a script (1,000) and of Lua's stack (8,000 values); any bytes as a body.
 
-Promises: each call does all of it or says what not; the order stays.
-Risks: none known.
+Each call does all of it or says what it did not do. The order stays.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def test_every_size_of_ending_by_name(calls: Calls, size: int) -> None:
     assert calls.count("q") == CountsByState()
 
 
-def test_a_body_is_any_bytes(calls: Calls) -> None:
+def test_a_body_can_be_any_bytes(calls: Calls) -> None:
     calls.create_queue("q")
     alone = [calls.enqueue("q", body) for body in BODIES]
     together = calls.enqueue_many("q", BODIES)

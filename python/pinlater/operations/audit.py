@@ -36,7 +36,7 @@ MAX_FINDINGS: Final = 1000
 _FAMILIES: Final = ("ready", "scheduled", "running", "failed", "succeeded")
 _HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "running")
 _ID_BYTES: Final = 8
-_SINGLE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
+_SINGLE_LEASE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
 _PRIORITY_AT: Final = 3  # in a record
 #: What can follow an id: a count of a lease's jobs (`lease_jobs`), the byte of a decorated job (`ready`).
 _SUFFIXES: Final = {"lease_jobs": b"n", "ready": b"\1"}
@@ -162,7 +162,7 @@ class _Auditor:
             elif name in ("results", "result_expiries"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("leases", "lease_jobs"):
-                leases |= {member.rjust(_SINGLE_BYTES, b"\0") for member in members}
+                leases |= {member.rjust(_SINGLE_LEASE_BYTES, b"\0") for member in members}
             else:
                 by_priority.setdefault(int(name.partition(":")[2]), set()).update(members)
         for priority, ids in by_priority.items():
@@ -191,7 +191,7 @@ class _Auditor:
         suffix = _SUFFIXES.get(name.partition(":")[0], b"")
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
-        known = (_ID_BYTES, _SINGLE_BYTES) if name == "leases" else (_ID_BYTES,)
+        known = (_ID_BYTES, _SINGLE_LEASE_BYTES) if name == "leases" else (_ID_BYTES,)
         for member in members:
             if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
@@ -243,7 +243,7 @@ def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[lis
 
 def extras_problem(bits: int) -> str:
     """The problem of an id that has extras, of any priority, or ""."""
-    return "has attempts and a status, but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
+    return "has extras (attempts and a status), but no record" if bits & (_RECORD | _EXTRA) == _EXTRA else ""
 
 
 def result_problem(bits: int) -> str:

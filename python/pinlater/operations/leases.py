@@ -179,7 +179,7 @@ def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBa
         check_source(source)
     elif any(batch.tokenless for batch in batches):
         raise InvalidArgument(
-            "expected a Job or (descriptor, token); a bare descriptor needs the source that claimed it"
+            "expected a Job or (descriptor, token); a descriptor without its token needs the source that claimed it"
         )
     return batches
 
