@@ -304,7 +304,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
 @on_loop
 async def test_queue_created_after_the_worker_started(server: Server) -> None:
     async with clients(server) as (client, own), Worker(own, ["q", "young"], nothing) as worker:
-        await until(lambda: "young" in worker.fetcher.told, "a refused claim")
+        await until(lambda: "young" in worker.fetcher.last_error, "a refused claim")
         await client.create_queue("young")
         await client.enqueue("young", b"")
         await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")

@@ -112,7 +112,7 @@ async def test_an_idle_worker_notices_at_once_that_its_queue_is_deleted_and_made
             for count in (1, 2):
                 await idle(worker)
                 await client.delete_queue("q")
-                await until(lambda: worker.fetcher.told, "a claim that failed", DEADLINE_S)
+                await until(lambda: worker.fetcher.last_error, "a claim that failed", DEADLINE_S)
                 await client.create_queue("q")
                 await client.enqueue("q", b"")
                 await until(lambda: worker.stats.succeeded == count, "a job", DEADLINE_S)  # noqa: B023

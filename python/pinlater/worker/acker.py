@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
-from pinlater.operations import leases as holding
-from pinlater.operations import results
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.held_jobs import Held
+from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.stats import WorkerStats
 
@@ -39,13 +36,13 @@ class Acker:
 
     def __init__(
         self,
-        client: AsyncClient,
+        source: JobSource,
         renewal: LeaseRenewal,
         stats: WorkerStats,
         retry_delay_ms: int,
         changed: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._source = source
         self._lease_renewal = renewal
         self._stats = stats
         self._retry_delay_ms = retry_delay_ms
@@ -117,8 +114,7 @@ class Acker:
 
     async def _release_at(self, held: list[Held]) -> None:
         jobs = [one.job for one in held]
-        session = self._client.session
-        refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
+        refused = {id(job) for job in await self._persist(lambda: self._source.release(jobs), jobs)}
         for one in held:
             self._lease_renewal.done(one.lease)
             if id(one.job) in refused:
@@ -162,9 +158,8 @@ class Acker:
         kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
         if not kept:
             return set()
-        session = self._client.session
         jobs = [job for job, _, _ in kept]
-        return {id(job) for job in await self._persist(lambda end: results.store(session, kept, end), jobs)}
+        return {id(job) for job in await self._persist(lambda: self._source.store_results(kept), jobs)}
 
     async def _tell(self, special: list[_Ended]) -> None:
         """Those who wait for the result of a job that stays failed."""
@@ -174,21 +169,21 @@ class Acker:
             if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
         ]
         if failed:
-            session = self._client.session
             with suppress(PinLaterError):  # then they see it when they look for themselves
-                await self._client.run(lambda end: results.tell(session, failed, end))
+                await self._source.notify_failed(failed)
 
     async def _checkpoint(self, live: list[_Ended]) -> set[int]:
         """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
 
         Returns the jobs refused. If the process dies before the ack, the last attempt ends with the lease.
         """
-        marks = [mark for held, end in live if end is not None and (mark := _mark(held.job, end)) is not None]
-        if not marks:
+        checkpoints = [
+            made for held, end in live if end is not None and (made := _checkpoint(held.job, end)) is not None
+        ]
+        if not checkpoints:
             return set()
-        session = self._client.session
-        items = await self._persist(lambda end: holding.checkpoint(session, marks, "", end), marks)
-        return {id(mark.job) for mark in items}
+        refused = await self._persist(lambda: self._source.checkpoint(checkpoints), checkpoints)
+        return {id(checkpoint.job) for checkpoint in refused}
 
     async def _ack(self, live: list[_Ended]) -> set[int]:
         """Returns the jobs refused."""
@@ -200,9 +195,8 @@ class Acker:
         ]
         if not good and not bad:
             return set()
-        session = self._client.session
-        items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
-        return {id(item.job if isinstance(item, Ack) else item) for item in items}
+        refused = await self._persist(lambda: self._source.ack(good, bad), [*good, *bad])
+        return {id(item.job if isinstance(item, Ack) else item) for item in refused}
 
     def _count(self, held: Held, end: End, refused: bool) -> None:
         self._lease_renewal.done(held.lease)
@@ -215,14 +209,14 @@ class Acker:
         else:
             self._stats.postponed += 1
 
-    async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
+    async def _persist(self, call: Callable[[], Awaitable[list[Any]]], items: list[Any]) -> list[Any]:
         """Carries out an ack or a release however long the server is away; returns the refused items."""
         pauses = Pauses()
         resolve: Callable[[], Any] | None = None
         why: PinLaterError
         while True:
             try:
-                refused: list[Any] = await (resolve() if resolve else self._client.run(make))
+                refused: list[Any] = await (resolve or call)()
                 return refused
             except OutcomeUnknown as error:
                 resolve, why = error.resolve, error
@@ -235,7 +229,7 @@ class Acker:
             await asyncio.sleep(pause_s)
 
 
-def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
+def _checkpoint(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
     if isinstance(end, Succeeded):
         return None
     if isinstance(end, Postponed):

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
@@ -22,6 +21,7 @@ from pinlater.store.keys import cancel_channel
 from pinlater.worker.acker import Acker
 from pinlater.worker.executor import Handler
 from pinlater.worker.held_jobs import Held
+from pinlater.worker.job_source import JobSource
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -97,7 +97,7 @@ def _is_of(held: Held, cancellation: _Cancellation) -> bool:
 
 
 async def find_missed(
-    client: AsyncClient,
+    source: JobSource,
     jobs: Iterable[Job],
     tell: Callable[[bytes, bytes], None],
     there: Callable[[set[str]], None] | None = None,
@@ -110,12 +110,12 @@ async def find_missed(
     for job in jobs:
         queue_shards.setdefault((job.queue, job.shard), []).append(job)
     await asyncio.gather(
-        *(_find_missed_at(client, queue_shard, held, tell, there) for queue_shard, held in queue_shards.items())
+        *(_find_missed_at(source, queue_shard, held, tell, there) for queue_shard, held in queue_shards.items())
     )
 
 
 async def _find_missed_at(
-    client: AsyncClient,
+    source: JobSource,
     queue_shard: tuple[str, str],
     jobs: list[Job],
     tell: Callable[[bytes, bytes], None],
@@ -124,7 +124,7 @@ async def _find_missed_at(
     pauses = Pauses()
     while True:
         try:
-            found = await client.lookup([job.descriptor for job in jobs])
+            found = await source.existing(jobs)
         except QueueNotFound:
             return  # its jobs are refused when they end, as they are where the subscription stood
         except PinLaterError as error:
@@ -135,4 +135,4 @@ async def _find_missed_at(
     if gone := [job.id.to_bytes(8, "big") for job in jobs if job.descriptor not in found]:
         tell(cancel_channel(*queue_shard), b"".join(gone))
     if there is not None:
-        there(set(found))
+        there(found)

@@ -19,14 +19,13 @@ import hiredis
 from redis.connection import parse_url
 
 from pinlater._core import LeaseRenewer
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations import leases as holding
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
+from pinlater.worker.job_source import JobSource
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -125,20 +124,20 @@ class LeaseRenewal:
         self.renewers, self._handles, self._leases = {}, {}, {}
 
 
-async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
+async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:
     """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
     queue_shards: dict[QueueShard, dict[Lease, Job]] = {}
     for lease, job in held.items():
         if lease.in_doubt:
             queue_shards.setdefault(lease.queue_shard, {})[lease] = job
-    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in queue_shards.values())))
+    return all(await asyncio.gather(*(_confirm_at(source, doubtful) for doubtful in queue_shards.values())))
 
 
-async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
+async def _confirm_at(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
     """Of leases of one queue and shard; True if it answered."""
-    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client.session
+    now_s, jobs = time.monotonic(), list(doubtful.values())
     try:
-        refused = {job.token for job in await client.run(lambda end: holding.renew(session, jobs, False, end))}
+        refused = {job.token for job in await source.renew(jobs)}
     except QueueNotFound:
         refused = {job.token for job in jobs}
     except PinLaterError as error:

@@ -23,6 +23,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.monitor import Monitor
 from pinlater.worker.progress import Progress
+from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
 from pinlater.worker.stop import Stop
 from pinlater.worker.worker_slots import WorkerSlots
@@ -64,13 +65,14 @@ class Worker:
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = Progress(), float("inf")
         self._jobs = HeldJobs(config)
+        source = QueueShardSource(client, names)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
-        self._acker = Acker(client, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
+        self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
         self._slots = WorkerSlots(
-            client, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
+            source, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
         )
         self.fetcher = Fetcher(
-            client,
+            source,
             names,
             self._room,
             self._take,
@@ -78,8 +80,8 @@ class Worker:
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
             config.max_jobs,
+            config_of,
         )
-        self.fetcher.config_of = config_of
         self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
         #: Of a handler, see WorkerSlots.
         self.limit, self.give_up = self._slots.limit, self._slots.give_up
@@ -233,7 +235,7 @@ class Worker:
                 heard, by_s = (-1, -1) if self.running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
                 self._at_once = not self.held  # nobody is there to be told
-                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.told}")
+                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.last_error}")
             if ended < self._stats.claimed or not self.fetcher.empty:
                 await self._progress.wait(None if self.running else left_s)
             elif looked_after < ended:

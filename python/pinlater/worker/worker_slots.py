@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from pinlater._core import MAX_STATUS_BYTES
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import LAST_RETRY_S
 from pinlater.model.jobs import Job
 from pinlater.model.text import describe
@@ -21,6 +20,7 @@ from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
 from pinlater.worker.held_jobs import Held, HeldJobs
+from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
 from pinlater.worker.time_limits import TimeLimits
@@ -42,7 +42,7 @@ class WorkerSlots:
 
     def __init__(
         self,
-        client: AsyncClient,
+        source: JobSource,
         handler: Handler,
         jobs: HeldJobs,
         renewal: LeaseRenewal,
@@ -50,7 +50,7 @@ class WorkerSlots:
         stopping: asyncio.Event,
         changed: Callable[[], None],
     ) -> None:
-        self._client, self._handler, self._jobs, self._acker = client, handler, jobs, acker
+        self._source, self._handler, self._jobs, self._acker = source, handler, jobs, acker
         self._is_async = is_async(handler)
         self._stopping, self._changed = stopping, changed
         self.time_limits = TimeLimits(renewal)
@@ -90,7 +90,7 @@ class WorkerSlots:
     async def _confirm(self) -> None:
         """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
         try:
-            if not await confirm(self._client, {held.lease: held.job for held in self._jobs.prefetched}):
+            if not await confirm(self._source, {held.lease: held.job for held in self._jobs.prefetched}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
