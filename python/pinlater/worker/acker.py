@@ -1,9 +1,8 @@
-"""Ends the jobs of a worker on their shards: results, acks and postponements in batches, releases, reports of stale
-claims.
+"""Reports the ends of a worker's jobs: results, acks and postponements in batches, and releases.
 
-Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
-that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
-is not acked in time runs again once its lease is over.
+Promises that an ack is tried until it is answered, and that one ack is under way a queue shard: an outage of a server
+holds up its own jobs only. Jobs that end meanwhile go with the next ack.
+Risk: at a stop, a job that is not acked in time runs again once its lease is over.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _Item = TypeVar("_Item")
 
 
 class Acker:
-    """changed: called when the number of jobs that wait for their ack went down."""
+    """changed: called when fewer jobs wait for their ack."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class Acker:
         self.count = 0
 
     def end(self, held: Held, end: End) -> None:
-        """The job's handler ended so."""
+        """Acks a job with the next batch of its queue shard."""
         queue_shard = held.lease.queue_shard
         self._ended.setdefault(queue_shard, []).append((held, end))
         self.count += 1
@@ -62,7 +61,7 @@ class Acker:
             self._flushing[queue_shard] = asyncio.get_running_loop().create_task(self._flush(queue_shard))
 
     def unacked(self) -> list[Held]:
-        """Jobs that ended, those whose ack is under way included."""
+        """Jobs that ended and are not acked; an ack under way counts as none."""
         return [held for part in (self._ended, self._acking) for ended in part.values() for held, _ in ended]
 
     async def drain(self) -> None:
@@ -71,7 +70,7 @@ class Acker:
             await asyncio.wait(self._flushing.values())
 
     async def close(self, timeout_s: float) -> None:
-        """As drain, but what is not acked when the time is over is left to run again."""
+        """As drain, for so long; jobs that are not acked then run again."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.drain()
@@ -82,7 +81,7 @@ class Acker:
             await self.drain()
 
     async def release(self, held: Iterable[Held]) -> None:
-        """Hands jobs back that did not end."""
+        """Releases jobs that did not end."""
         queue_shards: dict[QueueShard, list[Held]] = {}
         for one in held:
             if one.lease.lost:
@@ -94,17 +93,17 @@ class Acker:
             await asyncio.gather(*map(self._release_at, batches))
         except asyncio.CancelledError:
             count = sum(map(len, batches))
-            log.error("%d jobs not handed back in time; they run again when their leases run out", count)
+            log.error("%d jobs not released in time; they run again when their leases run out", count)
             raise
 
     def removed(self, held: Held) -> None:
-        """The job was removed while it was held here: there is nothing to ack."""
+        """The job was removed while the worker held it: there is nothing to ack."""
         self._lease_renewal.done(held.lease)
         self._stats.cancelled += 1
         log.info("job %s: it was removed, and is not run any further", held.job.descriptor)
 
     def stale(self, held: Held) -> None:
-        """Reports a job that is somebody else's by now."""
+        """Logs and counts a job that this worker does not hold any more."""
         self._stats.stale += 1
         log.warning(
             "job %s: its claim went stale, so it is not acked here; unless it was removed, it runs again",
@@ -125,7 +124,7 @@ class Acker:
     async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
         try:
-            await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
+            await asyncio.sleep(0)  # jobs that end in this turn of the loop share the first batch
             while ended := self._ended.pop(queue_shard, None):
                 self._acking[queue_shard] = ended
                 for batch in _batches(ended):
@@ -137,7 +136,7 @@ class Acker:
             self._acking.pop(queue_shard, None)
 
     async def _settle(self, batch: list[_Ended]) -> None:
-        """Checkpoints what an ack has no word for, then acks; each is one script call."""
+        """Checkpoints and results go before the acks, which cannot express them. Each is one script call."""
         live = [one for one in batch if not one[0].lease.lost]
         for held, _ in batch:
             if held.lease.lost:
@@ -146,14 +145,14 @@ class Acker:
         refused = await self._checkpoint(special) | await self._store(special) if special else set()
         refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
         if special:
-            await self._tell(special)
+            await self._notify(special)
         for held, end in live:
             self._count(held, end, id(held.job) in refused)
 
     async def _store(self, special: list[_Ended]) -> set[int]:
-        """Keeps results before the ack, while the claim is there to be shown; returns the jobs refused.
+        """Keeps results before the ack ends the claim, which proves the right to keep them. Returns refused jobs.
 
-        A process that dies between the two leaves a job that runs again, and its next result replaces this one.
+        If the process dies between the two, the job runs again, and its next result replaces this one.
         """
         kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
         if not kept:
@@ -161,21 +160,21 @@ class Acker:
         jobs = [job for job, _, _ in kept]
         return {id(job) for job in await self._persist(lambda: self._source.store_results(kept), jobs)}
 
-    async def _tell(self, special: list[_Ended]) -> None:
-        """Those who wait for the result of a job that stays failed."""
+    async def _notify(self, special: list[_Ended]) -> None:
+        """Notifies clients that wait for results of jobs that failed for good."""
         failed = [
             held.job.descriptor
             for held, end in special
             if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
         ]
         if failed:
-            with suppress(PinLaterError):  # then they see it when they look for themselves
+            with suppress(PinLaterError):  # they look for themselves from time to time
                 await self._source.notify_failed(failed)
 
     async def _checkpoint(self, live: list[_Ended]) -> set[int]:
-        """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
+        """Enqueues postponed jobs again, and leaves one attempt to those that failed for good. Returns refused jobs.
 
-        Returns the jobs refused. If the process dies before the ack, the last attempt ends with the lease.
+        If the process dies before the ack, that last attempt ends with the lease.
         """
         checkpoints = [
             made for held, end in live if end is not None and (made := _checkpoint(held.job, end)) is not None
@@ -186,7 +185,7 @@ class Acker:
         return {id(checkpoint.job) for checkpoint in refused}
 
     async def _ack(self, live: list[_Ended]) -> set[int]:
-        """Returns the jobs refused."""
+        """Returns refused jobs."""
         good = [held.job for held, end in live if end is None or isinstance(end, Succeeded)]
         bad = [
             Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
@@ -210,7 +209,7 @@ class Acker:
             self._stats.postponed += 1
 
     async def _persist(self, call: Callable[[], Awaitable[list[Any]]], items: list[Any]) -> list[Any]:
-        """Carries out an ack or a release however long the server is away; returns the refused items."""
+        """Makes a call until it is answered, however long the server is away; returns refused items."""
         pauses = Pauses()
         resolve: Callable[[], Any] | None = None
         why: PinLaterError
@@ -238,5 +237,5 @@ def _checkpoint(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | N
 
 
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
-    """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
+    """Each is one script call, so that it applies to all of its jobs or to none."""
     return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))

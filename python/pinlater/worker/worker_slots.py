@@ -127,20 +127,24 @@ class WorkerSlots:
     # ending
 
     def _finished(self, future: asyncio.Future[End]) -> None:
-        held = self._jobs.ended(future)
+        jobs = self._jobs
+        held = jobs.running.pop(future)
         if self.time_limits.timers:
             self.time_limits.end(future, held)
+        jobs.bytes -= len(held.job.body)
+        jobs.rate.ended += 1
         if self.cancellations.stopped and self.cancellations.ended(held, future):
             pass
         elif future.cancelled() and self._stopping.is_set():
-            self._jobs.hold_again(held)
+            jobs.prefetched.append(held)  # cancelled at the stop: it is released with the rest
+            jobs.bytes += len(held.job.body)
         elif future.cancelled():
             self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
             self._failed(held, error)
         else:
             self._acker.end(held, future.result())
-        if self._jobs.prefetched:
+        if jobs.prefetched:
             self.fill()
         self._changed()
 
@@ -205,6 +209,6 @@ class WorkerSlots:
             await asyncio.wait(list(running), timeout=timeout_s)
         for future in list(running):  # threads, and handlers that go on
             future.remove_done_callback(self._finished)
-            held = self._jobs.ended(future)
+            held = running.pop(future)
             self.time_limits.end(future, held)
-            self._jobs.hold_again(held)
+            self._jobs.prefetched.append(held)
