@@ -154,7 +154,11 @@ class WorkerSlots:
         self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
     def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
+        """Limits a running job; see time_limits.py.
+
+        judge: says how the job ends if it is given up.
+        Returns a function that lifts the limit.
+        """
         running = self._jobs.running
         future: asyncio.Future[End] | None = asyncio.current_task()
         if future not in running:  # its handler waits for this one
