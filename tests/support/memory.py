@@ -47,7 +47,7 @@ DAILY_ON_EVERY_STORE: Final = frozenset(
     {
         "test_behaviour",
         "test_behaviour_clients",
-        "test_bells",
+        "test_blocking_claims",
         "test_cancel",
         "test_commands",
         "test_doctor",

@@ -438,7 +438,7 @@ async def test_a_worker_that_starts_before_its_server_works_once_it_is_there(fre
 
         async with worker_of(app) as worker:
             await worker.start()
-            await until(lambda: worker.fetcher.told, "a claim in vain")
+            await until(lambda: worker.fetcher.last_error, "a claim in vain")
             await asyncio.to_thread(server.start)
             await task.aenqueue(1)
             await until(lambda: ran == [1], "its run")

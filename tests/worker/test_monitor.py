@@ -39,8 +39,8 @@ async def lapsed_claim(client: AsyncClient, server: Server, **job: Any) -> Job:
 
 async def look(monitor: Monitor) -> float:
     """One look at everything, though it is not its turn."""
-    for post in monitor.posts.values():
-        post.next_look_s = 0.0
+    for watch in monitor.watches.values():
+        watch.next_look_s = 0.0
     return await monitor.run_once()
 
 
@@ -77,9 +77,9 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
     looks: Counter[tuple[Monitor, QueueShard]] = Counter()
 
     class Counted(Monitor):
-        async def look(self, place: QueueShard) -> None:
-            await super().look(place)
-            looks[self, place] += 1
+        async def look(self, queue_shard: QueueShard) -> None:
+            await super().look(queue_shard)
+            looks[self, queue_shard] += 1
 
     shards = {"1": server.url, "2": server.url}
     async with AsyncExitStack() as stack:
@@ -93,7 +93,9 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
         assert held
         await until(lambda: max(looks.values(), default=0) >= 20, "20 looks")
         by_shard = {
-            shard: [looks[m, place] for m in monitors for place in m.posts if place.shard.name == shard]
+            shard: [
+                looks[m, queue_shard] for m in monitors for queue_shard in m.watches if queue_shard.shard.name == shard
+            ]
             for shard in "12"
         }
         owners = {shard: server.call("HGET", f"pl:{{q/{shard}}}:meta", "monitor")[:8] for shard in "12"}
@@ -101,7 +103,10 @@ async def test_one_of_many_is_active_on_each_shard(server: Server) -> None:
             await monitor.stop()
         for shard, counts in by_shard.items():
             active = [
-                m for m in monitors for place, post in m.posts.items() if post.active and place.shard.name == shard
+                m
+                for m in monitors
+                for queue_shard, watch in m.watches.items()
+                if watch.active and queue_shard.shard.name == shard
             ]
             assert [m.id for m in active] == [owners[shard]]
             first, *others = sorted(counts, reverse=True)
@@ -168,8 +173,8 @@ async def test_collects_by_age_and_by_cap(server: Server) -> None:
 
 
 async def collect(monitor: Monitor) -> None:
-    for post in monitor.posts.values():
-        post.next_collect_s = 0.0
+    for watch in monitor.watches.values():
+        watch.next_collect_s = 0.0
     await look(monitor)
 
 
@@ -183,11 +188,11 @@ async def test_finds_queues_by_itself_and_forgets_those_that_go(
         assert await monitor.run_once() == pytest.approx(TICK_S)
         await client.create_queue("q")
         await monitor.run_once()
-        assert [place.queue for place in monitor.posts] == ["q"]
+        assert [queue_shard.queue for queue_shard in monitor.watches] == ["q"]
         await client.delete_queue("q")
         # no spinning: a queue that is gone has no turn that is over
         assert await look(monitor) == pytest.approx(TICK_S)
-        assert monitor.posts == {}
+        assert monitor.watches == {}
 
 
 @on_loop
@@ -215,7 +220,7 @@ async def test_start_and_stop(server: Server) -> None:
         for _ in range(2):
             await monitor.start()
             await monitor.start()
-            await until(lambda: any(post.active for post in monitor.posts.values()), "a look")
+            await until(lambda: any(watch.active for watch in monitor.watches.values()), "a look")
             await monitor.stop()
             await monitor.stop()
 

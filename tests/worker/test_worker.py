@@ -20,7 +20,7 @@ from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.support.servers import Server
 
-DEADLINE_S = 5.0  # for what a ring does in 1 ms and a safety claim (10 to 15 s) would do too late
+DEADLINE_S = 5.0  # a notification takes 1 ms, a safety claim 10 to 15 s
 
 
 async def ended(client: AsyncClient, queue: str = "q") -> bool:
@@ -247,7 +247,7 @@ async def test_a_ring_wakes_an_idle_worker_and_it_polls_nothing(server: Server) 
         server.call("CONFIG", "RESETSTAT")
         await client.create_queue("other")
         await client.enqueue("other", b"")
-        # what a worker sends to claim: nobody rang, so there is none of it
+        # what a worker sends to claim: nothing notified it
         assert worker.stats.claims == claims
         assert all(call["calls"] <= 8 for call in server.info("commandstats").values())
 
@@ -274,7 +274,7 @@ async def test_scheduled_job_runs_at_its_time_on_one_of_several_idle_workers(ser
 
 
 @on_loop
-async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
+async def test_a_full_worker_passes_notifications_and_timers_on(server: Server) -> None:
     gate = asyncio.Event()
 
     async def block(job: Job) -> None:
@@ -297,7 +297,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
                     await idle(free)
                     await client.enqueue("q", b"")
                     done = partial(succeeded, free, count)
-                    await until(done, "a job of a ring", DEADLINE_S)
+                    await until(done, "a job of a notification", DEADLINE_S)
             gate.set()
         assert full.stats.succeeded == 1
 
@@ -305,7 +305,7 @@ async def test_a_full_worker_passes_rings_and_timers_on(server: Server) -> None:
 @on_loop
 async def test_queue_created_after_the_worker_started(server: Server) -> None:
     async with clients(server) as (client, own), Worker(own, ["q", "young"], nothing) as worker:
-        await until(lambda: "young" in worker.fetcher.told, "a refused claim")
+        await until(lambda: "young" in worker.fetcher.last_error, "a refused claim")
         await client.create_queue("young")
         await client.enqueue("young", b"")
         await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
@@ -328,7 +328,7 @@ async def test_queue_deleted_and_made_again_while_jobs_run(server: Server) -> No
             await until(lambda: worker.stats.stale == 1, "the job of the deleted queue to be refused")
             await client.create_queue("q")
             await client.enqueue("q", b"")
-            # who waited went with the old queue: a safety claim finds the job, here at once and not in 10 s
+            # the waiter was removed with the old queue: a safety claim finds the job, here at once and not in 10 s
             worker.fetcher.look_again()
             await until(lambda: worker.stats.succeeded == 1, "the job of the new queue")
 

@@ -40,8 +40,8 @@ async def test_start_and_stop(server: Server) -> None:
             await asyncio.gather(worker.stop(), worker.stop())
         assert await worker.run_once() == 0
         await client.enqueue("q", b"")
-        for place in own.session.queue_shards("q"):  # a hint of the last look may be 50 ms old
-            place.left_at_s = float("-inf")
+        for queue_shard in own.session.queue_shards("q"):  # a hint of the last look may be 50 ms old
+            queue_shard.left_at_s = float("-inf")
         assert await worker.run_once() == 1
         assert worker.stats.succeeded == 3
 
@@ -50,13 +50,13 @@ CHANNEL_BYTES = len(wake_channel(bytes(8)))
 
 
 def timers(server: Server, shard: str = "1") -> bytes:
-    """The channel of who holds the timer of the next scheduled job."""
-    return (server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") or b"")[-CHANNEL_BYTES:]
+    """The channel of the waiter that holds the timer of the next scheduled job."""
+    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[-CHANNEL_BYTES:]
 
 
 def waiters(server: Server, shard: str = "1") -> list[bytes]:
-    """The channels of who waits; a worker's bell ends in its own."""
-    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:waiters", 0, -1)]
+    """The channels of waiters; the list of a blocking claim ends in its worker's channel."""
+    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)]
 
 
 @on_loop
@@ -112,7 +112,7 @@ async def test_an_idle_worker_notices_at_once_that_its_queue_is_deleted_and_made
             for count in (1, 2):
                 await idle(worker)
                 await client.delete_queue("q")
-                await until(lambda: worker.fetcher.told, "a claim that failed", DEADLINE_S)
+                await until(lambda: worker.fetcher.last_error, "a claim that failed", DEADLINE_S)
                 await client.create_queue("q")
                 await client.enqueue("q", b"")
                 await until(lambda: worker.stats.succeeded == count, "a job", DEADLINE_S)  # noqa: B023
@@ -142,7 +142,7 @@ async def test_run_once_says_what_is_wrong(server: Server) -> None:
 
 
 @on_loop
-async def test_stop_lets_running_jobs_end_and_hands_back_the_rest(server: Server) -> None:
+async def test_stop_lets_running_jobs_end_and_releases_the_rest(server: Server) -> None:
     gate, started = asyncio.Event(), []
 
     async def handler(job: Job) -> None:
@@ -197,7 +197,7 @@ async def held_up(
 
 @pytest.mark.parametrize("shards", ["1", "12"])
 @on_loop
-async def test_jobs_of_a_claim_under_way_at_a_stop_are_handed_back(
+async def test_jobs_of_a_claim_under_way_at_a_stop_are_released(
     server: Server, monkeypatch: pytest.MonkeyPatch, shards: str
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.DELAY) as (proxy, worker, _):
@@ -209,12 +209,12 @@ async def test_jobs_of_a_claim_under_way_at_a_stop_are_handed_back(
 
 @pytest.mark.parametrize("shards", ["1", "12"])
 @on_loop
-async def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_at_a_stop(
+async def test_jobs_of_a_claim_whose_answer_was_lost_are_released_at_a_stop(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: str
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
-        places = own.session.queue_shards("q")
-        await until(lambda: any(place.unknown_claim for place in places), "an unknown claim")
+        queue_shards = own.session.queue_shards("q")
+        await until(lambda: any(queue_shard.unknown_claim for queue_shard in queue_shards), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")
         proxy.disarm()
@@ -244,7 +244,7 @@ async def test_stop_gives_up_jobs_that_do_not_end(server: Server, twice: bool) -
             worker.request_stop()
         await asyncio.wait_for(worker.stop(), 30)
         assert (len(cancelled), worker.stats.released, worker.stats.failed) == (4, 4, 0)
-        # a thread can not be stopped, its job is handed back all the same
+        # a thread cannot be stopped; its job is released all the same
         worker = Worker(own, "q", lambda job: hung.wait(), config)
         await worker.start()
         await until(lambda: len(worker.running) == 4, "four running jobs")
@@ -270,7 +270,7 @@ async def test_a_lost_claim_is_reported_and_not_acked(server: Server, caplog: py
             await until(lambda: len(worker.running) == 1, "a running job")
             held = next(iter(worker.running.values())).job
             await client.configure_queue("q", paused=True)
-            assert await client.release([held]) == []  # by another client: it is nobody's now
+            assert await client.release([held]) == []  # by another client: no worker holds it now
             gate.set()
             await until(lambda: worker.stats.stale == 1, "the refused ack")
         assert (await client.lookup([job]))[job].state is State.PENDING

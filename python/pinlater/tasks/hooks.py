@@ -1,8 +1,9 @@
-"""The time that hooks may take: middleware around a call, and `on_failure`.
+"""Limits the time of hooks: middleware around a call, and `on_failure`. worker/time_limits.py lists the other limits.
 
-Promises that a hook on the loop that goes on past its limit keeps no job and no slot: it is cancelled, and its job ends
-without it. Risks: one that does not end when it is cancelled goes on beside the job's next attempt, and so does a
-thread; one that keeps the loop is not seen.
+Promises that a hook on the loop that goes on past its limit is cancelled, and that its job ends and frees its slot
+without it.
+Risks: a hook that ignores its cancellation goes on beside the job's next attempt, and so does a thread. A hook that
+blocks the loop is not limited.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ from pinlater.worker.executor import End, ThreadPool, TimedOut
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Or as long as the timeout of their task, if that is longer.
+#: Hooks may take so long, or as long as the timeout of their task if that is longer.
 HOOKS_S: Final = 60.0
-#: How often it is looked whose time is over: what is not looked at costs a job next to nothing.
+#: Hook deadlines are checked once in so long. One shared timer costs less than one a job.
 LOOK_S: Final = 1.0
 
 NEVER_S: Final = float("inf")
 
-#: Says how a job ends that was given up.
+#: Says how a given-up job ends.
 Judge: TypeAlias = Callable[[], Coroutine[Any, Any, End]]
 
 
 def limit_s(timeout_s: float | None) -> float:
-    """How long the hooks of a task with this timeout may take, each time."""
+    """How long hooks of a task with this timeout may take, each time."""
     return max(HOOKS_S, timeout_s or 0.0)
 
 
 class _Time:
-    """Of the hooks of a job, since when they run (monotonic s; never: the call itself runs). running: what runs the
-    job.
+    """The hooks of one job.
+
+    since_s: they run since then (monotonic s); NEVER_S while the call itself runs.
+    running: the asyncio task that runs the job.
     """
 
     __slots__ = ("judge", "most_s", "running", "since_s")
@@ -50,18 +53,18 @@ class _Time:
 
 
 class HookTimes:
-    """Of the jobs of a worker. give_up: ends a job without what runs it."""
+    """The hooks of a worker's jobs. give_up: ends a job without its asyncio task."""
 
     def __init__(self, give_up: Callable[[asyncio.Task[Any], Judge], None]) -> None:
         self._give_up = give_up
-        #: By the id() of the job, which its call keeps.
+        #: By the id() of the job, which its call keeps alive.
         self._times: dict[int, _Time] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: What is done when one is given up, jobs that begin in its place included, has nothing of its context.
+        #: A given-up job's context is not that of jobs that start in its slot.
         self._context = contextvars.Context()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Limits nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -72,13 +75,16 @@ class HookTimes:
         most_s: float,
         fail: Callable[[Job, list[Any], dict[str, Any], BaseException, float], Coroutine[Any, Any, End]],
     ) -> Runner:
-        """The call with what `wrap` puts around it, which has so much time before the call, and again after it. Where
-        that is nothing, the call. fail: judges a job (its arguments, the error, when it began).
+        """The call inside of its middleware; without middleware, the call itself.
+
+        wrap: puts the middleware around.
+        most_s: the middleware's time before the call, and again after it.
+        fail: says how a job ends: gets it, its arguments, the error, when it began (monotonic s).
         """
 
         async def inner(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             mine = self._times.get(id(job))
-            if mine is None:  # it was given up, and cancelled in vain
+            if mine is None:  # it was given up, and ignored its cancellation
                 raise asyncio.CancelledError
             mine.since_s = NEVER_S
             try:
@@ -110,13 +116,13 @@ class HookTimes:
         end: End,
         pool: ThreadPool,
     ) -> None:
-        """Calls `on_failure`; what it raises is logged, and changes nothing. end: of its job, also without it."""
+        """Calls `on_failure`, and logs its errors. end: how the job ends in any case."""
 
-        async def without() -> End:
+        async def without_hook() -> End:
             log.error("job %s: on_failure of task %s took over %g s", failure.job.descriptor, failure.task, most_s)
             return end
 
-        mine = _Time(most_s, without)
+        mine = _Time(most_s, without_hook)
         try:
             if is_async:
                 self._begin(failure.job, mine)
@@ -154,6 +160,6 @@ class HookTimes:
 
 
 def cut_off() -> bool:
-    """Whether the task that runs was cancelled from outside: at a stop, as its job was removed, or given up."""
+    """Whether the current asyncio task was cancelled: at a stop, or because its job was removed or given up."""
     current = asyncio.current_task()
     return current is None or current.cancelling() > 0

@@ -102,7 +102,7 @@ class Invoker:
 async def _in_time(
     run: Runner, timeout_s: float, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
 ) -> Any:
-    """Past its timeout it has timed out, whatever it returns or raises then, which is the cause of the error."""
+    """Raises TimedOut past the timeout, whatever the function returns or raises then; its error is the cause."""
     cause: BaseException | None = None
     clock = asyncio.timeout(timeout_s)
     try:

@@ -1,30 +1,26 @@
-"""Ends the jobs of a worker on their shards: results, acks and postponements in batches, releases, reports of stale
-claims.
+"""Reports the ends of a worker's jobs: results, acks and postponements in batches, and releases.
 
-Promises one ack under way a queue and shard, with all that ended meanwhile in the next one, so that a server
-that is away holds up only its own jobs; and that an ack is tried until it is answered. Risks: at a stop, what
-is not acked in time runs again once its lease is over.
+Promises that an ack is tried until it is answered, and that one ack is under way a queue shard: an outage of a server
+holds up its own jobs only. Jobs that end meanwhile go with the next ack.
+Risk: at a stop, a job that is not acked in time runs again once its lease is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
-from pinlater.operations import leases as holding
-from pinlater.operations import results
 from pinlater.operations.enqueue import MAX_BATCH
-from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.held_jobs import Held
+from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.stats import WorkerStats
 
@@ -35,17 +31,17 @@ _Item = TypeVar("_Item")
 
 
 class Acker:
-    """changed: called when the number of jobs that wait for their ack went down."""
+    """changed: called when fewer jobs wait for their ack."""
 
     def __init__(
         self,
-        client: AsyncClient,
+        source: JobSource,
         renewal: LeaseRenewal,
         stats: WorkerStats,
         retry_delay_ms: int,
         changed: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._source = source
         self._lease_renewal = renewal
         self._stats = stats
         self._retry_delay_ms = retry_delay_ms
@@ -57,7 +53,7 @@ class Acker:
         self.count = 0
 
     def end(self, held: Held, end: End) -> None:
-        """The job's handler ended so."""
+        """Acks a job with the next batch of its queue shard."""
         queue_shard = held.lease.queue_shard
         self._ended.setdefault(queue_shard, []).append((held, end))
         self.count += 1
@@ -65,7 +61,7 @@ class Acker:
             self._flushing[queue_shard] = asyncio.get_running_loop().create_task(self._flush(queue_shard))
 
     def unacked(self) -> list[Held]:
-        """Jobs that ended, those whose ack is under way included."""
+        """Jobs that ended and are not acked; an ack under way counts as none."""
         return [held for part in (self._ended, self._acking) for ended in part.values() for held, _ in ended]
 
     async def drain(self) -> None:
@@ -74,7 +70,7 @@ class Acker:
             await asyncio.wait(self._flushing.values())
 
     async def close(self, timeout_s: float) -> None:
-        """As drain, but what is not acked when the time is over is left to run again."""
+        """As drain, for so long; jobs that are not acked then run again."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.drain()
@@ -85,7 +81,7 @@ class Acker:
             await self.drain()
 
     async def release(self, held: Iterable[Held]) -> None:
-        """Hands jobs back that did not end."""
+        """Releases jobs that did not end."""
         queue_shards: dict[QueueShard, list[Held]] = {}
         for one in held:
             if one.lease.lost:
@@ -97,17 +93,17 @@ class Acker:
             await asyncio.gather(*map(self._release_at, batches))
         except asyncio.CancelledError:
             count = sum(map(len, batches))
-            log.error("%d jobs not handed back in time; they run again when their leases run out", count)
+            log.error("%d jobs not released in time; they run again when their leases run out", count)
             raise
 
     def removed(self, held: Held) -> None:
-        """The job was removed while it was held here: there is nothing to ack."""
+        """The job was removed while the worker held it: there is nothing to ack."""
         self._lease_renewal.done(held.lease)
         self._stats.cancelled += 1
         log.info("job %s: it was removed, and is not run any further", held.job.descriptor)
 
     def stale(self, held: Held) -> None:
-        """Reports a job that is somebody else's by now."""
+        """Logs and counts a job that this worker does not hold any more."""
         self._stats.stale += 1
         log.warning(
             "job %s: its claim went stale, so it is not acked here; unless it was removed, it runs again",
@@ -117,8 +113,7 @@ class Acker:
 
     async def _release_at(self, held: list[Held]) -> None:
         jobs = [one.job for one in held]
-        session = self._client.session
-        refused = {id(job) for job in await self._persist(lambda end: holding.release(session, jobs, "", end), jobs)}
+        refused = {id(job) for job in await self._persist(lambda: self._source.release(jobs), jobs)}
         for one in held:
             self._lease_renewal.done(one.lease)
             if id(one.job) in refused:
@@ -129,7 +124,7 @@ class Acker:
     async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
         try:
-            await asyncio.sleep(0)  # what ends in this turn of the loop leaves together
+            await asyncio.sleep(0)  # jobs that end in this turn of the loop share the first batch
             while ended := self._ended.pop(queue_shard, None):
                 self._acking[queue_shard] = ended
                 for batch in _batches(ended):
@@ -141,7 +136,7 @@ class Acker:
             self._acking.pop(queue_shard, None)
 
     async def _settle(self, batch: list[_Ended]) -> None:
-        """Checkpoints what an ack has no word for, then acks; each is one script call."""
+        """Checkpoints and results go before the acks, which cannot express them. Each is one script call."""
         live = [one for one in batch if not one[0].lease.lost]
         for held, _ in batch:
             if held.lease.lost:
@@ -150,48 +145,47 @@ class Acker:
         refused = await self._checkpoint(special) | await self._store(special) if special else set()
         refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
         if special:
-            await self._tell(special)
+            await self._notify(special)
         for held, end in live:
             self._count(held, end, id(held.job) in refused)
 
     async def _store(self, special: list[_Ended]) -> set[int]:
-        """Keeps results before the ack, while the claim is there to be shown; returns the jobs refused.
+        """Keeps results before the ack ends the claim, which proves the right to keep them. Returns refused jobs.
 
-        A process that dies between the two leaves a job that runs again, and its next result replaces this one.
+        If the process dies between the two, the job runs again, and its next result replaces this one.
         """
         kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
         if not kept:
             return set()
-        session = self._client.session
         jobs = [job for job, _, _ in kept]
-        return {id(job) for job in await self._persist(lambda end: results.store(session, kept, end), jobs)}
+        return {id(job) for job in await self._persist(lambda: self._source.store_results(kept), jobs)}
 
-    async def _tell(self, special: list[_Ended]) -> None:
-        """Those who wait for the result of a job that stays failed."""
+    async def _notify(self, special: list[_Ended]) -> None:
+        """Notifies clients that wait for results of jobs that failed for good."""
         failed = [
             held.job.descriptor
             for held, end in special
             if isinstance(end, Failed) and end.awaited and (end.final or held.job.attempts_remaining <= 1)
         ]
         if failed:
-            session = self._client.session
-            with suppress(PinLaterError):  # then they see it when they look for themselves
-                await self._client.run(lambda end: results.tell(session, failed, end))
+            with suppress(PinLaterError):  # they look for themselves from time to time
+                await self._source.notify_failed(failed)
 
     async def _checkpoint(self, live: list[_Ended]) -> set[int]:
-        """Puts postponed jobs back in line, and leaves those that failed for good their last attempt.
+        """Enqueues postponed jobs again, and leaves one attempt to those that failed for good. Returns refused jobs.
 
-        Returns the jobs refused. If the process dies before the ack, the last attempt ends with the lease.
+        If the process dies before the ack, that last attempt ends with the lease.
         """
-        marks = [mark for held, end in live if end is not None and (mark := _mark(held.job, end)) is not None]
-        if not marks:
+        checkpoints = [
+            made for held, end in live if end is not None and (made := _checkpoint(held.job, end)) is not None
+        ]
+        if not checkpoints:
             return set()
-        session = self._client.session
-        items = await self._persist(lambda end: holding.checkpoint(session, marks, "", end), marks)
-        return {id(mark.job) for mark in items}
+        refused = await self._persist(lambda: self._source.checkpoint(checkpoints), checkpoints)
+        return {id(checkpoint.job) for checkpoint in refused}
 
     async def _ack(self, live: list[_Ended]) -> set[int]:
-        """Returns the jobs refused."""
+        """Returns refused jobs."""
         good = [held.job for held, end in live if end is None or isinstance(end, Succeeded)]
         bad = [
             Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
@@ -200,9 +194,8 @@ class Acker:
         ]
         if not good and not bad:
             return set()
-        session = self._client.session
-        items = await self._persist(lambda end: holding.ack(session, good, bad, "", False, end), [*good, *bad])
-        return {id(item.job if isinstance(item, Ack) else item) for item in items}
+        refused = await self._persist(lambda: self._source.ack(good, bad), [*good, *bad])
+        return {id(item.job if isinstance(item, Ack) else item) for item in refused}
 
     def _count(self, held: Held, end: End, refused: bool) -> None:
         self._lease_renewal.done(held.lease)
@@ -215,14 +208,14 @@ class Acker:
         else:
             self._stats.postponed += 1
 
-    async def _persist(self, make: Callable[[float], Flow[list[Any]]], items: list[Any]) -> list[Any]:
-        """Carries out an ack or a release however long the server is away; returns the refused items."""
+    async def _persist(self, call: Callable[[], Awaitable[list[Any]]], items: list[Any]) -> list[Any]:
+        """Makes a call until it is answered, however long the server is away; returns refused items."""
         pauses = Pauses()
         resolve: Callable[[], Any] | None = None
         why: PinLaterError
         while True:
             try:
-                refused: list[Any] = await (resolve() if resolve else self._client.run(make))
+                refused: list[Any] = await (resolve or call)()
                 return refused
             except OutcomeUnknown as error:
                 resolve, why = error.resolve, error
@@ -235,7 +228,7 @@ class Acker:
             await asyncio.sleep(pause_s)
 
 
-def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
+def _checkpoint(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
     if isinstance(end, Succeeded):
         return None
     if isinstance(end, Postponed):
@@ -244,5 +237,5 @@ def _mark(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
 
 
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
-    """Each of them is one script call, so that it is carried out on all of its jobs or on none."""
+    """Each is one script call, so that it applies to all of its jobs or to none."""
     return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))

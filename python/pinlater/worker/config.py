@@ -1,7 +1,4 @@
-"""How a worker works.
-
-Promises that a configuration that was made is valid. Risks: none.
-"""
+"""How a worker works: its settings, checked when they are made."""
 
 from __future__ import annotations
 
@@ -15,13 +12,18 @@ from pinlater.worker.queue_order import QueueOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """How a worker works.
+    """Settings of a worker.
 
-    concurrency: jobs that run at once. prefetch: at most so many more are held unstarted, and only at a rate
-    that starts them within a tenth of a second. prefetch_bytes: no claim while the bodies held are more than
-    this. retry_delay_ms: how long a failed job waits for its next attempt. stop_timeout_s: how long running
-    jobs may take to end at a stop; the rest are handed back. monitor: also run a monitor for these queues.
-    tick_s: seconds between its looks. order: of the queues. max_jobs: it stops when so many have ended.
+    concurrency: jobs that run at once.
+    prefetch: at most so many more are held unstarted, and no more than start within a tenth of a second at the present
+    rate. None: twice the concurrency, 100 at least.
+    prefetch_bytes: no claim while the bodies held are as many bytes.
+    retry_delay_ms: how long a failed job waits for its next attempt.
+    stop_timeout_s: how long running jobs may take to end at a stop; the rest are released.
+    monitor: also run a monitor for these queues.
+    tick_s: seconds between two looks of that monitor.
+    order: of the queues.
+    max_jobs: the worker stops when so many have ended; None: never.
     """
 
     concurrency: int = 10

@@ -1,8 +1,8 @@
-"""Handlers: the functions that do a job's work, on the event loop or in threads, and how they say that it ended.
+"""Runs handlers, on the event loop or in threads, and says how a handler can end its job.
 
-Promises that a plain function runs in a thread of its own pool, that such a thread never keeps a process from
-ending, and that nothing a handler raises ends the worker. Risks what the handler does: a thread can not be
-stopped from outside; one that is past its time is left behind, and another takes its slot.
+Promises that threads of plain functions never keep a process from ending, and that nothing a handler raises ends the
+worker.
+Risk: a thread cannot be stopped from outside. One that is past its time limit is left behind, and another replaces it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a handler returns of an attempt that failed.
+    """What a handler returns when its attempt failed.
 
-    status: appended to the custom status. delay_ms: until the next attempt; None: as long as the worker lets failed
-    jobs wait. final: there is no next attempt, though some may be left. awaited: somebody may wait for its result, and
-    is told when it stays failed.
+    status: appended to the custom status.
+    delay_ms: until the next attempt; None: WorkerConfig.retry_delay_ms.
+    final: there is no next attempt, even if some are left.
+    awaited: a client may wait for the result, and is notified if the job failed for good.
     """
 
     status: str
@@ -47,9 +48,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """What a handler returns to put its job back in line for so long; no attempt is used up.
+    """What a handler returns to run its job again after so long; that uses up no attempt.
 
-    body: replaces the job's; it has to be within the queue's limit.
+    body: replaces the job's; at most as large as the queue allows.
     """
 
     delay_ms: int
@@ -61,7 +62,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """What a handler returns to keep a result for whoever asks for it, for so long."""
+    """What a handler returns to keep a result for so long."""
 
     result: bytes
     keep_ms: int
@@ -74,17 +75,17 @@ class TimedOut(TimeoutError):
         super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
 
 
-#: How a job ended; None: it succeeded. Whatever else a handler returns counts as None.
+#: How a job ended. None: it succeeded. Anything else that a handler returns counts as None.
 End: TypeAlias = Failed | Postponed | Succeeded | None
 
 
 def check_handler(handler: Any) -> Handler:
-    """The handler itself, if it can be called with one argument, the job. Raises InvalidArgument."""
+    """Returns the handler if it takes one argument, the job. Raises InvalidArgument."""
     return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
 
 
 def check_function(name: str, function: Any, argument: str) -> Any:
-    """The function itself, if it can be called with one argument. Raises InvalidArgument."""
+    """Returns the function if it takes one argument. Raises InvalidArgument."""
     try:
         if callable(function):
             inspect.signature(function).bind(None)
@@ -103,7 +104,7 @@ def is_async(handler: Callable[..., Any]) -> bool:
 
 
 async def call_async(handler: Handler, job: Job) -> End:
-    """Awaits an async handler. What would end the loop (SystemExit …) is an error of the job."""
+    """Awaits an async handler. SystemExit and KeyboardInterrupt, which would end the loop, fail the job."""
     try:
         end = await handler(job)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -112,10 +113,10 @@ async def call_async(handler: Handler, job: Job) -> End:
 
 
 def call_plain(handler: Handler, job: Job) -> BaseException | End:
-    """Calls a plain handler; returns how it ended, or what went wrong."""
+    """Calls a plain handler; returns how it ended, or its error."""
     try:
         result = handler(job)
-    except StopIteration as error:  # a future can not carry it
+    except StopIteration as error:  # a future cannot carry it
         return RuntimeError(f"the handler raised {error!r}").with_traceback(error.__traceback__)
     except BaseException as error:
         return error
@@ -128,7 +129,7 @@ def call_plain(handler: Handler, job: Job) -> BaseException | End:
 
 
 class _Call:
-    """One call in the pool. settle() is true once: for the thread that ended it, or for the clock that gave it up."""
+    """One call in the pool. settle() is true once: for its thread when it ends, or for its time limit."""
 
     __slots__ = ("future", "handler", "job", "settle")
 
@@ -150,10 +151,9 @@ class ThreadPool:
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
     def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
-        """Runs handler(job) in a thread; the future has its end. Called on the event loop.
+        """Runs handler(job) in a thread; the future gets its end. Call it on the event loop.
 
-        timeout_s: after so long the future has a TimedOut, and the thread is left behind: another may be started
-        for it.
+        timeout_s: after so long the future gets a TimedOut. The thread is left behind, and another may replace it.
         """
         future: asyncio.Future[End] = self._loop.create_future()
         call = _Call(handler, job, future)
@@ -169,7 +169,7 @@ class ThreadPool:
         return future
 
     def close(self) -> None:
-        """Lets idle threads end; one that hangs stays behind as a daemon."""
+        """Lets idle threads end. One that hangs stays behind as a daemon."""
         for _ in range(self._threads):
             self._work.put(None)
 
@@ -177,11 +177,11 @@ class ThreadPool:
         while (call := self._work.get()) is not None:
             end = call_plain(call.handler, call.job)
             if not call.settle():
-                return  # given up: another thread has this one's place
+                return  # past its time limit: another thread replaced this one
             try:
                 self._loop.call_soon_threadsafe(self._finish, call.future, end)
             except RuntimeError:
-                return  # the loop is closed: nobody is left to tell
+                return  # the loop is closed
 
     def _give_up(self, call: _Call, why: TimedOut) -> None:
         if call.settle():

@@ -72,15 +72,3 @@ class HeldJobs:
         held, self.prefetched = list(self.prefetched), deque()
         self.bytes -= sum(len(one.job.body) for one in held)
         return held
-
-    def ended(self, future: asyncio.Future[End]) -> Held:
-        """Takes out a running job."""
-        held = self.running.pop(future)
-        self.bytes -= len(held.job.body)
-        self.rate.ended += 1
-        return held
-
-    def hold_again(self, held: Held) -> None:
-        """Holds a job that was cancelled at a stop, so that it is released with the prefetched ones."""
-        self.bytes += len(held.job.body)
-        self.prefetched.append(held)

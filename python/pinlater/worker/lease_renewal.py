@@ -1,7 +1,8 @@
-"""Leases of running jobs, renewed on native threads: one a server, made when the first lease is held.
+"""Renews the leases of a worker's jobs on native threads: one a server, made for its first lease.
 
-Promises that neither a busy event loop nor a held GIL ends a lease, that a lost one is told, and that a job with a time
-limit is not kept past it. Risks: a handler without a timeout that never returns keeps its lease.
+Promises that neither a busy event loop nor a held GIL ends a lease, that a lost lease is reported, and that no job is
+held past its time limit.
+Risk: a handler without a time limit that never returns keeps its lease.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import hiredis
 from redis.connection import parse_url
 
 from pinlater._core import LeaseRenewer
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations import leases as holding
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
+from pinlater.worker.job_source import JobSource
 
 log: Final = logging.getLogger("pinlater.worker")
 
 
 class Lease:
-    """One claim's hold on its jobs.
+    """The lease of one claim.
 
-    unfinished: jobs not acked yet. lost: the server gave the jobs to somebody else. seen_s: when the server
-    was asked that last said that it stands (monotonic).
+    unfinished: jobs that are not acked yet.
+    lost: the server ended the lease.
+    seen_s: when the request was sent whose answer last said that the lease stands (monotonic s).
     """
 
     __slots__ = ("handle", "lease_s", "lost", "queue_shard", "seen_s", "token", "unfinished")
@@ -53,7 +54,7 @@ class Lease:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the lease may have run out unseen, in a process that stood still for a while."""
+        """Whether the lease may have run out unseen, because the process stood still for a while."""
         return time.monotonic() - self.seen_s > self.lease_s / 3
 
 
@@ -67,15 +68,17 @@ class LeaseRenewal:
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
     def hold(self, queue_shard: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
-        """Keeps a claim's lease renewed until all its jobs are done. jobs: all of the claim, as it gave them: by level.
-        seen_s: when the claim was sent.
+        """Renews a claim's lease until all its jobs are done.
+
+        jobs: all of the claim, in its order: by priority.
+        seen_s: when the claim was sent (monotonic s).
         """
         first = jobs[0]
         server = queue_shard.shard.server
         renewer = self.renewers.get(server)
         if renewer is None:
             renewer = self.renewers[server] = _make_renewer(server, self._timeout_s)
-        priorities = max(config.priorities, jobs[-1].priority)  # what is known of the queue may be older than the claim
+        priorities = max(config.priorities, jobs[-1].priority)  # the configuration may be older than the claim
         handle = self._handles.get((queue_shard, priorities))
         if handle is None:
             handle = renewer.add_queue(queue_shard.keys("renew", priorities))
@@ -86,7 +89,7 @@ class LeaseRenewal:
         return lease
 
     def done(self, lease: Lease, jobs: int = 1) -> None:
-        """So many jobs of the lease are acked or handed back."""
+        """So many jobs of the lease are acked or released."""
         lease.unfinished -= jobs
         if lease.unfinished > 0:
             return
@@ -95,9 +98,7 @@ class LeaseRenewal:
             self.renewers[server].drop(lease.handle, lease.token)
 
     def limit(self, lease: Lease, job: Job, after_s: float) -> None:
-        """After so many seconds the job is not kept by the lease of its claim any more, but by one of its own, which is
-        as long and not renewed.
-        """
+        """After so many seconds the job gets a lease of its own, as long as its claim's, which is not renewed."""
         renewer, id_ = self.renewers[lease.queue_shard.shard.server], job.id.to_bytes(8, "big")
         renewer.limit(lease.handle, job.priority, id_, job.token, after_s)
 
@@ -108,7 +109,7 @@ class LeaseRenewal:
             renewer.drop_limit(lease.handle, job.id.to_bytes(8, "big"))
 
     def take_lost(self) -> list[Lease]:
-        """Leases that were found gone since the last call."""
+        """Leases that were found lost since the last call."""
         found = []
         for server, renewer in self.renewers.items():
             for handle, token in renewer.take_lost():
@@ -125,20 +126,20 @@ class LeaseRenewal:
         self.renewers, self._handles, self._leases = {}, {}, {}
 
 
-async def confirm(client: AsyncClient, held: dict[Lease, Job]) -> bool:
-    """Renews those of the leases that are in doubt, each by one of its jobs; True if it is known now which stand."""
+async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:
+    """Renews leases in doubt, each by one of its jobs; True if every server answered."""
     queue_shards: dict[QueueShard, dict[Lease, Job]] = {}
     for lease, job in held.items():
         if lease.in_doubt:
             queue_shards.setdefault(lease.queue_shard, {})[lease] = job
-    return all(await asyncio.gather(*(_confirm_at(client, doubtful) for doubtful in queue_shards.values())))
+    return all(await asyncio.gather(*(_confirm_at(source, doubtful) for doubtful in queue_shards.values())))
 
 
-async def _confirm_at(client: AsyncClient, doubtful: dict[Lease, Job]) -> bool:
-    """Of leases of one queue and shard; True if it answered."""
-    now_s, jobs, session = time.monotonic(), list(doubtful.values()), client.session
+async def _confirm_at(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
+    """Renews leases of one queue shard; True if it answered."""
+    now_s, jobs = time.monotonic(), list(doubtful.values())
     try:
-        refused = {job.token for job in await client.run(lambda end: holding.renew(session, jobs, False, end))}
+        refused = {job.token for job in await source.renew(jobs)}
     except QueueNotFound:
         refused = {job.token for job in jobs}
     except PinLaterError as error:

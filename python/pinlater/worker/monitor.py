@@ -1,9 +1,9 @@
-"""The monitor: gives back the jobs of dead workers, watches clocks, and removes what is past its time.
+"""The monitor: recovers the jobs of dead workers, watches clocks, and removes what is past its time.
 
-Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is
-active a queue and shard, the others look rarely and take over when it stops. Risks: its first look, the first
-one after its server was away (who lives renews first), and one lease after a jump of a server's clock, expire
-nothing.
+Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is active a
+queue shard, the others look rarely and take over when it stops.
+Risk: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
+for one lease after a jump of a server's clock.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from pinlater.store.shards import QueueShard
 
 log: Final = logging.getLogger("pinlater.monitor")
 
-#: Seconds between two looks of the active monitor: what redelivery may be late by.
+#: Seconds between two looks of the active monitor; redelivery may be late by as much.
 TICK_S: Final = 5.0
-#: The active monitor holds its place for so many ticks, so that a dead one is replaced soon; the others look
-#: after about two.
+#: The active monitor stays active for so many ticks without a look, so that a dead one is replaced soon; the others
+#: look after about two.
 HOLD_TICKS: Final = 1.5
 STANDBY_TICKS: Final = 2.0
-#: A server's clock may differ from ours by so much between two looks before it counts as a jump: network
-#: delays are shorter.
+#: A server's clock jumped if it differs by more from ours between two looks: network delays are shorter.
 JUMP_MS: Final = 5_000
-#: Finished jobs, lanes and waiters are collected once in so many seconds.
+#: It collects finished jobs, lanes and waiters once in so many seconds.
 COLLECT_S: Final = 30.0
-#: Queues that appeared are found once in so many seconds, where none were named.
+#: Without names, it looks for new queues once in so many seconds.
 REDISCOVER_S: Final = 30.0
-#: One look may take so long. Far less than JUMP_MS: a look that came late would take its own delay for a jump
-#: of the clock.
+#: One look may take so long. Far less than JUMP_MS: a late look would take its own delay for a jump of the clock.
 LOOK_S: Final = 2.0
 
 _REPORT: Final = struct.Struct(">BBB6sIII6s")
 _COLLECTED: Final = struct.Struct(">IIIIIB")
 
 
-class Post:
-    """What a monitor knows of a queue and shard. base_ms, base_s: TIME and our clock at the last look. sweep,
-    cursor: where `expire` and `collect` go on.
+class ShardWatch:
+    """What a monitor knows of a queue shard.
+
+    base_ms, base_s: TIME and our clock at the last look.
+    sweep, cursor: where `expire` and `collect` go on.
     """
 
     def __init__(self, next_look_s: float = 0.0) -> None:
@@ -71,7 +71,11 @@ class Post:
 
 
 class Monitor:
-    """Looks after queues. queues: their names; None: every queue there is. tick_s: seconds between looks."""
+    """One monitor.
+
+    queues: their names; None: all that exist.
+    tick_s: seconds between two looks.
+    """
 
     def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
@@ -82,11 +86,11 @@ class Monitor:
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
-        self.posts: dict[QueueShard, Post] = {}
+        self.watches: dict[QueueShard, ShardWatch] = {}
         self._missing: set[str] = set()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: Jobs whose lease ran out: put back in line, or failed after their last attempt.
+        #: Jobs whose lease ran out: enqueued again, or failed after their last attempt.
         self.redelivered = 0
 
     async def start(self) -> None:
@@ -103,7 +107,7 @@ class Monitor:
             return
         await asyncio.wait([task], timeout=LOOK_S)
         if not task.done():
-            task.cancel()  # every call it makes may be cut off
+            task.cancel()  # each of its calls may be cut short
             await asyncio.wait([task])
         elif (error := task.exception()) is not None:
             raise error
@@ -113,7 +117,7 @@ class Monitor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Looks again and again until stop()."""
+        """Looks until stop()."""
         while not self._stopping.is_set():
             pause_s = await self.run_once()
             try:
@@ -123,9 +127,11 @@ class Monitor:
                 continue
 
     async def run_once(self) -> float:
-        """Looks at every queue and shard whose turn it is; returns the seconds until the next turn."""
+        """Looks at each queue shard whose turn it is; returns the seconds until the next turn."""
         queues = await self._queues()
-        self.posts = {queue_shard: post for queue_shard, post in self.posts.items() if queue_shard.queue in queues}
+        self.watches = {
+            queue_shard: watch for queue_shard, watch in self.watches.items() if queue_shard.queue in queues
+        }
         for queue in queues:
             try:
                 await self._look_at(queue)
@@ -135,11 +141,11 @@ class Monitor:
                 elif queue not in self._missing:
                     log.warning("%s; looking for it again from time to time", error)
                     self._missing.add(queue)
-                # nothing is known of it any more: the next look is a first one
-                self.posts = {
-                    queue_shard: post for queue_shard, post in self.posts.items() if queue_shard.queue != queue
+                # the next look is a first one
+                self.watches = {
+                    queue_shard: watch for queue_shard, watch in self.watches.items() if queue_shard.queue != queue
                 }
-        turns = [post.next_look_s - time.monotonic() for post in self.posts.values()]
+        turns = [watch.next_look_s - time.monotonic() for watch in self.watches.values()]
         return max(0.0, min([self._tick_s, *turns]))
 
     async def _queues(self) -> list[str]:
@@ -155,53 +161,53 @@ class Monitor:
 
     async def _look_at(self, queue: str) -> None:
         queue_shards = await self._client.run(lambda end: known_queue_shards(self._client.session, queue, end))
-        due = [queue_shard for queue_shard in queue_shards if self._post(queue_shard).next_look_s <= time.monotonic()]
+        due = [queue_shard for queue_shard in queue_shards if self._watch(queue_shard).next_look_s <= time.monotonic()]
         results = await asyncio.gather(*(self.look(queue_shard) for queue_shard in due), return_exceptions=True)
         for queue_shard, result in zip(due, results, strict=True):
             if isinstance(result, PinLaterError):
                 log.warning("%s: %s", queue_shard, result)
-                self.posts[queue_shard] = Post(time.monotonic() + self._tick_s)
+                self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
 
-    def _post(self, queue_shard: QueueShard) -> Post:
-        return self.posts.setdefault(queue_shard, Post())
+    def _watch(self, queue_shard: QueueShard) -> ShardWatch:
+        return self.watches.setdefault(queue_shard, ShardWatch())
 
     async def look(self, queue_shard: QueueShard) -> None:
-        """Looks at one queue and shard, though it is not its turn."""
-        post = self._post(queue_shard)
+        """Looks at one queue shard, whether or not it is its turn."""
+        watch = self._watch(queue_shard)
         more = True
         while more:
-            more = await self._client.run(lambda end: self._expire(queue_shard, post, end))
-        collects = post.active and time.monotonic() >= post.next_collect_s
-        if collects or (post.active and queue_shard.stored is not None and queue_shard.stored.config.quarantine_queue):
+            more = await self._client.run(lambda end: self._expire(queue_shard, watch, end))
+        collects = watch.active and time.monotonic() >= watch.next_collect_s
+        if collects or (watch.active and queue_shard.stored is not None and queue_shard.stored.config.quarantine_queue):
             await self._move(queue_shard)
         if collects:
-            post.next_collect_s = time.monotonic() + COLLECT_S
+            watch.next_collect_s = time.monotonic() + COLLECT_S
             more = True
             while more:
-                more = await self._client.run(lambda end: self._collect(queue_shard, post, end))
+                more = await self._client.run(lambda end: self._collect(queue_shard, watch, end))
 
     async def _move(self, queue_shard: QueueShard) -> None:
-        """Jobs that reached the crash limit go to the queue for such; what can not yet is tried again."""
+        """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""
         try:
             while await self._client.run(lambda end: move_quarantined(self._client.session, queue_shard, end)):
                 pass
         except PinLaterError as error:
             log.warning("%s: quarantined jobs not moved yet: %s", queue_shard, error)
 
-    def _expire(self, queue_shard: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+    def _expire(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        arguments: list[Argument] = [self.id, hold_ms, post.expected(), post.sweep]
+        arguments: list[Argument] = [self.id, hold_ms, watch.expected(), watch.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
         active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
-        post.sweep = reply[2][_REPORT.size :]
-        post.base_ms, post.base_s = int.from_bytes(now, "big"), time.monotonic()
-        post.active = bool(active)
+        watch.sweep = reply[2][_REPORT.size :]
+        watch.base_ms, watch.base_s = int.from_bytes(now, "big"), time.monotonic()
+        watch.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
-        post.next_look_s = time.monotonic() + ticks * self._tick_s
+        watch.next_look_s = time.monotonic() + ticks * self._tick_s
         if jumped:
             log.warning("%s: its server's clock jumped; nothing expires for one lease", queue_shard)
         self.redelivered += retried + failed
@@ -209,12 +215,12 @@ class Monitor:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
         return bool(more)
 
-    def _collect(self, queue_shard: QueueShard, post: Post, deadline_s: float) -> Flow[bool]:
+    def _collect(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if finished jobs are left to remove."""
-        reply = yield from write(queue_shard, "collect", [post.cursor], deadline_s, patient=False)
+        reply = yield from write(queue_shard, "collect", [watch.cursor], deadline_s, patient=False)
         succeeded, failed, lanes, reservations, waiters, more = _COLLECTED.unpack_from(reply[2])
-        post.cursor = reply[2][_COLLECTED.size :]
+        watch.cursor = reply[2][_COLLECTED.size :]
         if succeeded or failed:
             log.info("%s: removed %d succeeded and %d failed jobs past their time", queue_shard, succeeded, failed)
-        log.debug("%s: removed %d lanes, %d tickets, %d waiters", queue_shard, lanes, reservations, waiters)
+        log.debug("%s: removed %d lanes, %d reservations, %d waiters", queue_shard, lanes, reservations, waiters)
         return bool(more)

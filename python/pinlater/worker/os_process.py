@@ -1,6 +1,6 @@
-"""What the operating system knows of a process: how it ended, its memory, and that it ends with its parent.
+"""What the operating system knows of a process: how it ended, its memory, and its parent.
 
-Risks: memory is what /proc says (pages shared with others included); what cannot be read counts as nothing.
+Risk: memory is what /proc says, with pages that it shares; what cannot be read counts as 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def exit_in_words(code: int) -> str:
 
 
 def memory_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it."""
+    """Resident memory of a process and its descendants."""
     try:
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
         texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -36,7 +36,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def end_with_parent(number: signal.Signals, parent: int) -> None:
-    """In a new process: it gets this signal when its parent ends, and ends now if that has ended already."""
+    """In a new process: it gets this signal when its parent ends, and ends now if the parent has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,7 +1,8 @@
-"""Which of a worker's queues is claimed from next: by weight, or in strict order.
+"""Which of its queues a worker claims from next: by weight, or in strict order.
 
-Promises that by weight each queue that has jobs gets its share of those claimed, and none starves; that a queue which
-was empty has saved nothing up. Risks: in strict order a queue that never runs dry starves those after it.
+Promises that, by weight, each queue with jobs gets its share of the claimed jobs, and that a queue saves nothing up
+while it is empty.
+Risk: in strict order, a queue that never runs dry starves the queues after it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ MAX_WEIGHT: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOrder:
-    """weights: by queue, 1 to 1,000 (1 where none is given): the shares of the jobs claimed while all have some.
-    strict: in the order the queues are named, from one only while those before it have nothing.
+    """Weighted or strict.
+
+    weights: by queue, 1 to 1,000; 1 where none is given. Claimed jobs are shared by them while all queues have jobs.
+    strict: a queue's turn comes while those named before it have no jobs.
     """
 
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -35,7 +38,7 @@ class QueueOrder:
 
 
 class QueueTurns:
-    """What each queue got so far."""
+    """Counts what each queue got."""
 
     def __init__(self, queues: Sequence[str], order: QueueOrder) -> None:
         if unknown := [queue for queue in order.weights if queue not in queues]:
@@ -43,20 +46,20 @@ class QueueTurns:
         self._strict = order.strict
         self._ranks = {queue: rank for rank, queue in enumerate(queues)}
         self._weights = {queue: order.weights.get(queue, 1) for queue in queues}
-        #: Jobs by weight; who has the least is next.
+        #: Claimed jobs by weight; the queue with the least is next.
         self._served = dict.fromkeys(queues, 0.0)
         self._least = 0.0
 
     def rank(self, queue: str) -> int:
-        """Jobs of lower ones run first."""
+        """Prefetched jobs of a lower rank run first."""
         return self._ranks[queue] if self._strict else 0
 
     def took(self, queue: str, jobs: int) -> None:
-        """A claim gave so many; one that gave nothing counts too, so that it is another's turn."""
+        """A claim gave so many jobs. An empty claim counts too, so that another queue is next."""
         self._served[queue] += max(1, jobs) / self._weights[queue]
 
     def next(self, queues: Sequence[str], room: int) -> tuple[str, int]:
-        """Of these queues, which to claim from, and how many jobs: its share of the room."""
+        """Which of these queues to claim from, and how many jobs: its share of the room."""
         served, weights = self._served, self._weights
         if self._strict:
             return min(queues, key=self._ranks.__getitem__), room
@@ -67,7 +70,7 @@ class QueueTurns:
             served[queue] = max(served[queue], self._least)
         first, *others = sorted(queues, key=lambda queue: (served[queue], random.random()))
         self._least = served[first]
-        # the room fills from the least served on, up to a level that all below it come to
+        # fills the room like water: the least served first, up to one height for all below it
         weight, filled = weights[first], served[first] * weights[first]
         for other in others:
             if (filled + room) / weight <= served[other]:

@@ -15,9 +15,14 @@ MOST_NAMES: Final = 5
 class WorkerStats:
     """Counts since the start.
 
-    claims: answered claim calls. failed: attempts that failed. postponed: jobs put back in line by their handler.
-    stale: jobs whose claim was lost before they ended. released: jobs handed back at a stop. cancelled: jobs that were
-    removed while they were held here.
+    claims: answered claim calls.
+    claimed: jobs.
+    succeeded: jobs.
+    failed: attempts.
+    postponed: jobs whose handlers put them off.
+    stale: jobs whose claim was lost before they ended.
+    released: jobs that a stop gave back.
+    cancelled: jobs that were removed while the worker held them.
     """
 
     claims: int = 0
@@ -31,16 +36,16 @@ class WorkerStats:
 
 
 def counts_of(*stats: Any) -> dict[str, Any]:
-    """Counts of such classes by name: as fields of a log record, and for in_words."""
+    """Counts of such objects by name: fields of a log record, and what in_words takes."""
     return {field.name: getattr(each, field.name) for each in stats for field in fields(each)}
 
 
 def in_words(counts: Mapping[str, Any]) -> str:
-    """`12 claimed, 10 succeeded, 2 failed`: what is not 0. Of counts by name the sum and the first names."""
-    told = []
+    """`12 claimed, 10 succeeded, 2 failed`: those that are not 0. A mapping counts by its sum, with its first names."""
+    parts = []
     for name, count in counts.items():
         if isinstance(count, Mapping) and count:
-            told.append(f"{sum(count.values())} {name} ({', '.join(map(repr, islice(count, MOST_NAMES)))})")
+            parts.append(f"{sum(count.values())} {name} ({', '.join(map(repr, islice(count, MOST_NAMES)))})")
         elif count and name != "claims":
-            told.append(f"{count} {name}")
-    return ", ".join(told) or "nothing was claimed"
+            parts.append(f"{count} {name}")
+    return ", ".join(parts) or "nothing was claimed"

@@ -1,7 +1,8 @@
-"""Stop signals of a process that works, and what its own children have of them.
+"""Stop signals of a process that works, and of its children.
 
-Promises that a process ends soon after its deadline whatever its handlers do, and that what it forks obeys signals as
-any process does. Risks: a program that embeds a role and forks before its first one has what it set itself.
+Promises that the process ends soon after its deadline, whatever its handlers do, and that its forks obey signals as any
+process does.
+Risk: a program that embeds a role and forks before its first one keeps its own signal handlers.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Any, Final, Self
 #: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
 #: 10 s longer than its deadline where the servers do not answer.
 OVERTIME_S: Final = 12.0
-#: A signal that the kernel gave to a thread other than the main one is seen by it when the GIL changes hands, and no
-#: earlier (CPython before 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
+#: The main thread sees a signal that the kernel gave to another thread only when the GIL changes hands (CPython before
+#: 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
 GIL_PERIOD_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
-#: Those that a process that works has handlers for, which mean nothing in its children.
+#: Signals that a process handles while it works; they mean nothing in its children.
 HANDLED: Final = (*STOP_SIGNALS, *_OTHERS)
 
 
 def ignore_others() -> None:
-    """SIGHUP and SIGUSR1, which mean something while it works, do not end this process before and after that.
+    """SIGHUP and SIGUSR1, which have a meaning while the process works, do not end it before and after that.
 
     Not by SIG_IGN, which programs that it starts would inherit.
     """
@@ -39,16 +40,17 @@ def ignore_others() -> None:
 
 
 class StopSignals:
-    """Stop signals of a role: each calls request_stop on its loop; where that is to no avail the process ends.
+    """Stop signals of a role: each calls request_stop on its loop.
 
-    Not loop.add_signal_handler, which waits for a loop that a handler may keep busy for ever; and not a
-    Python thread, which waits for the GIL. The traceback of what was in the way goes to stderr. timeout_s: of
-    an ordinary stop.
+    If the role does not stop, the process ends, with the traceback of what was in the way on stderr. That is neither up
+    to loop.add_signal_handler, which waits for a loop that a handler may keep busy, nor to a Python thread, which waits
+    for the GIL.
+    timeout_s: of an ordinary stop.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
-        self._signals = self._told = 0
+        self._signals = self._reported = 0
         self._request: Callable[[], object] | None = None
         self._ended = threading.Event()
 
@@ -65,15 +67,15 @@ class StopSignals:
         faulthandler.cancel_dump_traceback_later()
 
     def connect(self, request_stop: Callable[[], None]) -> None:
-        """On the role's loop, before it runs; signals that came already count, and each counts once."""
+        """Call it on the role's loop before the role runs. Signals that came before count, each once."""
 
-        def tell() -> None:
-            while self._told < self._signals:
-                self._told += 1
+        def report() -> None:
+            while self._reported < self._signals:
+                self._reported += 1
                 request_stop()
 
-        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, tell)
-        tell()
+        self._request = partial(asyncio.get_running_loop().call_soon_threadsafe, report)
+        report()
 
     def _pass_the_gil_on(self) -> None:
         while not self._ended.wait(GIL_PERIOD_S):
@@ -84,15 +86,15 @@ class StopSignals:
         if self._limits_s:
             faulthandler.dump_traceback_later(self._limits_s.pop(0), exit=True)
         if self._request is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._request()
 
 
 @functools.cache
 def free_children_of_handlers() -> None:
-    """From now on, and once a process: what it forks (multiprocessing does) ends by signals as any process does.
+    """Lets forks of this process (multiprocessing makes some) end by signals as any process does.
 
-    Signals wait while it forks, so that none reaches a child that still has our handlers.
+    Signals are blocked during a fork, so that none reaches a child that still has our handlers.
     """
     masks = threading.local()
 

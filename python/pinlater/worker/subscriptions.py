@@ -1,18 +1,18 @@
-"""The subscriptions of a worker's wake channel, one a server, which are made again when they are lost.
+"""The subscriptions of a worker's wake channel, one a server, made again when they are lost.
 
-Promises that a lost one is tried again until it stands or the worker stops, and told once. Risks: one that dies without
-a word is noticed by TCP's probes only.
+Promises that a lost one is tried again until it stands or the worker stops, and logged once.
+Risk: a connection that dies without a word is noticed by TCP's probes only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.backoff import Pauses
+from pinlater.model.backoff import FIRST_RETRY_S, Pauses
 from pinlater.model.errors import ServerRefused
 from pinlater.store.keys import cancel_channel
 from pinlater.store.servers import Server
@@ -22,38 +22,46 @@ log: Final = logging.getLogger("pinlater.worker")
 
 
 class Subscriptions:
-    """background: runs what makes one. stands: told of the server of one that was made."""
+    """Those of one worker."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        queues: Sequence[str],
-        background: Callable[[Coroutine[Any, Any, None]], None],
-        stands: Callable[[Server], None],
-    ) -> None:
+    def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
         self._client, self._queues = client, queues
-        self._background, self._stands = background, stands
-        self._making: set[Server] = set()
-        self._closed = True
+        self._making: dict[Server, asyncio.Task[None]] = {}
+        self._made: Callable[[Server], None] = _ignore
+        self._stopped = True
 
-    def open(self, rang: Callable[[bytes], None], removed: Callable[[bytes, bytes], None]) -> None:
-        """They are kept up from now on. rang: told of each ring (the key m of its place); removed: of a channel where
-        jobs are told that were removed, and of their ids.
+    def open(
+        self,
+        notified: Callable[[bytes], None],
+        removed: Callable[[bytes, bytes], None],
+        made: Callable[[Server], None],
+    ) -> None:
+        """Keeps them up from now on.
+
+        notified: gets each notification: the key `m` of its queue shard.
+        removed: gets the channel and the ids of running jobs that were removed.
+        made: gets the server of a subscription that was made.
         """
-        self._closed = False
+        self._stopped, self._made = False, made
         subscriber = self._client.driver.subscriber
-        subscriber.on_notification, subscriber.on_lost = rang, self._on_lost
+        subscriber.on_notification, subscriber.on_lost = notified, self._on_lost
         subscriber.add_channels(self._cancel_channels, removed)
 
-    def close(self) -> None:
-        """None is made again."""
-        self._closed = True
+    def stop(self) -> None:
+        """Makes none again."""
+        self._stopped = True
         self._client.driver.subscriber.on_lost = None
 
-    def forget(self) -> None:
-        """What they hear is not told any more."""
+    async def close(self) -> None:
+        """Reports nothing more."""
         subscriber = self._client.driver.subscriber
         subscriber.on_notification = subscriber.on_other = None
+        making = list(self._making.values())
+        if making:
+            await asyncio.wait(making, timeout=FIRST_RETRY_S)
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
 
     def _cancel_channels(self, server: Server) -> list[bytes]:
         shards = self._client.session.shards.values()
@@ -62,7 +70,7 @@ class Subscriptions:
         ]
 
     def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
-        """The places whose server rings us; the others are subscribed meanwhile."""
+        """Those whose servers are heard; meanwhile the others are subscribed to."""
         listening = self._client.driver.subscriber.listening
         heard = [queue_shard for queue_shard in queue_shards if listening(queue_shard.shard.server)]
         if len(heard) < len(queue_shards):
@@ -71,20 +79,19 @@ class Subscriptions:
         return heard
 
     def _on_lost(self, server: Server) -> None:
-        if server not in self._making and not self._client.driver.subscriber.listening(server) and not self._closed:
-            self._making.add(server)
-            self._background(self._make(server))
+        if server not in self._making and not self._client.driver.subscriber.listening(server) and not self._stopped:
+            self._making[server] = asyncio.get_running_loop().create_task(self._make(server))
 
     async def _make(self, server: Server) -> None:
         pauses = Pauses()
         try:
-            while (why := await self._listen(server)) and not self._closed:
+            while (why := await self._listen(server)) and not self._stopped:
                 if pauses.is_first:
                     log.warning("%s, trying again", why)
                 await asyncio.sleep(pauses.take())
         finally:
-            self._making.discard(server)
-        self._stands(server)
+            self._making.pop(server, None)
+        self._made(server)
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""
@@ -94,3 +101,7 @@ class Subscriptions:
         except ServerRefused as error:
             return str(error)
         return "" if subscriber.listening(server) else f"server {server} does not answer"
+
+
+def _ignore(_: Server) -> None:
+    """Before open()."""

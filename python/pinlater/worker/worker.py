@@ -23,6 +23,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.monitor import Monitor
 from pinlater.worker.progress import Progress
+from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
 from pinlater.worker.stop import Stop
 from pinlater.worker.worker_slots import WorkerSlots
@@ -64,13 +65,14 @@ class Worker:
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = Progress(), float("inf")
         self._jobs = HeldJobs(config)
+        source = QueueShardSource(client, names)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
-        self._acker = Acker(client, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
+        self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
         self._slots = WorkerSlots(
-            client, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
+            source, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
         )
         self.fetcher = Fetcher(
-            client,
+            source,
             names,
             self._room,
             self._take,
@@ -78,10 +80,10 @@ class Worker:
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
             config.max_jobs,
+            config_of,
         )
-        self.fetcher.config_of = config_of
         self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
-        #: Of a handler, see WorkerSlots.
+        #: For handlers; see WorkerSlots.
         self.limit, self.give_up = self._slots.limit, self._slots.give_up
         self.is_current = self._slots.is_current
         self._task: asyncio.Task[None] | None = None
@@ -101,12 +103,12 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """It hears from every server, its claims are answered, and it does not stop."""
+        """The worker hears from every server, its claims are answered, and it does not stop."""
         return self.fetcher.ready and not self.stopping
 
     @property
     def stopping(self) -> bool:
-        """It stops: it claims no more."""
+        """A stop was requested: the worker claims no more."""
         return self._stopping.is_set()
 
     @property
@@ -136,12 +138,12 @@ class Worker:
 
     @property
     def held(self) -> int:
-        """How many jobs it holds: the running, the prefetched and the unacked."""
+        """How many jobs the worker holds: running, prefetched and unacked ones."""
         return len(self.running) + len(self.prefetched) + self.unacked
 
     @property
     def held_bytes(self) -> int:
-        """Of the bodies of running and prefetched jobs."""
+        """Bytes of the bodies of running and prefetched jobs."""
         return self._jobs.bytes
 
     @property
@@ -160,7 +162,7 @@ class Worker:
             self._task = asyncio.create_task(self.run(), name="pinlater-worker")
 
     async def stop(self) -> None:
-        """Stops claiming, lets running jobs end, hands back the rest; unstarted or twice is fine."""
+        """Stops claiming, lets running jobs end, releases the rest; unstarted or twice is fine."""
         if (task := self._task) is None:
             return
         if not self._stopping.is_set():
@@ -171,15 +173,17 @@ class Worker:
             task.result()
 
     def request_stop(self) -> None:
-        """Begins to stop, as SIGTERM does; the second time running jobs are given up at once."""
+        """Begins to stop, as SIGTERM does; the second time it cancels running jobs at once."""
         self._at_once = self._stopping.is_set()
         self._stopping.set()
         self.fetcher.stop()
         self._progress.made()
 
     async def run(self, *, burst: bool = False) -> None:
-        """Works until request_stop() or stop(); in a burst only until nothing is due and all that ran has ended. A
-        burst raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
+        """Works until request_stop() or stop().
+
+        burst: only until nothing is due and all that ran has ended. Raises ServerUnavailable if nothing runs and no
+        claim or ack is answered in the client's timeout_s.
         """
         self._open(blocking=not burst)
         claiming = asyncio.create_task(self.fetcher.run(), name="pinlater-claims")
@@ -196,7 +200,7 @@ class Worker:
                 task.result()
 
     async def run_once(self) -> int:
-        """Claims what is due now, once a queue, runs it to the end, and returns how many jobs that were."""
+        """Claims due jobs, once a queue, runs them to the end, and returns how many they were."""
         self._open(blocking=False)
         try:
             before = self._stats.claimed
@@ -210,7 +214,7 @@ class Worker:
             await self._close(None)
 
     async def _until_end(self, burst: bool) -> None:
-        """Of what may be claimed, too: then what is held has the time of a stop, of which what waits is started."""
+        """Also returns when max_jobs are claimed. Held jobs then get stop_timeout_s, and prefetched ones may start."""
         await (self._until_empty() if burst else self._until_stop())
         if self.fetcher.left <= 0:
             self._end_by_s = time.monotonic() + self.config.stop_timeout_s
@@ -224,16 +228,16 @@ class Worker:
             await self._progress.wait()
 
     async def _until_empty(self) -> None:
-        """The last look comes after the last end: that may have put its job back in line."""
-        looked_after, timeout_s, heard, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
+        """Looks a last time after the last end, which may have enqueued its job again."""
+        looked_after, timeout_s, answers_before, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
         while not self._stopping.is_set() and self.fetcher.left > 0:
             ended = self._stats.claimed - self.held
             answers = ended, 0 if self._acker.count else self.fetcher.claims
-            if self.running or answers != heard:  # while nothing runs, all that is waited for is an answer
-                heard, by_s = (-1, -1) if self.running else answers, time.monotonic() + timeout_s
+            if self.running or answers != answers_before:  # while nothing runs, only answers are waited for
+                answers_before, by_s = (-1, -1) if self.running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
-                self._at_once = not self.held  # nobody is there to be told
-                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.told}")
+                self._at_once = not self.held  # no server answers a stop either
+                raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.last_error}")
             if ended < self._stats.claimed or not self.fetcher.empty:
                 await self._progress.wait(None if self.running else left_s)
             elif looked_after < ended:
@@ -276,7 +280,7 @@ class Worker:
         return self._jobs.room(self._acker.count)
 
     def _changed(self) -> None:
-        """A job ended or was acked: there may be room, and something may wait for it."""
+        """A job ended or was acked: there may be room."""
         self._progress.made()
         if self._jobs.room(self._acker.count) > 0:
             self.fetcher.wake()
@@ -291,7 +295,7 @@ class Worker:
         self._progress.made()
 
     def _hold(self, queue: str, claim: Claim, sent_s: float) -> float:
-        """Returns when the claim was sent: earlier than told, if its answer came late."""
+        """Returns when the claim was sent: before sent_s, if its answer came late."""
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from pinlater._core import MAX_STATUS_BYTES
-from pinlater.client.async_client import AsyncClient
 from pinlater.model.backoff import LAST_RETRY_S
 from pinlater.model.jobs import Job
 from pinlater.model.text import describe
@@ -21,6 +20,7 @@ from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
 from pinlater.worker.held_jobs import Held, HeldJobs
+from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
 from pinlater.worker.time_limits import TimeLimits
@@ -42,7 +42,7 @@ class WorkerSlots:
 
     def __init__(
         self,
-        client: AsyncClient,
+        source: JobSource,
         handler: Handler,
         jobs: HeldJobs,
         renewal: LeaseRenewal,
@@ -50,7 +50,7 @@ class WorkerSlots:
         stopping: asyncio.Event,
         changed: Callable[[], None],
     ) -> None:
-        self._client, self._handler, self._jobs, self._acker = client, handler, jobs, acker
+        self._source, self._handler, self._jobs, self._acker = source, handler, jobs, acker
         self._is_async = is_async(handler)
         self._stopping, self._changed = stopping, changed
         self.time_limits = TimeLimits(renewal)
@@ -90,7 +90,7 @@ class WorkerSlots:
     async def _confirm(self) -> None:
         """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
         try:
-            if not await confirm(self._client, {held.lease: held.job for held in self._jobs.prefetched}):
+            if not await confirm(self._source, {held.lease: held.job for held in self._jobs.prefetched}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
             self._confirming = None
@@ -127,20 +127,24 @@ class WorkerSlots:
     # ending
 
     def _finished(self, future: asyncio.Future[End]) -> None:
-        held = self._jobs.ended(future)
+        jobs = self._jobs
+        held = jobs.running.pop(future)
         if self.time_limits.timers:
             self.time_limits.end(future, held)
+        jobs.bytes -= len(held.job.body)
+        jobs.rate.ended += 1
         if self.cancellations.stopped and self.cancellations.ended(held, future):
             pass
         elif future.cancelled() and self._stopping.is_set():
-            self._jobs.hold_again(held)
+            jobs.prefetched.append(held)  # cancelled at the stop: it is released with the rest
+            jobs.bytes += len(held.job.body)
         elif future.cancelled():
             self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
             self._failed(held, error)
         else:
             self._acker.end(held, future.result())
-        if self._jobs.prefetched:
+        if jobs.prefetched:
             self.fill()
         self._changed()
 
@@ -150,7 +154,11 @@ class WorkerSlots:
         self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
     def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Of a running job: long past this it is left behind, and ends as judge() says. Returns what lifts that."""
+        """Limits a running job; see time_limits.py.
+
+        judge: says how the job ends if it is given up.
+        Returns a function that lifts the limit.
+        """
         running = self._jobs.running
         future: asyncio.Future[End] | None = asyncio.current_task()
         if future not in running:  # its handler waits for this one
@@ -205,6 +213,6 @@ class WorkerSlots:
             await asyncio.wait(list(running), timeout=timeout_s)
         for future in list(running):  # threads, and handlers that go on
             future.remove_done_callback(self._finished)
-            held = self._jobs.ended(future)
+            held = running.pop(future)
             self.time_limits.end(future, held)
-            self._jobs.hold_again(held)
+            self._jobs.prefetched.append(held)

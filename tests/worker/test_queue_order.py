@@ -86,7 +86,7 @@ async def test_a_queue_that_was_empty_has_saved_nothing_up(server: Server) -> No
         before = len(runs.queues) + 1  # one is claimed already
         await client.enqueue_many("a", [b"x"] * 100)
         await client.enqueue_many("b", [b"x"] * 100)
-        await asyncio.sleep(0.1)  # for the ring of b
+        await asyncio.sleep(0.1)  # for the notification of b
         runs.gate.set()
         await until(lambda: len(runs.queues) >= before + 20, "20 of both")
     assert abs(Counter(runs.queues[before : before + 20])["a"] - 10) <= 1

@@ -1,4 +1,4 @@
-"""Claims that wait on the server behind a worker's bell.
+"""Claims of idle workers that wait at the server.
 
 Promises: real servers and workers; what the server saw is read from its own counts. Risks: none of its own.
 """
@@ -47,13 +47,13 @@ async def hung(
         for queue in queues:
             await client.create_queue(queue)
         async with Worker(own, queues, handler, WorkerConfig(monitor=False, **config)) as worker:
-            await until(lambda: blocked(server) == len(queues), "claims behind bells")
+            await until(lambda: blocked(server) == len(queues), "blocking claims")
             yield client, worker
         assert blocked(server) == 0
 
 
 @on_loop
-async def test_a_job_comes_without_a_message_and_nothing_is_left_of_the_bell(server: Server) -> None:
+async def test_a_job_comes_without_a_message_and_no_list_is_left(server: Server) -> None:
     async with hung(server) as (client, worker):
         before = calls(server, "publish")
         for n in range(1, 6):
@@ -101,7 +101,7 @@ async def test_what_a_full_worker_gets_goes_to_another(server: Server) -> None:
         await client.enqueue("a", b"")
         await until(lambda: seen == ["a"], "a full worker")
         await client.enqueue_many("b", [NewJob(b"", attempts=1)])
-        await until(lambda: blocked(server) == 0, "both bells rang")
+        await until(lambda: blocked(server) == 0, "both blocking claims answered")
         async with AsyncClient(server.url) as own, Worker(own, "b", note, WorkerConfig(monitor=False)):
             await until(lambda: seen == ["a", "other b"], "the job, elsewhere")
         assert worker.stats.claimed == 1
@@ -109,18 +109,18 @@ async def test_what_a_full_worker_gets_goes_to_another(server: Server) -> None:
 
 
 @on_loop
-async def test_a_job_whose_claim_was_answered_to_nobody_runs_once(server: Server) -> None:
+async def test_a_job_whose_claim_lost_its_answer_runs_once(server: Server) -> None:
     seen: list[str] = []
 
     async def note(job: Job) -> None:
         seen.append(job.descriptor)
 
-    def of_bell(command: Command) -> bool:
+    def is_blocking_claim(command: Command) -> bool:
         return command[:1] == [b"EVALSHA"] and command[1] == load_scripts()["claim"].sha
 
     with CutProxy(server.port) as proxy:
         async with hung(server, note, url=proxy.url) as (client, worker):
-            proxy.arm(Cut.AFTER, match=of_bell)
+            proxy.arm(Cut.AFTER, match=is_blocking_claim)
             descriptor = await client.enqueue("q", b"")
             await until(lambda: worker.stats.succeeded == 1, "its end")
             await until(lambda: blocked(server) == 1, "the next claim")
@@ -128,7 +128,7 @@ async def test_a_job_whose_claim_was_answered_to_nobody_runs_once(server: Server
 
 
 @on_loop
-async def test_a_bell_whose_connection_is_killed_is_hung_again(server: Server) -> None:
+async def test_a_blocking_claim_whose_connection_is_killed_is_made_again(server: Server) -> None:
     async with hung(server) as (client, worker):
         with server.client() as other:
             (address,) = (entry["addr"] for entry in other.client_list() if "b" in entry["flags"])
@@ -150,7 +150,7 @@ async def test_a_lease_that_may_be_over_is_confirmed_before_the_job_starts(serve
 
 
 @on_loop
-async def test_who_may_not_block_is_rung_by_messages_and_does_not_spin(server: Server) -> None:
+async def test_a_worker_that_may_not_block_is_notified_by_messages_and_does_not_spin(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "reset", "on", ">secret", "+@all", "-blpop", "~*", "&*")
     try:
         async with AsyncClient(server.url) as client, AsyncClient(f"redis://app:secret@127.0.0.1:{server.port}") as own:
@@ -159,7 +159,7 @@ async def test_who_may_not_block_is_rung_by_messages_and_does_not_spin(server: S
                 await until(
                     lambda: (
                         worker.stats.claims >= 2
-                        and not any(place.blocking_list for place in own.session.queue_shards("q"))
+                        and not any(queue_shard.blocking_list for queue_shard in own.session.queue_shards("q"))
                     ),
                     "a refusal",
                 )
@@ -172,7 +172,7 @@ async def test_who_may_not_block_is_rung_by_messages_and_does_not_spin(server: S
 
 
 @on_loop
-async def test_many_places_have_no_bells(server: Server) -> None:
+async def test_many_queue_shards_have_no_blocking_claims(server: Server) -> None:
     queues = [f"q{n}" for n in range(MAX_QUEUE_SHARDS + 1)]
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         for queue in queues:
@@ -186,7 +186,7 @@ async def test_many_places_have_no_bells(server: Server) -> None:
 
 
 @on_loop
-async def test_a_burst_hangs_no_bells(server: Server) -> None:
+async def test_a_burst_makes_no_blocking_claims(server: Server) -> None:
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         await client.create_queue("q")
         await client.enqueue("q", b"")
@@ -194,7 +194,7 @@ async def test_a_burst_hangs_no_bells(server: Server) -> None:
         await worker.run(burst=True)
         assert (worker.stats.succeeded, calls(server, "blpop")) == (1, before)
         async with worker:  # the same worker, to stay
-            await until(lambda: blocked(server) == 1, "a claim behind a bell")
+            await until(lambda: blocked(server) == 1, "a blocking claim")
 
 
 @on_loop
@@ -204,7 +204,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_is_gone(fresh_server: Call
         await client.create_queue("q")
         worker = Worker(own, "q", nothing, WorkerConfig(monitor=False, stop_timeout_s=3600))
         await worker.start()
-        await until(lambda: blocked(server) == 1, "a claim behind a bell")
+        await until(lambda: blocked(server) == 1, "a blocking claim")
         server.kill()
         await asyncio.wait_for(worker.stop(), 30)
 
@@ -215,7 +215,7 @@ async def test_a_worker_waits_again_after_its_server_lost_everything(fresh_serve
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         await client.create_queue("q")
         async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
-            await until(lambda: blocked(server) == 1, "a claim behind a bell")
+            await until(lambda: blocked(server) == 1, "a blocking claim")
             server.kill()
             server.start()
             assert server.call("EXISTS", "pl:{q/1}:meta") == 0
@@ -228,7 +228,7 @@ async def test_a_worker_waits_again_after_its_server_lost_everything(fresh_serve
 
 
 @on_loop
-async def test_an_error_that_passes_ends_no_bell(server: Server) -> None:
+async def test_an_error_that_passes_ends_no_blocking_claim(server: Server) -> None:
     async with hung(server) as (client, worker):
         before = calls(server, "blpop")
         with server.client() as direct:

@@ -1,0 +1,91 @@
+"""Where a worker's jobs come from and go back to: the protocol that the worker's parts use.
+
+A broker can stand here later; `queue_shard_source.py` meets it with the queue shards of a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from pinlater._core import Claim
+from pinlater.model.errors import PinLaterError
+from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.queue_config import QueueConfig
+
+
+class JobEvents(Protocol):
+    """What a source reports while it is open."""
+
+    def on_notification(self, queue: str) -> None:
+        """The queue may have jobs."""
+
+    def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+        """A claim that waited at the server was answered, with one job at most.
+
+        sent_s: when it was sent (monotonic s).
+        """
+
+    def on_removed(self, channel: bytes, ids: bytes) -> None:
+        """Running jobs were removed. channel: see store.keys.cancel_channel. ids: joined, 8 bytes each."""
+
+    def on_subscribed(self, is_from: Callable[[Job], bool]) -> None:
+        """A server is heard again, so events may have been missed. is_from: whether a job came from that server."""
+
+
+class JobSource(Protocol):
+    """Methods that return refused jobs return those that the worker does not hold any more.
+
+    ready: every server is heard.
+    """
+
+    @property
+    def ready(self) -> bool: ...
+
+    def open(self, events: JobEvents, *, blocking: bool) -> None:
+        """Reports events from now on. blocking: claims wait at the servers, too."""
+
+    def stop(self) -> None:
+        """Does not subscribe again where a subscription is lost."""
+
+    async def close(self) -> None:
+        """Reports nothing any more."""
+
+    async def claim(self, queue: str, limit: int) -> list[Claim]:
+        """Claims due jobs."""
+
+    async def claim_or_wait(self, queue: str, limit: int) -> list[Claim] | None:
+        """Claims due jobs; where there are none, waits for events. None: no server of the queue is heard yet."""
+
+    def ask_again_s(self, queue: str) -> float:
+        """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
+
+    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
+        """Waits no more, and asks for claims whose answers were lost. take: gets queue, claim, when it was sent."""
+
+    async def create(self, queue: str, config: QueueConfig) -> None:
+        """Creates a queue again that was lost."""
+
+    def notify_others(self, queue: str) -> list[Coroutine[Any, Any, None]]:
+        """Notifies other workers, a coroutine a shard."""
+
+    async def ack(self, succeeded: list[Job], failed: list[Ack]) -> list[Any]:
+        """Returns refused ones."""
+
+    async def checkpoint(self, checkpoints: list[Checkpoint]) -> list[Any]:
+        """Returns refused ones."""
+
+    async def store_results(self, kept: list[tuple[Job, bytes, int]]) -> list[Job]:
+        """Keeps results of jobs, for so many ms. Returns refused jobs."""
+
+    async def notify_failed(self, descriptors: list[str]) -> None:
+        """Notifies those that wait for results of jobs that failed for good."""
+
+    async def release(self, jobs: Sequence[Job]) -> list[Any]:
+        """Returns refused jobs."""
+
+    async def renew(self, jobs: Sequence[Job]) -> list[Job]:
+        """Returns jobs whose lease is lost."""
+
+    async def existing(self, jobs: Sequence[Job]) -> set[str]:
+        """Descriptors of those that were not removed."""

@@ -1,0 +1,186 @@
+"""Jobs from the queue shards of a client.
+
+Promises that it claims only where it is subscribed, and that a claim whose answer was lost is asked for: other workers
+see its jobs only when its lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from pinlater._core import Claim
+from pinlater.client.async_client import AsyncClient
+from pinlater.model.backoff import Pauses
+from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.queue_config import QueueConfig
+from pinlater.operations import leases, results
+from pinlater.operations.dequeue import claim_round, leave
+from pinlater.operations.queue_shards import agreed_queue_shards, known_queue_shards
+from pinlater.operations.queues import recreate_lost
+from pinlater.store.requests import write
+from pinlater.store.servers import Server
+from pinlater.store.shards import QueueShard
+from pinlater.worker.blocking_claim import BlockingClaims
+from pinlater.worker.job_source import JobEvents
+from pinlater.worker.subscriptions import Subscriptions
+
+log: Final = logging.getLogger("pinlater.worker")
+
+
+class QueueShardSource:
+    """The JobSource of a worker; see there."""
+
+    def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
+        self._client, self._queues = client, queues
+        self._blocking_claims = BlockingClaims(client, queues)
+        self._subscriptions = Subscriptions(client, queues)
+
+    # waiting
+
+    @property
+    def ready(self) -> bool:
+        listening = self._client.driver.subscriber.listening
+        return all(listening(shard.server) for shard in self._client.session.shards.values())
+
+    def open(self, events: JobEvents, *, blocking: bool) -> None:
+        self._blocking_claims.open(events.on_blocking_claim, blocking)
+        self._subscriptions.open(
+            lambda message: events.on_notification(_queue_of(message)),
+            events.on_removed,
+            lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
+        )
+
+    def stop(self) -> None:
+        self._subscriptions.stop()
+
+    async def close(self) -> None:
+        await self._subscriptions.close()
+        await self._blocking_claims.close()
+
+    def notify_others(self, queue: str) -> list[Coroutine[Any, Any, None]]:
+        return [self._notify_another(queue_shard) for queue_shard in self._client.session.queue_shards(queue)]
+
+    async def _notify_another(self, queue_shard: QueueShard) -> None:
+        try:
+            await self._client.run(lambda end: write(queue_shard, "wake", [b""], end, patient=False))
+        except PinLaterError as error:
+            log.debug("%s: no other worker was notified: %s", queue_shard, error)
+
+    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
+        await self._leave()
+        lost, _ = await asyncio.gather(self._ask_for_lost(take), self._blocking_claims.end())
+        if lost or await self._ask_for_lost(take):
+            await self._leave()
+
+    async def _leave(self) -> None:
+        session = self._client.session
+        queue_shards = [queue_shard for queue_shard in self._queue_shards() if queue_shard.stored is not None]
+        await self._client.run(lambda end: leave(session, queue_shards, end))
+
+    # claiming
+
+    async def claim(self, queue: str, limit: int) -> list[Claim]:
+        return await self._claim(await self._known(queue), limit, wait=False)
+
+    async def claim_or_wait(self, queue: str, limit: int) -> list[Claim] | None:
+        queue_shards = self._subscriptions.heard(await self._known(queue))
+        if not queue_shards:
+            return None
+        self._blocking_claims.register(queue_shards)
+        claims = await self._claim(queue_shards, limit, wait=True)
+        if not any(claim.jobs for claim in claims):
+            self._blocking_claims.start(queue_shards)
+        return claims
+
+    async def _claim(self, queue_shards: list[QueueShard], limit: int, *, wait: bool) -> list[Claim]:
+        session, claimer = self._client.session, self._client.settings.source
+        # keep: jobs of an answer that was lost are asked for later
+        return await self._client.run(
+            lambda end: claim_round(session, queue_shards, limit, wait, claimer, end, keep=True)
+        )
+
+    async def _known(self, queue: str) -> list[QueueShard]:
+        session = self._client.session
+        return agreed_queue_shards(session, queue) or await self._client.run(
+            lambda end: known_queue_shards(session, queue, end)
+        )
+
+    async def create(self, queue: str, config: QueueConfig) -> None:
+        session = self._client.session
+        with suppress(PinLaterError):  # the next claim reports it
+            await self._client.run(lambda end: recreate_lost(session, queue, config, end))
+
+    # claims whose answers were lost
+
+    def ask_again_s(self, queue: str) -> float:
+        lost = [one for one in self._client.session.queue_shards(queue) if one.unknown_claim is not None]
+        return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
+
+    async def _ask_for_lost(self, take: Callable[[str, Claim, float], None]) -> bool:
+        """Whether there were any."""
+        lost = [(one, one.unknown_claim) for one in self._queue_shards() if one.unknown_claim is not None]
+        await asyncio.gather(*(self._ask_for(queue_shard, unknown, take) for queue_shard, unknown in lost))
+        return bool(lost)
+
+    async def _ask_for(
+        self, queue_shard: QueueShard, unknown: OutcomeUnknown, take: Callable[[str, Claim, float], None]
+    ) -> None:
+        queue_shard.unknown_claim, pauses = None, Pauses()
+        while True:
+            try:
+                claim = await self._client.run(unknown.resume)
+            except OutcomeUnknown as error:
+                log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
+                unknown = error
+            except PinLaterError as error:
+                log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
+                return
+            else:
+                take(queue_shard.queue, claim, queue_shard.unknown_sent_s)
+                return
+            await asyncio.sleep(pauses.take())
+
+    # ending
+
+    async def ack(self, succeeded: list[Job], failed: list[Ack]) -> list[Any]:
+        session = self._client.session
+        return await self._client.run(lambda end: leases.ack(session, succeeded, failed, "", False, end))
+
+    async def checkpoint(self, checkpoints: list[Checkpoint]) -> list[Any]:
+        session = self._client.session
+        return await self._client.run(lambda end: leases.checkpoint(session, checkpoints, "", end))
+
+    async def store_results(self, kept: list[tuple[Job, bytes, int]]) -> list[Job]:
+        session = self._client.session
+        return await self._client.run(lambda end: results.store(session, kept, end))
+
+    async def notify_failed(self, descriptors: list[str]) -> None:
+        session = self._client.session
+        await self._client.run(lambda end: results.tell(session, descriptors, end))
+
+    async def release(self, jobs: Sequence[Job]) -> list[Any]:
+        session = self._client.session
+        return await self._client.run(lambda end: leases.release(session, jobs, "", end))
+
+    async def renew(self, jobs: Sequence[Job]) -> list[Job]:
+        session = self._client.session
+        return await self._client.run(lambda end: leases.renew(session, jobs, False, end))
+
+    async def existing(self, jobs: Sequence[Job]) -> set[str]:
+        return set(await self._client.lookup([job.descriptor for job in jobs]))
+
+    def _queue_shards(self) -> list[QueueShard]:
+        return [queue_shard for queue in self._queues for queue_shard in self._client.session.queue_shards(queue)]
+
+    def _server_of(self, job: Job) -> Server:
+        return self._client.session.queue_shard(job.queue, job.shard).shard.server
+
+
+def _queue_of(key: bytes) -> str:
+    """The queue of a key `m`."""
+    return key.partition(b"{")[2].partition(b"/")[0].decode()
