@@ -46,7 +46,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 @dataclass
 class Scene:
-    """A queue with jobs in every state, waiters, a ticket and a claim; `claimed` is held by `wire`."""
+    """A queue with jobs in every state, waiters, a reservation and a claim; `claimed` is held by `wire`."""
 
     wire: Wire
     claimed: Claimed
@@ -55,7 +55,7 @@ class Scene:
 
     def end(self, position: int = 0, **words: Any) -> End:
         job = self.claimed.jobs[position]
-        return End(job.level, job.id, words.pop("token", self.claimed.token), **words)
+        return End(job.priority, job.id, words.pop("token", self.claimed.token), **words)
 
 
 def make_scene(client: redis.Redis) -> Scene:
@@ -153,7 +153,7 @@ def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after
 
 
 @pytest.mark.parametrize("verb", ["expire", "collect"])
-def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: redis.Redis, verb: str) -> None:
+def test_a_call_for_any_version_with_keys_of_too_few_priorities_is_refused(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
     grown.configure(settings(priorities=5))
@@ -163,14 +163,14 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
     assert snapshot(scene.wire) == before
 
 
-def test_a_renewal_with_keys_of_too_few_levels_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
+def test_a_renewal_with_keys_of_too_few_priorities_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
     grown.configure(settings(priorities=5))
     with refused("CONFIG_CHANGED"):
-        scene.wire.renew(scene.end()._replace(level=4))
+        scene.wire.renew(scene.end()._replace(priority=4))
     with refused("CONFIG_CHANGED"):
-        scene.wire.renew(own=[scene.end()._replace(level=4)])
+        scene.wire.renew(own=[scene.end()._replace(priority=4)])
     assert scene.wire.renew(scene.end()) == []
 
 
@@ -228,18 +228,18 @@ def test_a_holder_with_the_wrong_token_is_refused_and_only_the_lane_moves(client
 MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "spec too short": lambda s: s.wire.write("enqueue", bytes(7), b"", record(Job())),
     "no jobs": lambda s: s.wire.enqueue(),
-    "level 0": lambda s: s.wire.enqueue(Job(priority=0)),
-    "level 4": lambda s: s.wire.enqueue(Job(), Job(priority=4)),
-    "one level for all, 9": lambda s: s.wire.write("enqueue", b"\x09", b"", record(Job())),
+    "priority 0": lambda s: s.wire.enqueue(Job(priority=0)),
+    "priority 4": lambda s: s.wire.enqueue(Job(), Job(priority=4)),
+    "one priority for all, 9": lambda s: s.wire.write("enqueue", b"\x09", b"", record(Job())),
     "a record cut off": lambda s: s.wire.write("enqueue", b"\1", b"", record(Job()), b"\1\0\1"),
     "a run of no jobs": lambda s: s.wire.write("enqueue", spec_run(1) + spec_run(0, 2), b"", record(Job())),
     "a status of no job": lambda s: s.wire.write("enqueue", b"\1", struct.pack(">HH", 1, 1) + b"x", record(Job())),
-    "load, level 4": lambda s: s.wire.load(s.reservation, Job(), Job(priority=4)),
+    "load, priority 4": lambda s: s.wire.load(s.reservation, Job(), Job(priority=4)),
     "load, other count": lambda s: s.wire.load(s.reservation, Job()),
     "prepare none": lambda s: s.wire.prepare(0),
     "claim none": lambda s: s.wire.claim(0),
-    "quotas of two levels": lambda s: s.wire.claim(5, quotas=(5, 5)),
-    "ack of level 0": lambda s: s.wire.ack(End(0, s.end().id, s.claimed.token)),
+    "quotas of two priorities": lambda s: s.wire.claim(5, quotas=(5, 5)),
+    "ack of priority 0": lambda s: s.wire.ack(End(0, s.end().id, s.claimed.token)),
     "ack of kind 2": lambda s: s.wire.write("ack", b"", ack_group(s, kind=2), s.end().id),
     "ack, more ids": lambda s: s.wire.write("ack", b"", ack_group(s), s.end().id, s.end(1).id),
     "ack, fewer ids": lambda s: s.wire.write("ack", b"", ack_group(s)),
@@ -250,38 +250,38 @@ MALFORMED: dict[str, Callable[[Scene], Any]] = {
     "ack, half of more": lambda s: s.wire.write("ack", b"\0\0", ack_group(s), s.end().id),
     "ack, a source cut off": lambda s: s.wire.write("ack", b"\0\0\5abcd", ack_group(s), s.end().id),
     "ack, half a status": lambda s: s.wire.write("ack", pack_more(b"\0\0\0"), ack_group(s), s.end().id),
-    "release of level 0": lambda s: s.wire.release(End(0, s.end().id, s.claimed.token)),
+    "release of priority 0": lambda s: s.wire.release(End(0, s.end().id, s.claimed.token)),
     "release, run too long": lambda s: s.wire.write(
-        "release", b"", struct.pack(">BH", s.end().level, 1) + s.claimed.token + b"\0\2", s.end().id
+        "release", b"", struct.pack(">BH", s.end().priority, 1) + s.claimed.token + b"\0\2", s.end().id
     ),
     "checkpoint cut off": lambda s: s.wire.write("checkpoint", b"", pack_checkpoint(s.end())[:-1], b""),
     "checkpoint, no body": lambda s: s.wire.write("checkpoint", b"", pack_checkpoint(s.end(), body=True), b""),
-    "checkpoint, level 0": lambda s: s.wire.checkpoint(s.end()._replace(level=0)),
+    "checkpoint, priority 0": lambda s: s.wire.checkpoint(s.end()._replace(priority=0)),
     "checkpoint, 0 attempts": lambda s: s.wire.checkpoint(s.end(), attempts=0),
     "renew cut off": lambda s: s.wire.renew(s.claimed.token[:-1]),
-    "renew, level 0": lambda s: s.wire.renew(own=[s.end()._replace(level=0)]),
-    "results, level 0": lambda s: s.wire.store_results((s.end()._replace(level=0), b"\1x")),
+    "renew, priority 0": lambda s: s.wire.renew(own=[s.end()._replace(priority=0)]),
+    "results, priority 0": lambda s: s.wire.store_results((s.end()._replace(priority=0), b"\1x")),
     "results cut off": lambda s: s.wire.write("store_results", b"", bytes(22), b"\1x"),
     "results, more values": lambda s: s.wire.write("store_results", b"", b"", b"\1x"),
-    "retry, level 4": lambda s: s.wire.retry_failed(level=4),
+    "retry, priority 4": lambda s: s.wire.retry_failed(priority=4),
     "retry, 0 attempts": lambda s: s.wire.retry_failed(attempts=0),
-    "delete, level 0": lambda s: s.wire.delete_jobs(PENDING, level=0, limit=1),
+    "delete, priority 0": lambda s: s.wire.delete_jobs(PENDING, priority=0, limit=1),
     "delete, state 4": lambda s: s.wire.delete_jobs(b"4", limit=1),
     "delete, any state, no ids": lambda s: s.wire.delete_jobs(b"", limit=1),
-    "fewer levels": lambda s: s.wire.configure(settings(priorities=2)),
+    "fewer priorities": lambda s: s.wire.configure(settings(priorities=2)),
     "settings cut off": lambda s: s.wire.configure(settings()[:-1]),
     "deleted by hand": lambda s: s.wire.configure(settings(flags=128)),
-    "create, no level": lambda s: s.wire.create(settings(priorities=0)),
+    "create, no priority": lambda s: s.wire.create(settings(priorities=0)),
 }
 
 
-def spec_run(jobs: int, level: int = 1) -> bytes:
-    return struct.pack(">BBHIH", level, 0, 0, 0, jobs)
+def spec_run(jobs: int, priority: int = 1) -> bytes:
+    return struct.pack(">BBHIH", priority, 0, 0, 0, jobs)
 
 
 def ack_group(scene: Scene, kind: int = 0, run: int = 1, none: bool = False) -> bytes:
     """none: a run of no jobs comes first."""
-    head = struct.pack(">BBH", scene.end().level, kind, 1) + (scene.claimed.token + bytes(2) if none else b"")
+    head = struct.pack(">BBH", scene.end().priority, kind, 1) + (scene.claimed.token + bytes(2) if none else b"")
     return head + scene.claimed.token + struct.pack(">H", run)
 
 

@@ -90,8 +90,8 @@ def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> N
     lives = [wire.claim(1, claim=claim) for claim in (CLAIM.replace(b"ab:", b"abc:"), b"host:0:17:python:host:5:1")]
     assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (2, 5, 0, 0, b"")
     gone, held = {*dead.bodies, *sole.bodies}, {body for claim in lives for body in claim.bodies}
-    for id_, body, level in zip(ids, BODIES, (1, 2, 1, 2, 1, 1, 1), strict=True):
-        info = known(wire, id_, level)
+    for id_, body, priority in zip(ids, BODIES, (1, 2, 1, 2, 1, 1, 1), strict=True):
+        info = known(wire, id_, priority)
         assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in gone else (False, 0))
         assert (body in held) != (body in gone)
     assert b"worker process was killed by SIGSEGV (crash 1 of 3)" in known(wire, dead.jobs[0].id, 1).status
@@ -113,10 +113,10 @@ def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) 
         found: list[list[Any]] = [
             list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("ready:1", "ready:2")
         ]
-        return [one for level in found for one in level if one[0][:8] in ids[1:4]]
+        return [one for priority in found for one in priority if one[0][:8] in ids[1:4]]
 
     def not_started() -> list[Info]:
-        return [known(wire, id_, level) for id_, level in zip(ids[1:4], (1, 1, 2), strict=True)]
+        return [known(wire, id_, priority) for id_, priority in zip(ids[1:4], (1, 1, 2), strict=True)]
 
     before = line(), not_started()
     assert len(wire.claim(5, claim=CLAIM).bodies) == 5
@@ -190,12 +190,12 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
     def told() -> dict[bytes, tuple[bytes, bytes]]:
-        """id -> whether it is there, ticket"""
+        """id -> whether it is there, reservation"""
         return {one[1:9]: (one[9:10], one[10:18]) for one in wire.read("quarantined", 10)}
 
     assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
     assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
-    reservation, other = b"ticket 1", b"ticket 2"
+    reservation, other = b"reserve1", b"reserve2"
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == reservation + b"big"
     assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == reservation + b"big"
     assert told()[ids[0]] == (b"\1", reservation)

@@ -109,13 +109,13 @@ def test_a_job_cannot_succeed_and_fail_in_one_ack(wire: Wire) -> None:
     assert is_clean(snapshot(wire))
 
 
-def test_a_mixed_ack_over_claims_and_levels(wire: Wire) -> None:
+def test_a_mixed_ack_over_claims_and_priorities(wire: Wire) -> None:
     wire.enqueue(*(Job(b"%d" % i, 1 + i % 3, allowed=2) for i in range(12)))
     mine, other = wire.claim(6), wire.claim(6)
     stranger = ends(mine)[0]._replace(token=other.token)
     acked = [*ends(mine)[:3], stranger, *ends(other, failed=True, delay_ms=1000)[:4], *ends(mine)[3:]]
     assert wire.ack(*acked) == [3]
-    assert [level[:4] for level in wire.counts()] == [(0, 0, 0, 0), (0, 2, 0, 0), (0, 2, 2, 0)]
+    assert [priority[:4] for priority in wire.counts()] == [(0, 0, 0, 0), (0, 2, 0, 0), (0, 2, 2, 0)]
     assert wire.ack(*ends(other)[4:]) == []
     assert lease_fields(wire) == (0, 0)
 
@@ -254,7 +254,7 @@ def test_every_job_of_a_claim_can_have_its_own_lease(wire: Wire) -> None:
     assert lease_fields(wire) == (4, 4)
     assert wire.renew(claimed.token) == [0]
     assert wire.ack(held[0]) == wire.release(held[1]) == wire.checkpoint(held[2], move=(NOW, 0)) == []
-    assert wire.delete_jobs(RUNNING, level=held[3].level, ids=[held[3].id]) == (1, 0)
+    assert wire.delete_jobs(RUNNING, priority=held[3].priority, ids=[held[3].id]) == (1, 0)
     assert lease_fields(wire) == (0, 0)
     assert len(drain(wire)) == 2
     assert is_clean(snapshot(wire))

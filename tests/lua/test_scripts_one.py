@@ -32,7 +32,7 @@ from tests.support.wire_format import (
     settings,
 )
 
-LEVELS = 3
+PRIORITIES = 3
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def places(wire: Wire) -> dict[str, Any]:
     """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry."""
     found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "lease_jobs"}
     running = [
-        (level, info.state, info.remaining, info.claim)
-        for level in range(1, LEVELS + 1)
-        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{level}")))
-        for info in [known(wire, id_, level)]
+        (priority, info.state, info.remaining, info.claim)
+        for priority in range(1, PRIORITIES + 1)
+        for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{priority}")))
+        for info in [known(wire, id_, priority)]
     ]
     return found | {"running": running}
 
 
-def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = LEVELS) -> Any:
+def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = PRIORITIES) -> Any:
     """A write with the keys before the bar only."""
     script = load_scripts()[verb]
     wire.client.script_load(script.source)
@@ -65,17 +65,17 @@ def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = LEVELS) -
     return wire.client.evalsha(script.sha.decode(), len(keys), *keys, *head, *arguments)
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
-def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, level: int) -> None:
+@pytest.mark.parametrize("priority", [1, 2, 3])
+def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, priority: int) -> None:
     quotas = [0, 0, 0]
-    quotas[level - 1] = 1
+    quotas[priority - 1] = 1
     found = []
     ways: list[Callable[[], Claimed]] = [lambda: wire.claim(1, quotas=quotas), lambda: wire.claim(1), wire.claim_one]
     for claim in ways:
-        (id_,) = wire.enqueue(Job(b"x", level, allowed=7))
+        (id_,) = wire.enqueue(Job(b"x", priority, allowed=7))
         claimed = claim()
-        assert [(job.id, job.level, job.left, job.record) for job in claimed.jobs] == [
-            (id_, level, None, record(Job(b"x", level, allowed=7)))
+        assert [(job.id, job.priority, job.left, job.record) for job in claimed.jobs] == [
+            (id_, priority, None, record(Job(b"x", priority, allowed=7)))
         ]
         assert wire.replayed_claim().bodies == claimed.bodies
         found.append(places(wire))
@@ -108,7 +108,7 @@ def test_a_claim_of_one_plain_job_gives_none_while_another_is_due(wire: Wire) ->
 
 def names(held: Iterable[list[End]]) -> set[bytes]:
     """Of leases of one job without an entry."""
-    return {bytes([end.level]) + end.id + end.token for part in held for end in part}
+    return {bytes([end.priority]) + end.id + end.token for part in held for end in part}
 
 
 def test_leases_of_one_job_end_with_it_whatever_ends_it(wire: Wire) -> None:
@@ -116,19 +116,19 @@ def test_leases_of_one_job_end_with_it_whatever_ends_it(wire: Wire) -> None:
     held: dict[int, list[End]] = {1: [], 2: [], 3: []}
     for _ in range(24):
         (end,) = ends(wire.claim_one())
-        held[end.level].append(end)
-    for level in (1, 2, 3):
+        held[end.priority].append(end)
+    for priority in (1, 2, 3):
         assert set(expiries(wire)) == names(held.values())
-        first, second, *more, last = held[level]
+        first, second, *more, last = held[priority]
         assert wire.ack(first, second, first) == [2]
         assert wire.ack(more[0]._replace(failed=True), more[1], tombstones=True) == []
         assert wire.release(more[2]) == []
-        assert wire.delete_jobs(b"", level, 0, ids=[more[3].id]) == (1, True)
+        assert wire.delete_jobs(b"", priority, 0, ids=[more[3].id]) == (1, True)
         assert wire.checkpoint(more[4], move=(NOW, 0)) == []
-        held[level] = [last]
+        held[priority] = [last]
     assert set(expiries(wire)) == names(held.values())
     (kept,), (other,) = held[2], held[3]
-    assert wire.renew(kept._replace(token=other.token), kept._replace(level=3), kept) == [0, 1]
+    assert wire.renew(kept._replace(token=other.token), kept._replace(priority=3), kept) == [0, 1]
 
 
 def test_a_lease_of_one_job_that_lost_its_expiry_gets_one_again(wire: Wire) -> None:
@@ -189,7 +189,7 @@ def test_one_job_is_acked_by_its_holder_only_and_once(wire: Wire) -> None:
     wire.enqueue_bodies(b"a", b"b")
     (mine,), (other,) = ends(wire.claim(1)), ends(wire.claim(1))
     before = snapshot(wire, lane=False)
-    for end in (mine._replace(token=other.token), mine._replace(level=2), mine._replace(level=100)):
+    for end in (mine._replace(token=other.token), mine._replace(priority=2), mine._replace(priority=100)):
         assert wire.ack(end) == [0]
     assert snapshot(wire, lane=False) == before
     assert (wire.ack(mine), wire.again(), wire.ack(mine)) == ([], [b""], [0])

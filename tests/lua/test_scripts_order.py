@@ -86,19 +86,19 @@ def test_a_released_job_goes_back_to_its_place(wire: Wire) -> None:
     assert wire.claim().bodies == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_level_is_not_passed_over_and_quotas_bound_it(wire: Wire) -> None:
-    wire.enqueue(*(Job(b"%d" % level, level) for level in (3, 2, 1) for _ in range(5)))
+def test_a_priority_is_not_passed_over_and_quotas_bound_it(wire: Wire) -> None:
+    wire.enqueue(*(Job(b"%d" % priority, priority) for priority in (3, 2, 1) for _ in range(5)))
     assert wire.claim(7).bodies == [b"1"] * 5 + [b"2"] * 2
     claimed = wire.claim(4, quotas=(5, 1, 2))
     assert (claimed.bodies, claimed.left) == ([b"2", b"3", b"3"], [0, 2, 3])
 
 
 def test_the_byte_budget_bounds_a_claim_but_one_job_is_always_given(wire: Wire) -> None:
-    wire.enqueue(*(Job(bytes(1000), level) for level in (1, 2) for _ in range(30)))
+    wire.enqueue(*(Job(bytes(1000), priority) for priority in (1, 2) for _ in range(30)))
     claimed = wire.claim(budget=1004 * 25 + 5)
     assert (len(claimed.jobs), claimed.left) == (25, [5, 30, 0])
     claimed = wire.claim(budget=1004 * 7)
-    assert ([job.level for job in claimed.jobs], claimed.left) == ([1] * 5 + [2] * 2, [0, 28, 0])
+    assert ([job.priority for job in claimed.jobs], claimed.left) == ([1] * 5 + [2] * 2, [0, 28, 0])
     assert len(wire.claim(budget=10).jobs) == 1
     assert wire.counts()[1][0] == 27
 
@@ -175,7 +175,7 @@ def test_scheduled_jobs_become_due_in_the_order_of_their_run_after(kind: AnyKind
         claimed = wire.claim()
         assert (claimed.jobs, claimed.left) == ([], [0, 0, 0])
         assert 0 < claimed.due_in_ms <= 30_000
-        assert [sum(level[:2]) - level[0] for level in wire.counts()] == [2, 1, 0]
+        assert [sum(priority[:2]) - priority[0] for priority in wire.counts()] == [2, 1, 0]
         jump(server, 61)
         wire.enqueue_bodies(b"after")
         assert wire.dry_run().bodies == [b"soon", b"after", b"low"]

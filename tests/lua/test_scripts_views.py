@@ -128,7 +128,7 @@ def test_a_lookup_tells_what_is_known_and_stops_at_its_budget(wire: Wire) -> Non
     assert (pending.state, pending.run_after_ms, pending.claim) == (int(PENDING), created_ms(two), b"")
     assert missing is None
     assert other is not None
-    assert (other.level, other.body) == (2, b"c")
+    assert (other.priority, other.body) == (2, b"c")
     assert wire.lookup([low, low], [1, 9]) == [None, None]
     assert len(wire.lookup([one, two, low], budget=1000)) == 1
 

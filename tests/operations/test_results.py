@@ -398,7 +398,7 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     assert wire.outcome(first) == (1, b"\1again")
     assert wire.ack(one, two) == []
     assert [wire.outcome(first), wire.outcome(second)] == [(1, b"\1again"), (0, b"")]
-    assert wire.outcome(first, level=9) == (1, b"\1again")
+    assert wire.outcome(first, priority=9) == (1, b"\1again")
     assert wire.outcomes([first] * 3, budget=1) == [b"\1\1again"]
     with refused("BAD_REQUEST"):
         wire.read("outcome", 1, b"\1\1", first)

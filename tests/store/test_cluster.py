@@ -55,7 +55,7 @@ def crashed(scene: Scene) -> None:
                 wait_until(end, "ended leases")
     scene.wire.read("quarantined", 10)
     for what in (1, 2):
-        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"ticket 1", b"other")
+        scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"reserve1", b"other")
 
 
 def soon_due(scene: Scene) -> None:

@@ -82,7 +82,7 @@ def _failed(direct: Client, queue: str) -> list[str]:
     return descriptors
 
 
-def _ticket(direct: Client, queue: str) -> bytes:
+def _reservation(direct: Client, queue: str) -> bytes:
     direct.create_queue(queue)
     reservation: bytes = _prepare(direct, queue)
     return reservation
@@ -239,7 +239,7 @@ WRITES = [
         lambda d, q, reservation, _: len(reservation) == 8,
         NOTHING,
     ),
-    Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _ticket),
+    Case("load", "load", _load, lambda d, q, sequence, _: len(sequence) == 4, PENDING_2, _reservation),
 ]
 
 READS = [

@@ -229,9 +229,9 @@ class WorkingMachine(RuleBasedStateMachine):
 
     def check_line(self, given: list[str], line: list[str]) -> None:
         """Of each priority the first ones were given, in their order."""
-        for level in {descriptor.split(":")[2] for descriptor in given}:
-            part = [descriptor for descriptor in given if descriptor.split(":")[2] == level]
-            assert part == [descriptor for descriptor in line if descriptor.split(":")[2] == level][: len(part)]
+        for priority in {descriptor.split(":")[2] for descriptor in given}:
+            part = [descriptor for descriptor in given if descriptor.split(":")[2] == priority]
+            assert part == [descriptor for descriptor in line if descriptor.split(":")[2] == priority][: len(part)]
 
     @precondition(exists)
     @rule(limit=st.integers(0, 5))

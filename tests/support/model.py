@@ -147,7 +147,7 @@ class Model:
         self.reservations.append(reservation)
 
     def load(self, reservation: Reservation, queue: str, jobs: list[NewJob], now_ms: int) -> None:
-        """The jobs' arrival is their ticket's, but for those that have a time of their own."""
+        """The jobs' arrival is their reservation's, but for those that have a time of their own."""
         for id_, new in enumerate(jobs, reservation.first):
             timed = new.run_after_ms or new.delay_ms
             at_ms = run_after(new.run_after_ms, new.delay_ms, now_ms) if timed else reservation.issued_ms
@@ -185,8 +185,8 @@ class Model:
             self._keep_newest(priorities)
 
     def _keep_newest(self, priorities: Iterable[tuple[str, int]]) -> None:
-        for shard, level in priorities:
-            kept = self.of(SUCCEEDED, level, shard)
+        for shard, priority in priorities:
+            kept = self.of(SUCCEEDED, priority, shard)
             self.drop(job.descriptor for job in kept[: max(0, len(kept) - self.settings.keep_succeeded)])
 
     def fail(self, job: ModelJob, status: str, delay_ms: int, now_ms: int) -> None:
@@ -264,7 +264,7 @@ class Model:
         return len(ended), retried, len(crashed) - retried
 
     def collect(self, shard: str, now_ms: int) -> tuple[int, int, int]:
-        """How many succeeded and failed jobs and tickets go."""
+        """How many succeeded and failed jobs and reservations go."""
         if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
             return 0, 0, 0
         old = [each for each in self.reservations if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
@@ -277,7 +277,7 @@ class Model:
         ]
         self.drop(job.descriptor for job in failed + succeeded)
         before = len(self.of(SUCCEEDED, shard=shard))
-        self._keep_newest((shard, level) for level in range(1, self.settings.priorities + 1))
+        self._keep_newest((shard, priority) for priority in range(1, self.settings.priorities + 1))
         return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed), len(old)
 
     def configure(self, **changes: Any) -> None:

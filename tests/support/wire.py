@@ -196,33 +196,33 @@ class Wire:
         return unpack_claim(self.read("dry_run", limit, budget))
 
     def ack(self, *ends: End, source: bytes = b"", tombstones: bool = False) -> list[int]:
-        """Acks in groups by level and kind, in the order given; returns refused positions."""
+        """Acks in groups by priority and kind, in the order given; returns refused positions."""
         groups = b""
-        for (level, failed), run in itertools.groupby(ends, key=lambda end: (end.level, end.failed)):
+        for (priority, failed), run in itertools.groupby(ends, key=lambda end: (end.priority, end.failed)):
             part = list(run)
-            groups += struct.pack(">BBH", level, failed, len(part)) + pack_runs(end.token for end in part)
+            groups += struct.pack(">BBH", priority, failed, len(part)) + pack_runs(end.token for end in part)
             groups += b"".join(end.delay_ms.to_bytes(6, "big") for end in part if failed)
         texts, ids = pack_statuses(end.status for end in ends), [end.id for end in ends]
         more = pack_more(texts, source, tombstones)
         return unpack_positions(self.write("ack", more, groups, *ids)[0])
 
     def succeed(self, claimed: Claimed) -> list[int]:
-        return self.ack(*(End(job.level, job.id, claimed.token) for job in claimed.jobs))
+        return self.ack(*(End(job.priority, job.id, claimed.token) for job in claimed.jobs))
 
     def fail(self, claimed: Claimed, delay_ms: int = 0, status: bytes = b"") -> list[int]:
-        return self.ack(*(End(j.level, j.id, claimed.token, True, delay_ms, status) for j in claimed.jobs))
+        return self.ack(*(End(j.priority, j.id, claimed.token, True, delay_ms, status) for j in claimed.jobs))
 
     def release(self, *ends: End, source: bytes = b"") -> list[int]:
         groups = b""
-        for level, run in itertools.groupby(ends, key=lambda end: end.level):
+        for priority, run in itertools.groupby(ends, key=lambda end: end.priority):
             part = list(run)
-            groups += struct.pack(">BH", level, len(part)) + pack_runs(end.token for end in part)
+            groups += struct.pack(">BH", priority, len(part)) + pack_runs(end.token for end in part)
         return unpack_positions(self.write("release", source, groups, *(end.id for end in ends))[0])
 
     def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
         """claims: one of their jobs, or the token of one of several jobs."""
         jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
-        given = [b"".join(bytes([end.level]) + end.id + end.token for end in ends) for ends in (jobs, own)]
+        given = [b"".join(bytes([end.priority]) + end.id + end.token for end in ends) for ends in (jobs, own)]
         reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
         return unpack_positions(reply[0])
 
@@ -262,49 +262,49 @@ class Wire:
         return *counts, packed[17:] if more else b""
 
     def leave_quarantine(
-        self, level: int, id_: bytes, what: int, reservation: bytes = bytes(8), queue: bytes = b""
+        self, priority: int, id_: bytes, what: int, reservation: bytes = bytes(8), queue: bytes = b""
     ) -> bytes:
-        """Returns the ticket there is then, and of which queue."""
-        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", level, id_, what, reservation))[0])
+        """Returns the reservation there is then, and of which queue."""
+        return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", priority, id_, what, reservation))[0])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
-        """Returns [succeeded, failed, lanes, tickets, waiters, more] and the next cursor."""
+        """Returns [succeeded, failed, lanes, reservations, waiters, more] and the next cursor."""
         (packed,) = self.write("collect", cursor, version=NO_CONFIG_VERSION)
         return list(struct.unpack_from(">IIIIIB", packed)), packed[21:]
 
     def retry_failed(
         self,
-        level: int = 1,
+        priority: int = 1,
         limit: int = 1000,
         attempts: int = 3,
         kind: int = NOW,
         ms: int = 0,
         ids: Sequence[bytes] = (),
     ) -> int:
-        return number(self.write("retry_failed", level, limit, attempts, kind, ms, *ids)[0][:4])
+        return number(self.write("retry_failed", priority, limit, attempts, kind, ms, *ids)[0][:4])
 
     def delete_jobs(
-        self, state: bytes, level: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
+        self, state: bytes, priority: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
     ) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""
-        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, level, limit, channel, *ids)[0])
+        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, priority, limit, channel, *ids)[0])
         return deleted, more
 
     def store_results(self, *kept: tuple[End, bytes], ms: int = 60_000, channel: bytes = b"told:") -> list[int]:
         """Keeps results of running jobs; returns refused positions."""
-        items = b"".join(bytes([e.level]) + e.id + e.token + ms.to_bytes(6, "big") for e, _ in kept)
+        items = b"".join(bytes([e.priority]) + e.id + e.token + ms.to_bytes(6, "big") for e, _ in kept)
         return unpack_positions(self.write("store_results", channel, items, *(value for _, value in kept))[0])
 
-    def outcome(self, id_: bytes, level: int = 1) -> tuple[int, bytes]:
+    def outcome(self, id_: bytes, priority: int = 1) -> tuple[int, bytes]:
         """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
-        (told,) = self.outcomes([id_], level)
+        (told,) = self.outcomes([id_], priority)
         return told[0], told[1:]
 
-    def outcomes(self, ids: Sequence[bytes], level: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
-        return self.read("outcome", budget, bytes([level]) * len(ids), *ids)
+    def outcomes(self, ids: Sequence[bytes], priority: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
+        return self.read("outcome", budget, bytes([priority]) * len(ids), *ids)
 
     def counts(self) -> list[tuple[int, ...]]:
-        """A level: pending now, pending later, in progress, succeeded, failed."""
+        """A priority: pending now, pending later, in progress, succeeded, failed."""
         return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
 
     def lookup(
@@ -318,19 +318,21 @@ class Wire:
         state: bytes,
         cursor: bytes = b"",
         *,
-        level: int = 1,
+        priority: int = 1,
         future: bool = False,
         limit: int = 1000,
         bodies: bool = False,
         budget: int = BUDGET_BYTES,
     ) -> tuple[list[Info], bytes]:
         """One page and the next cursor (empty at the end)."""
-        words = (state, level, int(future), cursor, limit, int(bodies), budget)
+        words = (state, priority, int(future), cursor, limit, int(bodies), budget)
         reply = self.read("scan", *words)
         return [unpack_info(one) for one in reply[1:]], reply[0]
 
-    def audit(self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), level: int = 1) -> tuple[list[int], list[int]]:
-        places, leases = self.read("audit", level, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
+    def audit(
+        self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), priority: int = 1
+    ) -> tuple[list[int], list[int]]:
+        places, leases = self.read("audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
         return unpack_positions(places), list(leases)
 
     @staticmethod
@@ -398,9 +400,9 @@ def is_clean(found: Mapping[str, Value]) -> bool:
     return set(found) <= {"meta"}
 
 
-def fail_all(wire: Wire, count: int, level: int = 1) -> list[bytes]:
+def fail_all(wire: Wire, count: int, priority: int = 1) -> list[bytes]:
     """Enqueues jobs of one attempt and fails them all; their ids."""
-    ids = wire.enqueue(*(Job(b"%d" % i, level, allowed=1) for i in range(count)))
+    ids = wire.enqueue(*(Job(b"%d" % i, priority, allowed=1) for i in range(count)))
     assert wire.ack(*ends(wire.claim(), failed=True, status=b"no")) == []
     return ids
 
@@ -425,8 +427,8 @@ def lease_fields(wire: Wire) -> tuple[int, int]:
     return int(wire.client.zcard(wire.key("leases"))), int(wire.client.hlen(wire.key("lease_jobs")))
 
 
-def known(wire: Wire, id_: bytes, level: int = 1) -> Info:
+def known(wire: Wire, id_: bytes, priority: int = 1) -> Info:
     """What lookup tells of a job that is there."""
-    (info,) = wire.lookup([id_], [level])
+    (info,) = wire.lookup([id_], [priority])
     assert info is not None, "expected the job to be there"
     return info

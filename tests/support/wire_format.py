@@ -35,7 +35,7 @@ class Job(NamedTuple):
 class Taken(NamedTuple):
     """A job as a claim gives it; `left` is None when it has all its attempts."""
 
-    level: int
+    priority: int
     id: bytes
     left: int | None
     record: bytes
@@ -62,7 +62,7 @@ class Claimed(NamedTuple):
 class End(NamedTuple):
     """One job of an ack."""
 
-    level: int
+    priority: int
     id: bytes
     token: bytes
     failed: bool = False
@@ -74,7 +74,7 @@ class Info(NamedTuple):
     """Job info (lookup, scan)."""
 
     state: int
-    level: int
+    priority: int
     id: bytes
     allowed: int
     remaining: int
@@ -177,8 +177,8 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` apart; head: token, due in, paused, levels, left, jobs block. Of one job there may be
-    `[level, id, token, record]` in one string, or nothing.
+    """Takes `[head, [records…]…]` apart. head: token, due in, paused, priorities, left, jobs block. One job may come as
+    `[priority, id, token, record]` in one string, or none as an empty one.
     """
     head, *lists = reply
     if not head:
@@ -190,27 +190,27 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
     while at < len(block):
-        level, n = struct.unpack_from(">BH", block, at)
+        priority, n = struct.unpack_from(">BH", block, at)
         ids = [block[at + 3 + 8 * i : at + 11 + 8 * i] for i in range(n)]
         at += 3 + 8 * n
         (m,) = struct.unpack_from(">H", block, at)
         lefts = dict(struct.unpack_from(">HH", block, at + 2 + 4 * i) for i in range(m))
         at += 2 + 4 * m
-        jobs += [Taken(level, id_, lefts.get(i), next(records)) for i, id_ in enumerate(ids)]
+        jobs += [Taken(priority, id_, lefts.get(i), next(records)) for i, id_ in enumerate(ids)]
     assert next(records, None) is None, "more records than ids"
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
     return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == 1)
 
 
 def unpack_info(packed: bytes) -> Info:
-    state, level, id_, allowed, remaining = struct.unpack_from(">BB8sHH", packed)
+    state, priority, id_, allowed, remaining = struct.unpack_from(">BB8sHH", packed)
     run_after_ms, updated_ms = (int.from_bytes(packed[at : at + 6], "big") for at in (14, 20))
     crashes, length = struct.unpack_from(">HH", packed, 26)
     status, at = packed[30 : 30 + length], 30 + length
     (length,) = struct.unpack_from(">H", packed, at)
     claim, at = packed[at + 2 : at + 2 + length], at + 2 + length
     body = packed[at + 1 :] if packed[at] else None
-    head = (state, level, id_, allowed, remaining, run_after_ms, updated_ms, crashes)
+    head = (state, priority, id_, allowed, remaining, run_after_ms, updated_ms, crashes)
     return Info(*head, status, claim, body)
 
 
@@ -224,10 +224,10 @@ def pack_checkpoint(
 ) -> bytes:
     what = body + 2 * (move is not None) + 4 * (attempts is not None) + 8 * bool(end.status)
     kind, ms = move or (NOW, 0)
-    head = struct.pack(">B8s8sBB", end.level, end.id, end.token, what, kind)
+    head = struct.pack(">B8s8sBB", end.priority, end.id, end.token, what, kind)
     return head + ms.to_bytes(6, "big") + struct.pack(">H", attempts or 0) + bytes(7)
 
 
 def ends(claimed: Claimed, **words: Any) -> list[End]:
     """The jobs of a claim as an ack names them."""
-    return [End(job.level, job.id, claimed.token, **words) for job in claimed.jobs]
+    return [End(job.priority, job.id, claimed.token, **words) for job in claimed.jobs]

@@ -28,7 +28,7 @@ log: Final = logging.getLogger("pinlater.worker")
 
 #: Who works on more queues and shards than this waits for messages on its channel alone, and claims then.
 MAX_QUEUE_SHARDS: Final = 8
-#: What is left of a bell that nobody waits at goes after so long; as in lib/reach.lua.
+#: What is left of a bell that nobody waits at goes after so long; as in lib/notify_waiter.lua.
 _LEFT_MS: Final = 60_000
 #: An answer to a bell's claim is on its way for so long at most.
 _ANSWER_S: Final = 1.0

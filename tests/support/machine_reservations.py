@@ -1,8 +1,8 @@
 """Ids that are issued first and loaded later, for the state machine: prepare and load, which no client's method sends.
 
-Promises: a ticket is good for one load of as many jobs as it was issued for, whatever happens in between; its jobs
-take the place in line that it was issued at; tickets that are used, collected or deleted with their queue stay gone.
-Risks: the two scripts are called by flows, as the service to come will.
+Promises: a reservation is good for one load of as many jobs as it was issued for, whatever happens in between; its jobs
+run in the order in which it was issued; a reservation that was used, collected or deleted with its queue does not come
+back. Risks: the two scripts are called by flows, as the service to come will.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pinlater.store.requests import write
 from tests.support.machine_working import JOBS, RARELY, WorkingMachine
 from tests.support.model import Reservation
 
-MOST_LEVELS = QueueConfig(priorities=100)  # so that it is the script that refuses a level
+MOST_LEVELS = QueueConfig(priorities=100)  # so that it is the script that refuses a priority
 
 
 class ReservationMachine(WorkingMachine):
@@ -41,7 +41,7 @@ class ReservationMachine(WorkingMachine):
     @precondition(WorkingMachine.exists)
     @rule(drawn=st.lists(JOBS, min_size=1, max_size=4), pick=st.integers(0, 5), more=RARELY, gone=RARELY)
     def load(self, drawn: list[Any], pick: int, more: bool, gone: bool) -> None:
-        """more: by one than the ticket is for. gone: a ticket that is."""
+        """more: by one than the reservation is for. gone: a reservation that is."""
         if not self.model.reservations:
             self.prepare(len(drawn), pick % 2)
         reservations = self.model.gone_reservations if gone else self.model.reservations
