@@ -36,7 +36,7 @@ MAX_FINDINGS: Final = 1000
 _FAMILIES: Final = ("ready", "scheduled", "running", "failed", "succeeded")
 _HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "running")
 _ID_BYTES: Final = 8
-_SOLE_BYTES: Final = 17  # the name of a lease of one job without an entry: level, id, token
+_SINGLE_LEASE_BYTES: Final = 17  # the name of a lease of one job without an entry: level, id, token
 _PRIORITY_AT: Final = 3  # in a record
 #: What may follow an id: the count of a lease's jobs (`lease_jobs`), or a job that is not as its id says (`ready`).
 _SUFFIXES: Final = {"lease_jobs": b"n", "ready": b"\1"}
@@ -157,7 +157,7 @@ class _Auditor:
             elif name in ("results", "result_expiries"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("leases", "lease_jobs"):
-                leases |= {member.rjust(_SOLE_BYTES, b"\0") for member in members}
+                leases |= {member.rjust(_SINGLE_LEASE_BYTES, b"\0") for member in members}
             else:
                 by_priority.setdefault(int(name.partition(":")[2]), set()).update(members)
         for priority, ids in by_priority.items():
@@ -182,7 +182,7 @@ class _Auditor:
         suffix = _SUFFIXES.get(name.partition(":")[0], b"")
         if suffix:
             members = [member.removesuffix(suffix) if len(member) == _ID_BYTES + 1 else member for member in members]
-        known = (_ID_BYTES, _SOLE_BYTES) if name == "leases" else (_ID_BYTES,)
+        known = (_ID_BYTES, _SINGLE_LEASE_BYTES) if name == "leases" else (_ID_BYTES,)
         for member in members:
             if len(member) not in known:
                 self._report(f"{member.hex()} in key {name}", "not an id")
