@@ -180,7 +180,7 @@ def test_the_header_of_a_part_lists_the_locals_it_reads_and_sets(path: Path) -> 
         ("local function f(x) return x + y end", {"y"}, {"f"}),
         ("repeat local a = f('b') until a or c", {"a", "c", "f"}, set()),
         ("if a then local b = 1 else b = 2 end", {"a"}, {"b"}),
-        ("call('HGET', key_meta, ready0 + level)", {"level"}, set()),
+        ("call('HGET', key_meta, ready0 + priority)", {"priority"}, set()),
     ],
 )
 def test_what_code_reads_and_sets_is_told(code: str, reads: set[str], sets: set[str]) -> None:
@@ -215,7 +215,7 @@ def test_what_a_part_defines_is_there_where_it_is_called(script: Script) -> None
         assert called is None or (defined is not None and defined.start() < called.start()), name
 
 
-# Scripts that decide everything before their first write. The others do so a level or a lease at a time.
+# Scripts that decide everything before their first write. The others do so a priority or a lease at a time.
 READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "wake")
 
 

@@ -46,7 +46,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 @dataclass
 class Scene:
-    """A queue with jobs in every state, waiters, a ticket and a claim; `claimed` is held by `wire`."""
+    """A queue with jobs in every state, waiters, a reservation and a claim; `claimed` is held by `wire`."""
 
     wire: Wire
     claimed: Claimed
@@ -153,7 +153,7 @@ def test_an_old_configuration_is_refused_and_the_same_request_goes_through_after
 
 
 @pytest.mark.parametrize("verb", ["expire", "collect"])
-def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: redis.Redis, verb: str) -> None:
+def test_a_call_for_any_version_with_keys_of_too_few_priorities_is_refused(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
     grown.configure(settings(priorities=5))
@@ -163,7 +163,7 @@ def test_a_call_for_any_version_with_keys_of_too_few_levels_is_refused(client: r
     assert snapshot(scene.wire) == before
 
 
-def test_a_renewal_with_keys_of_too_few_levels_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
+def test_a_renewal_with_keys_of_too_few_priorities_is_refused_only_for_jobs_beyond_them(client: redis.Redis) -> None:
     scene = make_scene(client)
     grown = scene.wire.other()
     grown.configure(settings(priorities=5))

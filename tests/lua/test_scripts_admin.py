@@ -1,4 +1,4 @@
-"""A queue's life and what an operator does with it: configuration, tickets, deletion, retry, collection.
+"""What an operator does with a queue: configuration, reservations, deletion, retry, collection.
 
 Promises: shown on real servers; what is deleted leaves nothing behind, and what was issued never comes back.
 Risks: tests of the clock need libfaketime.
@@ -118,10 +118,10 @@ def test_a_queue_deleted_under_a_version_from_a_clock_ahead_stays_deleted(wire: 
     with refused("QUEUE_NOT_FOUND"):
         wire.other().create(carried=after(ahead, HOUR_MS << 19))
     made = wire.other()
-    assert made.create(carried=wire.version, epoch=3) is True  # of the life after that, however old its version
+    assert made.create(carried=wire.version, epoch=3) is True  # of the epoch after that, however old its version
 
 
-def test_a_configuration_of_another_life_is_not_taken_over(wire: Wire) -> None:
+def test_a_configuration_of_another_epoch_is_not_taken_over(wire: Wire) -> None:
     before = snapshot(wire, lane=False)
     for epoch in (0, 2, 3):
         wire.configure(settings(lease_ms=5), carried=after(wire.version), epoch=epoch)
@@ -129,7 +129,7 @@ def test_a_configuration_of_another_life_is_not_taken_over(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(("below", "goes"), [(0, False), (1, False), (3, True)])
-def test_only_what_is_of_an_earlier_life_is_deleted(wire: Wire, below: int, goes: bool) -> None:
+def test_only_what_is_of_an_earlier_epoch_is_deleted(wire: Wire, below: int, goes: bool) -> None:
     wire.enqueue_bodies(b"a")
     before = snapshot(wire, lane=False)
     wire.write("delete_queue", below)
@@ -160,7 +160,7 @@ def test_a_draining_queue_refuses_new_jobs_and_gives_its_old_ones(wire: Wire) ->
     assert drain(wire) == [b"a"]
 
 
-def test_a_ticket_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
+def test_a_reservation_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
     reservation = wire.prepare(3)
     behind = wire.enqueue_bodies(b"behind")
     ids = wire.load(reservation, *(Job(b"%d" % i) for i in range(3)))
@@ -284,7 +284,7 @@ def test_collect_removes_what_is_past_its_time(kind: AnyKind, fresh_server: Fres
         jump(server, 700)
         assert wire.collect()[0] == [3, 0, 0, 0, 1, 0]
         jump(server, 3000)
-        assert wire.collect()[0] == [0, 0, 1, 1, 0, 0]  # the other lane and the ticket are an hour old
+        assert wire.collect()[0] == [0, 0, 1, 1, 0, 0]  # the other lane and the reservation are an hour old
         with refused("RESERVATION_GONE"):
             wire.load(reservation, Job(), Job())
         jump(server, 2000)

@@ -190,12 +190,12 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
     def told() -> dict[bytes, tuple[bytes, bytes]]:
-        """id -> whether it is there, ticket"""
+        """id -> whether it is there, reservation"""
         return {one[1:9]: (one[9:10], one[10:18]) for one in wire.read("quarantined", 10)}
 
     assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
     assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
-    reservation, other = b"ticket 1", b"ticket 2"
+    reservation, other = b"reserve1", b"reserve2"
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == reservation + b"big"
     assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == reservation + b"big"
     assert told()[ids[0]] == (b"\1", reservation)

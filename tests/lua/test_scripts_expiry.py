@@ -174,7 +174,7 @@ def test_a_lease_that_lost_its_end_gets_one(timed: Timed) -> None:
     assert wire.expire().retried == 2
 
 
-def test_a_sweep_goes_on_where_it_was_and_round_all_levels(wire: Wire) -> None:
+def test_a_sweep_goes_on_where_it_was_and_round_all_priorities(wire: Wire) -> None:
     for priority in (1, 2):
         wire.enqueue(*[Job(b"x", priority)] * 700)
     while wire.claim().jobs:

@@ -16,7 +16,7 @@ from tests.support.servers import Server
 from tests.support.wire import Wire, connect, expiries, refused, snapshot
 from tests.support.wire_format import NO_CONFIG_VERSION, Job, settings, unpack_config
 
-#: As format 1 packed it: version, generation, lease, flags, priorities, keep, times to live, body limit, life.
+#: As format 1 packed it: version, generation, lease, flags, priorities, keep, times to live, body limit, epoch.
 FIRST_FORMAT = struct.pack(">QIIBBIIIII", 1, 1, 30_000, 0, 3, 0, 3600, 7200, 1 << 20, 1)
 FIRST_FORMAT_DELETED = FIRST_FORMAT[:16] + b"\x80" + FIRST_FORMAT[17:]
 #: What a newer version may add behind the settings of today.

@@ -109,7 +109,7 @@ def test_a_job_cannot_succeed_and_fail_in_one_ack(wire: Wire) -> None:
     assert is_clean(snapshot(wire))
 
 
-def test_a_mixed_ack_over_claims_and_levels(wire: Wire) -> None:
+def test_a_mixed_ack_over_claims_and_priorities(wire: Wire) -> None:
     wire.enqueue(*(Job(b"%d" % i, 1 + i % 3, allowed=2) for i in range(12)))
     mine, other = wire.claim(6), wire.claim(6)
     stranger = ends(mine)[0]._replace(token=other.token)

@@ -32,7 +32,7 @@ from tests.support.wire_format import (
     settings,
 )
 
-LEVELS = 3
+PRIORITIES = 3
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def places(wire: Wire) -> dict[str, Any]:
     found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "lease_jobs"}
     running = [
         (priority, info.state, info.remaining, info.claim)
-        for priority in range(1, LEVELS + 1)
+        for priority in range(1, PRIORITIES + 1)
         for id_ in cast("list[bytes]", wire.client.hkeys(wire.key(f"running:{priority}")))
         for info in [known(wire, id_, priority)]
     ]
     return found | {"running": running}
 
 
-def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = LEVELS) -> Any:
+def common(wire: Wire, verb: str, *arguments: bytes, priorities: int = PRIORITIES) -> Any:
     """A write with the keys before the bar only."""
     script = load_scripts()[verb]
     wire.client.script_load(script.source)

@@ -86,7 +86,7 @@ def test_a_released_job_goes_back_to_its_place(wire: Wire) -> None:
     assert wire.claim().bodies == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_level_is_not_passed_over_and_quotas_bound_it(wire: Wire) -> None:
+def test_a_priority_is_not_passed_over_and_quotas_bound_it(wire: Wire) -> None:
     wire.enqueue(*(Job(b"%d" % priority, priority) for priority in (3, 2, 1) for _ in range(5)))
     assert wire.claim(7).bodies == [b"1"] * 5 + [b"2"] * 2
     claimed = wire.claim(4, quotas=(5, 1, 2))

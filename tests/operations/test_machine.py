@@ -58,7 +58,7 @@ class Machine(ReservationMachine):
             with pytest.raises(InvalidArgument, match="priority: expected 1 to"):
                 self.client.retry_failed(self.queue, priority=priority, limit=limit, attempts=attempts, **when)
             return
-        lines = [self.model.of(FAILED, level, shard) for level in priorities for shard in self.rig.shards]
+        lines = [self.model.of(FAILED, priority, shard) for priority in priorities for shard in self.rig.shards]
         chosen = [job for line, count in zip(lines, split(limit, map(len, lines)), strict=True) for job in line[:count]]
         at_ms = run_after(when.get("run_after_ms"), when.get("delay_ms"), self.now_ms)
         for job in chosen:
@@ -87,7 +87,7 @@ class Machine(ReservationMachine):
             return
         answer = self.client.delete_jobs(self.queue, state, priority=priority, limit=limit)
         left = self.client.lookup(self.model.jobs)
-        lines = [self.model.of(state, level, shard) for level in priorities for shard in self.rig.shards]
+        lines = [self.model.of(state, priority, shard) for priority in priorities for shard in self.rig.shards]
         expected = list(split(limit, map(len, lines)))
         removed = [[job for job in line if job.descriptor not in left] for line in lines]
         assert [len(part) for part in removed] == expected
@@ -155,7 +155,7 @@ class Machine(ReservationMachine):
 
     @precondition(WorkingMachine.exists)
     @rule(sure=RARELY)
-    def tickets_grow_old(self, sure: bool) -> None:
+    def reservations_grow_old(self, sure: bool) -> None:
         if sure:
             self.prepare(2, 0)
             self.clock.advance(HOUR_MS // 1000 + 1)
@@ -215,7 +215,7 @@ class Machine(ReservationMachine):
             return
         found = list(self.client.scan(self.queue, state, priority=priority, future=future, page_size=page_size))
         lines = [
-            self.model.of(state, level, shard)[::-1] for shard in self.rig.shards for level in self.priorities(priority)
+            self.model.of(state, each, shard)[::-1] for shard in self.rig.shards for each in self.priorities(priority)
         ]
         jobs = [job for line in lines for job in line if state is not PENDING or (job.at_ms > self.now_ms) is future]
         if state is RUNNING:
@@ -228,10 +228,10 @@ class Machine(ReservationMachine):
     @rule()
     def count_and_peek(self) -> None:
         priorities = range(1, self.model.settings.priorities + 1)
-        for level in priorities:
-            assert self.client.count(self.queue, priority=level) == self.model.counts(self.now_ms, level)
+        for priority in priorities:
+            assert self.client.count(self.queue, priority=priority) == self.model.counts(self.now_ms, priority)
         due = [] if self.model.settings.paused else self.model.due(self.now_ms)
-        expected = {level: sum(job.priority == level for job in due) for level in priorities}
+        expected = {priority: sum(job.priority == priority for job in due) for priority in priorities}
         assert self.client.peek(self.queue) == expected
 
     @precondition(WorkingMachine.exists)

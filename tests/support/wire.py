@@ -222,8 +222,8 @@ class Wire:
     def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
         """claims: for each claim one of its jobs, or its token. own: jobs with leases of their own."""
         jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
-        packed = [b"".join(bytes([end.priority]) + end.id + end.token for end in ends) for ends in (jobs, own)]
-        reply = self.write("renew", *packed, version=NO_CONFIG_VERSION)
+        given = [b"".join(bytes([end.priority]) + end.id + end.token for end in ends) for ends in (jobs, own)]
+        reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
         return unpack_positions(reply[0])
 
     def checkpoint(
@@ -264,7 +264,7 @@ class Wire:
     def leave_quarantine(
         self, priority: int, id_: bytes, what: int, reservation: bytes = bytes(8), queue: bytes = b""
     ) -> bytes:
-        """Returns the reservation and its queue."""
+        """Returns the reservation there is then, and of which queue."""
         return bytes(self.write("leave_quarantine", queue, struct.pack(">B8sB8s", priority, id_, what, reservation))[0])
 
     def collect(self, cursor: bytes = b"0") -> tuple[list[int], bytes]:
@@ -286,7 +286,7 @@ class Wire:
     def delete_jobs(
         self, state: bytes, priority: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
     ) -> tuple[int, int]:
-        """Returns the number of deleted jobs, and whether there are more of that state."""
+        """Returns how many went, and whether more of that state are left."""
         deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, priority, limit, channel, *ids)[0])
         return deleted, more
 
@@ -296,15 +296,15 @@ class Wire:
         return unpack_positions(self.write("store_results", channel, items, *(value for _, value in kept))[0])
 
     def outcome(self, id_: bytes, priority: int = 1) -> tuple[int, bytes]:
-        """A code (0 removed, 1 result, 2 failed, 3 not ended), and the result or the status."""
-        (answer,) = self.outcomes([id_], priority)
-        return answer[0], answer[1:]
+        """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
+        (told,) = self.outcomes([id_], priority)
+        return told[0], told[1:]
 
     def outcomes(self, ids: Sequence[bytes], priority: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
         return self.read("outcome", budget, bytes([priority]) * len(ids), *ids)
 
     def counts(self) -> list[tuple[int, ...]]:
-        """For each priority: pending now, pending later, in progress, succeeded, failed."""
+        """A priority: pending now, pending later, in progress, succeeded, failed."""
         return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
 
     def lookup(
@@ -332,10 +332,8 @@ class Wire:
     def audit(
         self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), priority: int = 1
     ) -> tuple[list[int], list[int]]:
-        positions, leases = self.read(
-            "audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens)
-        )
-        return unpack_positions(positions), list(leases)
+        places, leases = self.read("audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
+        return unpack_positions(places), list(leases)
 
     @staticmethod
     def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:
@@ -403,7 +401,7 @@ def is_clean(found: Mapping[str, Value]) -> bool:
 
 
 def fail_all(wire: Wire, count: int, priority: int = 1) -> list[bytes]:
-    """Enqueues jobs of one attempt, and fails them all. Returns their ids."""
+    """Enqueues jobs of one attempt and fails them all; their ids."""
     ids = wire.enqueue(*(Job(b"%d" % i, priority, allowed=1) for i in range(count)))
     assert wire.ack(*ends(wire.claim(), failed=True, status=b"no")) == []
     return ids
@@ -430,7 +428,7 @@ def lease_fields(wire: Wire) -> tuple[int, int]:
 
 
 def known(wire: Wire, id_: bytes, priority: int = 1) -> Info:
-    """The job info of an existing job."""
+    """What lookup tells of a job that is there."""
     (info,) = wire.lookup([id_], [priority])
     assert info is not None, "expected the job to be there"
     return info

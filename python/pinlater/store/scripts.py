@@ -123,14 +123,14 @@ def _common_names(common: tuple[str, ...], more: tuple[str, ...], simple: tuple[
     """As _key_names, where a call may have the common keys alone. Then the other names mean nothing.
 
     simple: the arguments before a bar; a call with these alone has the common keys alone. Without a bar among the
-    arguments, `key_priorities` is the number of levels only in a call with all keys.
+    arguments, `key_priorities` is the number of priorities only in a call with all keys.
     """
     own, other = _families(common), _families(more)
     fixed, rest = len(common) - len(own), [key for key in more if key not in other]
-    levels = f"(#KEYS - {fixed + len(rest)}) / {len(own) + len(other)}"
+    priorities = f"(#KEYS - {fixed + len(rest)}) / {len(own) + len(other)}"
     if len(own) > 1:
-        levels = f"#ARGV == {len(simple)} and (#KEYS - {fixed}) / {len(own)} or {levels}"
-    lines = [*_key_names(common[:fixed]), f"local key_priorities = {levels}"]
+        priorities = f"#ARGV == {len(simple)} and (#KEYS - {fixed}) / {len(own)} or {priorities}"
+    lines = [*_key_names(common[:fixed]), f"local key_priorities = {priorities}"]
     lines += [f"local {key[:-1]}0 = {fixed}{f' + {i} * key_priorities' if i else ''}" for i, key in enumerate(own)]
     if rest:
         positions = ", ".join(f"KEYS[{fixed + 1 + i} + {len(own)} * key_priorities]" for i in range(len(rest)))
