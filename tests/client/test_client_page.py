@@ -111,6 +111,7 @@ INSIDE = {
     "give_up",
     "held_bytes",
     "is_current",
+    "jobs",
     "limit",
     "limited",
     "look",

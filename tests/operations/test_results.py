@@ -383,7 +383,7 @@ def test_only_the_holder_of_the_claim_stores_a_result(client: redis.Redis) -> No
     assert wire.store_results(*((end, b"\1old") for end in ends(stale))) == [0, 1]
     assert "result_expiries" not in snapshot(wire)
     listener = client.pubsub()  # type: ignore[no-untyped-call]
-    listener.subscribe(b"told:" + first.hex().encode())
+    listener.subscribe(b"results:" + first.hex().encode())
     assert listener.get_message(timeout=5)
     assert wire.store_results((one, b"\1x"), (two._replace(token=stale.token), b"\1y")) == [1]
     message = listener.get_message(timeout=5)

@@ -51,12 +51,12 @@ CHANNEL_BYTES = len(wake_channel(bytes(8)))
 
 def timers(server: Server, shard: str = "1") -> bytes:
     """The channel of the waiter that holds the timer of the next scheduled job."""
-    return (server.call("HGET", f"pl:{{q/{shard}}}:m", "t") or b"")[-CHANNEL_BYTES:]
+    return (server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") or b"")[-CHANNEL_BYTES:]
 
 
 def waiters(server: Server, shard: str = "1") -> list[bytes]:
     """The channels of waiters; the list of a blocking claim ends in its worker's channel."""
-    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:w", 0, -1)]
+    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:waiters", 0, -1)]
 
 
 @on_loop
