@@ -55,7 +55,7 @@ class Task(Producer[P, R_co]):
         self.name, self.queue = send_options.name, send_options.queue
         self.codec, self.priority = send_options.codec, send_options.options["priority"]
         self.function = function
-        self.options = self.running = options
+        self.options = options
         self.is_async = isinstance(self, AsyncTask)
         self.kind: Kind = options.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = options.on_failure is not None and is_async(options.on_failure)
