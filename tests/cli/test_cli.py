@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, CountsByState, NewJob, QueueConfig
-from pinlater.cli.commands import DONE, NO, SERVER, UNKNOWN, USAGE, CommandFailed, explain
+from pinlater.cli.command_base import DONE, NO, SERVER, UNKNOWN, USAGE, CommandFailed, explain
 from pinlater.cli.output import duration, moment, preview, size
 from pinlater.model.errors import (
     OutcomeUnknown,

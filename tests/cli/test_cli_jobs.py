@@ -18,7 +18,7 @@ import pytest
 
 from pinlater import Client, PinLater
 from pinlater.cli import output
-from pinlater.cli.commands import DONE, NO, USAGE
+from pinlater.cli.command_base import DONE, NO, USAGE
 from tests.support.cli_runs import Run, mail, run  # noqa: F401
 from tests.support.servers import Server
 

@@ -216,7 +216,7 @@ def test_what_a_part_defines_is_there_where_it_is_called(script: Script) -> None
 
 
 # Scripts that decide everything before their first write. The others do so a priority or a lease at a time.
-READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "wake")
+READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "pass_on")
 
 
 @pytest.mark.parametrize("verb", READ_FIRST)

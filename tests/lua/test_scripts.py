@@ -98,7 +98,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "reset_lost": lambda s: s.wire.write("reset_lost"),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
     "store_results": lambda s: s.wire.store_results((s.end(0), b"\1one"), (s.end(1), b"\1two")),
-    "wake": lambda s: s.wire.write("wake", b""),
+    "pass_on": lambda s: s.wire.write("pass_on", b""),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
 ANY_VERSION = {"renew", "expire", "collect", "end_leases"}

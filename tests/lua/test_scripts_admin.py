@@ -302,7 +302,7 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
             wire.enqueue(*[Job()] * 1000)
             wire.succeed(wire.claim())
         for _ in range(1200):
-            wire.other().write("wake", b"")
+            wire.other().write("pass_on", b"")
             wire.prepare(1)
         seen_ms = wire.expire().now_ms
         jump(server, 7200)

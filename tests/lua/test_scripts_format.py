@@ -60,7 +60,7 @@ ANY_CALLS: dict[str, Callable[[Wire], object]] = {
     "renew": lambda w: w.renew(bytes(8)),
     "expire": lambda w: w.expire(),
     "collect": lambda w: w.collect(),
-    "wake": lambda w: w.write("wake", b"", version=NO_CONFIG_VERSION),
+    "pass_on": lambda w: w.write("pass_on", b"", version=NO_CONFIG_VERSION),
     "delete_queue": lambda w: w.write("delete_queue", b""),
 }
 

@@ -217,7 +217,7 @@ def test_a_full_redis_refuses_new_jobs_by_name_and_drains(kind: Kind, fresh_serv
         assert wire.checkpoint(held[3], body=bytes(100_000), move=(0, 0)) == []
         assert wire.retry_failed(limit=2) == 2
         assert wire.ack(held[0]._replace(failed=True)) == []
-        assert (wire.expire().active, wire.write("wake", b""), len(wire.dry_run().jobs)) == (1, [b""], 21)
+        assert (wire.expire().active, wire.write("pass_on", b""), len(wire.dry_run().jobs)) == (1, [b""], 21)
         wire.configure(settings(lease_ms=1))
         wire.collect()
         assert len(drain(wire)) == 21

@@ -107,7 +107,7 @@ RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
         lambda w, held: w.checkpoint(ends(held)[0], move=(0, 0)),
     ),
     "un-pause": (lambda w: w.configure(settings(flags=1)), lambda w, _: w.configure(settings())),
-    "wake": (lambda w: None, lambda w, _: w.write("wake", b"")),
+    "pass_on": (lambda w: None, lambda w, _: w.write("pass_on", b"")),
 }
 
 
@@ -233,7 +233,7 @@ def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, block
 
 
 def leave(wire: Wire, channel: bytes) -> None:
-    wire.other().write("wake", channel)
+    wire.other().write("pass_on", channel)
 
 
 def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlater.model.backoff import FIRST_RETRY_S, LAST_RETRY_S, Pauses
+from pinlater.model.pauses import FIRST_RETRY_S, LAST_RETRY_S, Pauses
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, PinLaterError, QueueConfig, State
-from pinlater.cli.commands import DONE
+from pinlater.cli.command_base import DONE
 from pinlater.operations import quarantine
 from pinlater.store.requests import write
 from pinlater.worker.monitor import Monitor

@@ -154,7 +154,7 @@ def test_only_what_had_begun_in_a_process_that_died_has_crashed(
         assert len(app_runs.notes("died")) == limit
         infos = client.lookup([handle.descriptor for handle in (*behind, beside, bad)])
         assert [info.crashes for info in infos.values()] == [0] * 500 + [1, limit]
-    assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not begun", app_runs.log)
+    assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not started", app_runs.log)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -170,7 +170,7 @@ def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Serve
         log = tmp_path / "log"
         with log.open("wb") as out, subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=out) as supervisor:
             try:
-                wait_until(lambda: " 0 jobs tried again, 2 failed, 0 not begun" in log.read_text(), "its end", 20)
+                wait_until(lambda: " 0 jobs tried again, 2 failed, 0 not started" in log.read_text(), "its end", 20)
             finally:
                 supervisor.kill()
         assert [info.crashes for info in client.lookup(jobs).values()] == [1, 1]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pinlater import Client, CountsByState, PinLater, State
-from pinlater.cli.commands import DONE, NO, SERVER, USAGE
+from pinlater.cli.command_base import DONE, NO, SERVER, USAGE
 from tests.conftest import FreshServer
 from tests.support.app_runs import AppRuns, runs
 from tests.support.cli_runs import Run, run

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pinlater import Client, InvalidArgument, PinLater
-from pinlater.cli.commands import DONE, USAGE
+from pinlater.cli.command_base import DONE, USAGE
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.probes import parse_address
 from pinlater.running.process_slots import rearrange

@@ -199,7 +199,7 @@ def check_notifications(calls: Calls) -> None:
         assert len(calls.dequeue("notified", wait=8)) == 1  # earlier than the safety claim: a notification came
         thread.join()
         queue_shard = other.session.queue_shard("notified", "1")
-        other.run(lambda end: write(queue_shard, "wake", [b""], end))
+        other.run(lambda end: write(queue_shard, "pass_on", [b""], end))
 
 
 def enqueue_for_waiter(client: Client) -> None:

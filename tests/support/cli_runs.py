@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pinlater.cli import main
-from pinlater.cli.commands import DONE
+from pinlater.cli.command_base import DONE
 from tests.support.servers import Server
 
 

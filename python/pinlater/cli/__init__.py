@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from pinlater.cli.commands import DONE, Group, run_command_line
+from pinlater.cli.command_base import DONE, Group, run_command_line
 from pinlater.cli.demo.command import demo
 from pinlater.cli.doctor.command import doctor
 from pinlater.cli.enqueue import enqueue

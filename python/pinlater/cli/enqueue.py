@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from pinlater.cli.commands import DONE, Command, CommandFailed, explain, usage
+from pinlater.cli.command_base import DONE, Command, CommandFailed, explain, usage
 from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.client.client import Client

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from pinlater._core import parse_descriptor
-from pinlater.cli.commands import DONE, NO, Group, usage
+from pinlater.cli.command_base import DONE, NO, Group, usage
 from pinlater.cli.output import (
     MOST_ARGUMENTS,
     body_text,
@@ -231,7 +231,7 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
         scheduled = client.count(queue, priority=priority).scheduled if not found else 0
     if not found:
         later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future else ""
-        say(f"queue {queue}: no {state} jobs{later}")
+        say(f"queue {queue}: no {state} jobs{' due later' if future else later}")
         return DONE
     _print_jobs(found, body)
     if more:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from pinlater.cli.commands import Command
+from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 

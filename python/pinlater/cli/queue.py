@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.cli.commands import DONE, NO, CommandFailed, Group, confirm, usage
+from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, confirm, usage
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
 from pinlater.cli.settings import Settings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pinlater.cli.commands import Command
+from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.store.shards import URL_VARIABLE, resolve_shards

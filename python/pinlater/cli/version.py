@@ -12,7 +12,7 @@ import redis
 
 import pinlater._core as _core
 from pinlater._core import __version__
-from pinlater.cli.commands import DONE, Command
+from pinlater.cli.command_base import DONE, Command
 from pinlater.cli.doctor.reached_server import server_versions
 from pinlater.cli.output import print_facts, print_json
 from pinlater.cli.settings import Settings, common_options, json_option

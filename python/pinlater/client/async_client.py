@@ -20,7 +20,7 @@ from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
-from pinlater.store.coalescer import Coalescer
+from pinlater.store.call_batches import Coalescer
 from pinlater.store.effects import complete
 
 P = ParamSpec("P")

@@ -134,7 +134,7 @@ def leave(session: Session, queue_shards: Sequence[QueueShard], deadline_s: floa
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
     yield from together(
         [
-            write(queue_shard, "wake", [queue_shard.blocking_list or session.channel], deadline_s, patient=False)
+            write(queue_shard, "pass_on", [queue_shard.blocking_list or session.channel], deadline_s, patient=False)
             for queue_shard in queue_shards
             if not queue_shard.waiters
         ]

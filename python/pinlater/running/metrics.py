@@ -38,7 +38,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_timeouts_total": ("counter", "Runs that took longer than their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that were claimed after they had expired."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
-    "pinlater_newer_envelopes_total": ("counter", "Jobs released because a newer version wrote their envelope."),
+    "pinlater_newer_envelopes_total": ("counter", "Jobs postponed because a newer version wrote their envelope."),
     "pinlater_unknown_tasks_total": (
         "counter",
         "Jobs released because no task has their name; the first 100 names have labels of their own.",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pinlater.model.backoff import Pauses
+from pinlater.model.pauses import Pauses
 from pinlater.running.worker_process import RECYCLED, Process, ProcessSet
 
 #: Pauses before the restarts in one slot: the first, and the longest.

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.running.worker_process import Process
@@ -103,7 +103,7 @@ class Recoverer:
         leases, retried, failed, not_started = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
             log.warning(
-                "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not begun",
+                "queue %s: process %d %s, its %d leases end: %d jobs tried again, %d failed, %d not started",
                 queue,
                 process.pid,
                 ending,

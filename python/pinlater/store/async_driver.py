@@ -17,7 +17,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.store.async_connection import Connection
 from pinlater.store.async_subscriber import AsyncSubscriber
-from pinlater.store.coalescer import Coalescer
+from pinlater.store.call_batches import Coalescer
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,

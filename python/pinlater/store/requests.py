@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import (
     ConfigConflict,
     FormatUnsupported,
@@ -29,6 +28,7 @@ from pinlater.model.errors import (
     ServerUnavailable,
     from_reply,
 )
+from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.effects import Argument, Command, Flow, NoAnswer, ReplyError, Send, Sleep, complete
 from pinlater.store.lanes import Lane

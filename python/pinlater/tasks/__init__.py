@@ -4,7 +4,7 @@ Promises what docs/tasks.md says of each end of a task. Risks: at-least-once, as
 """
 
 from pinlater.tasks.app import PinLater
-from pinlater.tasks.batches import Item
+from pinlater.tasks.batch_tasks import Item
 from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.dependencies import Depends, Shared
 from pinlater.tasks.handles import Handle, Progress, TaskInfo

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from pinlater.tasks.batches import Item
+from pinlater.tasks.batch_tasks import Item
 from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.task import AsyncTask, PlainTask
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
-from pinlater.tasks.batches import Batcher
+from pinlater.tasks.batch_tasks import Batcher
 from pinlater.tasks.context import BaseContext, Keep, SyncContext, wait_for
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.middleware import Runner

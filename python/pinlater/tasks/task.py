@@ -14,7 +14,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
-from pinlater.tasks.batches import Item
+from pinlater.tasks.batch_tasks import Item
 from pinlater.tasks.dependencies import Needs
 from pinlater.tasks.functions import check_function, context_of, never_fits
 from pinlater.tasks.producer import Producer, SendOptions

@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import BodyUnreadable, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Job
+from pinlater.model.pauses import Pauses
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
 from pinlater.tasks.logs import JsonFormatter, TextFormatter

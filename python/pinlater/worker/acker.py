@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.pauses import Pauses
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded

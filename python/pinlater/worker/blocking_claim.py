@@ -126,7 +126,7 @@ class BlockingClaims:
             log.info("%s: BLPOP is refused, the worker waits for messages instead (docs/acl.md)", queue_shard.shard)
         self._set_wanted(False)
         with suppress(PinLaterError):
-            await self._client.run(lambda end: write(queue_shard, "wake", [blocking_list], end, patient=False))
+            await self._client.run(lambda end: write(queue_shard, "pass_on", [blocking_list], end, patient=False))
 
     async def _notify(self, queue_shard: QueueShard) -> bool:
         """Whether the server answered."""

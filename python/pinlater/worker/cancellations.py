@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
+from pinlater.model.pauses import Pauses
 from pinlater.store.keys import cancel_channel
 from pinlater.worker.acker import Acker
 from pinlater.worker.executor import Handler

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pinlater._core import Claim
-from pinlater.model.backoff import FIRST_RETRY_S
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
+from pinlater.model.pauses import FIRST_RETRY_S
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.dequeue import SAFETY_S
 from pinlater.worker.cancellations import find_missed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pinlater._core import Claim
-from pinlater.model.backoff import FIRST_RETRY_S, Pauses
+from pinlater.model.pauses import FIRST_RETRY_S, Pauses
 from pinlater.operations.dequeue import SAFETY_S
 
 NEVER_S: Final = float("inf")

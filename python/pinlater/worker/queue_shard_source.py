@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.backoff import Pauses
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import leases, results
 from pinlater.operations.dequeue import claim_round, leave
@@ -67,7 +67,7 @@ class QueueShardSource:
 
     async def _notify_another(self, queue_shard: QueueShard) -> None:
         try:
-            await self._client.run(lambda end: write(queue_shard, "wake", [b""], end, patient=False))
+            await self._client.run(lambda end: write(queue_shard, "pass_on", [b""], end, patient=False))
         except PinLaterError as error:
             log.debug("%s: no other worker was notified: %s", queue_shard, error)
 

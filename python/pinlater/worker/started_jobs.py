@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 from pinlater.worker.held_jobs import Held
 
 #: Names the descriptor of that memory, for a process that a supervisor started.
-STARTED_VARIABLE: Final = "PINLATER_BEGUN_FD"
-_NAME: Final = "pinlater-begun"
+STARTED_VARIABLE: Final = "PINLATER_STARTED_FD"
+_NAME: Final = "pinlater-started"
 #: Half of them are more than can run at once; unwritten pages take no memory.
 _IDS: Final = 1 << 18
 _BYTES: Final = 8 * _IDS

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.backoff import FIRST_RETRY_S, Pauses
 from pinlater.model.errors import ServerRefused
+from pinlater.model.pauses import FIRST_RETRY_S, Pauses
 from pinlater.store.keys import cancel_channel
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from pinlater._core import MAX_STATUS_BYTES
-from pinlater.model.backoff import LAST_RETRY_S
 from pinlater.model.jobs import Job
+from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations

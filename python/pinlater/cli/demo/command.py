@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pinlater.cli.commands import Command
+from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import finish
 from pinlater.cli.settings import Settings, common_options, json_option
 

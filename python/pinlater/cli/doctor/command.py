@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from pinlater.cli.commands import DONE, NO, Command
+from pinlater.cli.command_base import DONE, NO, Command
 from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
 from pinlater.cli.doctor.examine import examine
 from pinlater.cli.output import jobs, print_json, print_table, say

@@ -1,4 +1,4 @@
--- wake: notifies one waiter (a full worker passes its notification on), or lets one take over from a client that stops waiting.
+-- pass_on: notifies one waiter (a full worker passes its notification on), or lets one take over from a client that stops waiting.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids notify
 -- KEYS   meta waiters
