@@ -17,7 +17,7 @@ local started_ids
 local function evidence(crash, token, claim, how)
   local what = how == '' and 'lease ran out' or 'worker process ' .. how
   return string.format('%s (crash %d of %d)\n', what, crash, crash_limit)
-    .. string.format('  claim %s, claimed %s, given back %s\n', claim == '' and 'unknown' or claim, utc(created_ms(token)), utc(now))
+    .. string.format('  claim %s, claimed %s, recovered %s\n', claim == '' and 'unknown' or claim, utc(created_ms(token)), utc(now))
 end
 
 -- Jobs of one priority that still belong to this lease. Returns whether a waiter has a reason to wake.

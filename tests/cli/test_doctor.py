@@ -227,7 +227,7 @@ def test_a_queue_of_another_format_is_an_error(server: Server) -> None:
     server.call("HSET", "pl:{mail/2}:m", "c", bytes(38))
     found = look(url)["queue mail", "format"]
     assert (found.level, found.found) == (ERROR, "shard 2: found format 1, expected 2")
-    assert found.advice.startswith("drain the queue with the version of PinLater that wrote it")
+    assert found.advice.startswith("drain and delete the queue with the version of PinLater that wrote it")
     server.call("DEL", "pl:{mail/1}:meta")
     assert set(look(url)) & {("queue mail", "format"), ("queue mail", "configuration")} == {("queue mail", "format")}
 

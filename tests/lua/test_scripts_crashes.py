@@ -78,7 +78,7 @@ def test_the_times_in_the_status(wire: Wire, day: str) -> None:
     wire.client.delete(wire.key("lease_jobs"), wire.key("leases"))
     wire.client.hset(wire.key("lease_jobs"), token, entry)
     assert wire.end_leases(SOURCE)[:2] == (1, 1)
-    assert f"claimed {day}T23:59:58Z, given back 20".encode() in known(wire, id_).status
+    assert f"claimed {day}T23:59:58Z, recovered 20".encode() in known(wire, id_).status
 
 
 BODIES = (b"0", b"1", b"2", b"3", b"other", b"short", b"sole")

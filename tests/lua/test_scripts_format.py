@@ -38,7 +38,7 @@ def test_a_queue_of_format_one_is_refused(wire: Wire, verb: str) -> None:
     put_first_format(wire)
     before = snapshot(wire)
     with pytest.raises(
-        redis.ResponseError, match=r"^FORMAT_UNSUPPORTED found format 1, expected 2: drain the queue with"
+        redis.ResponseError, match=r"^FORMAT_UNSUPPORTED found format 1, expected 2: drain and delete the queue with"
     ):
         wire.read("config") if verb == "config" else wire.create()
     assert snapshot(wire) == before

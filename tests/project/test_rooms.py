@@ -35,6 +35,7 @@ ROOMS = [
 #: What stands beside the rooms.
 BESIDE = {"__init__.py", "__main__.py", "_core.pyi", "py.typed", "lua"}
 MAX_ROOMS = 15
+MAX_FLOORS = 13
 
 
 def _modules() -> dict[str, Path]:
@@ -81,6 +82,33 @@ def test_a_room_imports_only_rooms_below_it() -> None:
         if ROOMS.index(_room(found)) > ROOMS.index(_room(module))
     ]
     assert upward == []
+
+
+def test_a_room_never_imports_the_root_of_the_package() -> None:
+    """The root imports every room, so an import of it points up. `_core` is imported by its whole name."""
+    wrong = [
+        module for module in MODULES if module.count(".") and module != "pinlater.__main__" and _root_imports(module)
+    ]
+    assert wrong == []
+
+
+def _root_imports(module: str) -> bool:
+    return any(
+        (isinstance(node, ast.ImportFrom) and node.module == "pinlater")
+        or (isinstance(node, ast.Import) and any(alias.name == "pinlater" for alias in node.names))
+        for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8")))
+    )
+
+
+def test_rooms_stand_on_few_floors() -> None:
+    """A room's floor is one above the highest room that it imports."""
+    floors: dict[str, int] = {}
+    for room in ROOMS:
+        below = {
+            _room(found) for module in MODULES if module.startswith(f"pinlater.{room}") for found in _imports(module)
+        }
+        floors[room] = 1 + max((floors[name] for name in below - {room} if name in floors), default=0)
+    assert max(floors.values()) <= MAX_FLOORS
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

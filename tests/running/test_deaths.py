@@ -209,4 +209,4 @@ def check_evidence(info: JobInfo, ending: str, pids: list[str]) -> None:
     for line, pid in zip(lines[1::2], pids, strict=True):
         assert f":{pid}:" in line
         assert ", claimed 20" in line
-        assert ", given back 20" in line
+        assert ", recovered 20" in line

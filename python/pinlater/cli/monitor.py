@@ -20,7 +20,7 @@ from pinlater.cli.settings import Settings, common_options, json_option
 @json_option
 @click.pass_obj
 def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
-    """Give back the jobs of dead workers.
+    """Recover the jobs of dead workers.
 
     It also removes finished jobs when their time is over. Each worker runs a monitor itself; this command is for queues
     without workers. Several may run; one is active. SIGTERM or Ctrl-C stops it.

@@ -1,4 +1,4 @@
-"""The recoverer: gives back the jobs of worker processes that died, with how the process ended as evidence.
+"""The recoverer: recovers the jobs of worker processes that died, with how the process ended as evidence.
 
 Promises that it ends only leases of that very process, whose claims carry a mark that the supervisor made for it alone;
 that jobs which had not started count no crash; and that it asks a server that does not answer again until the leases

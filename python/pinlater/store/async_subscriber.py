@@ -31,7 +31,7 @@ class AsyncSubscriber:
 
     - channel: the client's own channel.
     - connect: makes a redis-py connection, or raises ServerError.
-    - on_notification: called with each message of the own channel (key `m` of the queue shard that has work).
+    - on_notification: called with each message of the own channel (key `meta` of the queue shard that has work).
     - on_lost: called with the server whose subscription to the own channel was lost.
     - on_other: called with channel and message of the channels that `add_channels` added.
     """

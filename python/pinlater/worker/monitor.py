@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow
@@ -136,7 +136,7 @@ class Monitor:
             try:
                 await self._look_at(queue)
             except PinLaterError as error:
-                if not isinstance(error, QueueNotFound):
+                if not isinstance(error, QueueNotFound | FormatUnsupported):
                     log.warning("queue %s: %s", queue, error)
                 elif queue not in self._missing:
                     log.warning("%s; looking for it again from time to time", error)

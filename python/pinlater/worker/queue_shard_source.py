@@ -182,5 +182,5 @@ class QueueShardSource:
 
 
 def _queue_of(key: bytes) -> str:
-    """The queue of a key `m`."""
+    """The queue of a key `meta`."""
     return key.partition(b"{")[2].partition(b"/")[0].decode()

@@ -48,7 +48,7 @@ class Stop:
         releasing = await self._until_ended(deadline_s)
         await end_soon(releasing, self._claiming)
         if self._jobs.running:
-            log.warning("stopping: %d jobs did not end in time and are handed back", len(self._jobs.running))
+            log.warning("stopping: %d jobs did not end in time and are released", len(self._jobs.running))
             await self._slots.cancel_running(GRACE_S)
         await end_soon(self._background(self._release()))
         await self._acker.close(GRACE_S if self._at_once() else max(GRACE_S, deadline_s - time.monotonic()))

@@ -38,7 +38,7 @@ class Subscriptions:
     ) -> None:
         """Keeps them up from now on.
 
-        notified: gets each notification: the key `m` of its queue shard.
+        notified: gets each notification: the key `meta` of its queue shard.
         removed: gets the channel and the ids of running jobs that were removed.
         made: gets the server of a subscription that was made.
         """
