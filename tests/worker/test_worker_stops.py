@@ -380,7 +380,7 @@ async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_i
     async def judge() -> None: ...
 
     async def handler(job: Job) -> None:
-        worker.limit(job, 3600, judge)
+        worker.limit_function(job, 3600, judge).begin()
         began.set()
         while not over.is_set():
             with suppress(asyncio.CancelledError):
