@@ -77,6 +77,24 @@ def test_other_queues_go_on(calls: Calls, server: Server) -> None:
     assert calls.queue_names() == ["new"]
 
 
+def test_a_list_of_queues_logs_a_queue_of_format_one_once_for_each_shard_and_session(
+    calls: Calls, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_old_queue(server)
+    for _ in range(3):
+        assert calls.queue_names() == ["new"]
+    (line,) = caplog.messages
+    assert "queue old is left out: config of queue 'old' on shard 1 " in line
+    server.call("DEL", queue_key("old", "1", "m"))
+    put_old_queue(server, "2")
+    for _ in range(3):
+        assert calls.queue_names() == ["new"]
+    assert [f"on shard {n} " in line for n, line in zip("12", caplog.messages, strict=True)] == [True, True]
+    with Client(f"1={server.url},2={server.url}") as other:
+        assert other.queue_names() == ["new"]
+    assert len(caplog.messages) == 3
+
+
 @on_loop
 async def test_a_worker_reports_a_queue_of_format_one_and_works_on_the_others(
     server: Server, caplog: pytest.LogCaptureFixture

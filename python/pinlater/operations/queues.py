@@ -7,6 +7,7 @@ queue_shards.py brings them up to date later.
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -38,6 +39,9 @@ from pinlater.store.requests import create, write
 from pinlater.store.shards import QueueShard, Session, Shard
 
 log: Final = logging.getLogger("pinlater.queues")
+
+#: What queue_names() has logged: the session's id (a fork has another) and the error, which names the queue shard.
+_logged: Final = weakref.WeakKeyDictionary[Session, set[tuple[bytes, str]]]()
 
 
 def recreate_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
@@ -162,7 +166,10 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
 
 
 def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
-    """The names of all queues, sorted. A registry is only a hint, so each name is checked."""
+    """The names of all queues, sorted. A registry can name a queue that no longer exists, so each name is checked.
+
+    A queue in an unsupported format is left out. A session logs this once for each queue shard.
+    """
     names: set[str] = set()
     errors: list[PinLaterError] = []
     for shard in session.shards.values():
@@ -177,11 +184,18 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
         try:
             found = yield from load_all(session.queue_shards(name), deadline_s)
         except FormatUnsupported as error:
-            log.warning("queue %s is left out: %s", name, error)
+            _log_once(session, name, error)
             continue
         if newest_of(found.values()) is not None:
             existing.append(name)
     return existing
+
+
+def _log_once(session: Session, queue: str, error: FormatUnsupported) -> None:
+    logged, entry = _logged.setdefault(session, set()), (session.id, str(error))
+    if entry not in logged:
+        logged.add(entry)
+        log.warning("queue %s is left out: %s", queue, error)
 
 
 def _registered(shard: Shard, deadline_s: float) -> Flow[set[str]]:
