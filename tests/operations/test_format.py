@@ -54,8 +54,8 @@ def calls(request: pytest.FixtureRequest, server: Server) -> Iterator[Calls]:
 @pytest.mark.parametrize("shard", ["1", "2"])
 def test_data_of_format_one_is_refused_by_name(calls: Calls, server: Server, call: str, shard: str) -> None:
     put_old_queue(server, shard)
-    place = f"queue 'old' on shard {shard} .*127.0.0.1:{server.port}.*"
-    says = f"{place}: found format 1, expected 2: drain and delete the queue"
+    where = f"queue 'old' on shard {shard} .*127.0.0.1:{server.port}.*"
+    says = f"{where}: found format 1, expected 2: drain and delete the queue"
     for _ in range(2):
         with pytest.raises(FormatUnsupported, match=says):
             CALLS[call](calls)
