@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
@@ -91,6 +91,6 @@ def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
     if named and settings.named:
         raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
     if settings.named:
-        hand_on(shards_of(settings))
+        export_url(shards_of(settings))
     elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
-        hand_on(resolve_shards(options.url, options.shards or None))
+        export_url(resolve_shards(options.url, options.shards or None))
