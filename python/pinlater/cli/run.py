@@ -1,6 +1,6 @@
 """`pinlater run`: the tasks of an app.
 
-Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+This module only reads the options. With --processes, each process runs this command again.
 """
 
 from __future__ import annotations
@@ -87,10 +87,12 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
-    """Names the servers for the app and for further processes. named: the app names its servers itself."""
+    """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
     if named and settings.named:
         raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
     if settings.named:
         export_url(shards_of(settings))
-    elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
+    elif not named and not os.environ.get(
+        URL_VARIABLE
+    ):  # if the file of --config names no servers, no other file is read
         export_url(resolve_shards(options.url, options.shards or None))

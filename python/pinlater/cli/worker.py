@@ -1,6 +1,6 @@
 """`pinlater worker`: one handler on the jobs of queues.
 
-Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+This module only reads the options. With --processes, each process runs this command again.
 """
 
 from __future__ import annotations

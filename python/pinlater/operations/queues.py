@@ -1,7 +1,7 @@
 """Queues: creating, configuring, listing and deleting them. Flows only, no I/O.
 
-Promises that creating a queue changes nothing of one that exists, and that each call works while some shards are down:
-queue_shards.py brings them up to date later.
+Promises that a create does not change an existing queue, and that each call works while some shards are down.
+queue_shards.py updates these shards later.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _logged: Final = weakref.WeakKeyDictionary[Session, set[tuple[bytes, str]]]()
 
 
 def recreate_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
-    """Creates a queue that no server knows, for example because they lost their data. A deleted queue stays deleted."""
+    """Creates a queue that no server knows, for example after data loss. A deleted queue stays deleted."""
     found = yield from load_all(session.queue_shards(queue), deadline_s)
     if latest_of(found.values()) is None:
         yield from create_queue(session, queue, config, deadline_s)
@@ -70,7 +70,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
 
 
 def _delete_left_over(left_over: list[QueueShard], found: Found, deadline_s: float) -> Flow[None]:
-    """Deletes what a shard that was down kept of a deleted queue. It must not come back with the new one."""
+    """Deletes the data of a deleted queue from shards that were down. Its jobs must not appear in the new queue."""
     deletion = latest_of(found.values())
     assert deletion is not None
     for queue_shard in left_over:
@@ -103,7 +103,7 @@ def _create_on(queue_shard: QueueShard, config: QueueConfig, found: Found, deadl
         carried = replace(deletion, version=version, epoch=deletion.epoch + 1).carried
     try:
         return (yield from create(queue_shard, config.pack(), carried, deadline_s))
-    except QueueNotFound:  # deleted once more meanwhile
+    except QueueNotFound:  # another client deleted it meanwhile
         return (yield from create(queue_shard, config.pack(), b"", deadline_s))
 
 
@@ -132,7 +132,7 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     first = next((queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)), None)
     if first is None:
         raise not_found(queue)
-    # from what the shard has at that moment: another client may have changed another setting
+    # the change applies to the shard's current configuration: another client may have changed another setting
     call = write(first, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s)
     config = yield from complete(call, partial(remember, first))
     assert first.stored is not None

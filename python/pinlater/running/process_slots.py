@@ -68,7 +68,7 @@ class ProcessTable:
 def rearrange(
     slots: Sequence[ProcessSlot], process_sets: Sequence[ProcessSet]
 ) -> tuple[list[ProcessSlot], list[ProcessSlot]]:
-    """Returns the slots for the new sets, and the surplus slots. A slot keeps its set's name if the new sets have it."""
+    """Returns the slots for the new sets, and the surplus slots. A slot keeps the name of its set, if possible."""
     wanted = [process_set for process_set in process_sets for _ in range(process_set.processes)]
     surplus, kept = list(slots), dict[int, ProcessSlot]()
     for same_name in (True, False):
