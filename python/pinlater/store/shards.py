@@ -19,7 +19,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.store.keys import wake_channel
 from pinlater.store.lanes import LanePool
-from pinlater.store.lost_claims import LostClaim
+from pinlater.store.lost_claims import LostClaims
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
 
@@ -49,7 +49,7 @@ class QueueShard:
     - highest_id: the highest id in any reply.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
-    - lost_claim: a claim whose answer was lost, if there is one.
+    - lost_claims: claims whose answers were lost.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
     - waiters: calls of this client that wait for a notification from here.
     """
@@ -61,7 +61,7 @@ class QueueShard:
         "lanes",
         "left",
         "left_at_s",
-        "lost_claim",
+        "lost_claims",
         "queue",
         "shard",
         "silent_until_s",
@@ -79,7 +79,7 @@ class QueueShard:
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
-        self.lost_claim = LostClaim()
+        self.lost_claims = LostClaims()
         self.blocking_list = b""
         self.waiters: set[object] = set()
         self.highest_id = b""

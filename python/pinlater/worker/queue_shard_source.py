@@ -131,30 +131,29 @@ class QueueShardSource:
     # claims whose answers were lost
 
     def ask_again_s(self, queue: str) -> float:
-        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claim.pending]
+        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claims.pending]
         return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
 
     async def _ask_for_lost(self, take: Callable[[str, Claim], None]) -> bool:
         """Whether there were any."""
-        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claim.pending]
+        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claims.pending]
         await asyncio.gather(*(self._ask_for(queue_shard, take) for queue_shard in lost))
         return bool(lost)
 
     async def _ask_for(self, queue_shard: QueueShard, take: Callable[[str, Claim], None]) -> None:
         pauses = Pauses()
-        while True:
+        while queue_shard.lost_claims.pending:
             try:
-                claim = await self._client.run(queue_shard.lost_claim.ask)
+                claim = await self._client.run(queue_shard.lost_claims.ask)
             except OutcomeUnknown as error:
                 log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
-                queue_shard.lost_claim.keep(error)
+                queue_shard.lost_claims.keep(error)
+                await asyncio.sleep(pauses.take())
             except PinLaterError as error:
                 log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
-                return
             else:
-                take(queue_shard.queue, claim)
-                return
-            await asyncio.sleep(pauses.take())
+                if claim is not None:
+                    take(queue_shard.queue, claim)
 
     # ending
 

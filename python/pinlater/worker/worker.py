@@ -298,7 +298,7 @@ class Worker:
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
-        seen_s = queue_shard.lost_claim.take_sent_s(claim.token, sent_s)
+        seen_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
         lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
@@ -63,9 +64,12 @@ class WorkerSlots:
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
         self._confirming: asyncio.Task[None] | None = None
+        #: They say how given-up jobs end.
+        self._judges = WeakSet[asyncio.Future[End]]()
 
     def open(self) -> None:
         """Jobs may start from now on."""
+        self.time_limits.open()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self._jobs.concurrency, self._loop)
 
@@ -120,10 +124,16 @@ class WorkerSlots:
         if (record := self._record_started) is not None:
             record(held.job.id)
         if self._is_async:
-            self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
+            self._run_task(call_async(self._handler, held.job), held)
         else:
-            self._run(self._threads.run(self._handler, held.job), held)
+            self._run(self._threads.start(self._handler, held.job), held)
         return True
+
+    def _run_task(self, end: Coroutine[Any, Any, End], held: Held) -> asyncio.Task[End]:
+        """Not by the loop's task factory: an eager task would run before its job counts as running."""
+        task = asyncio.Task(end, loop=self._loop)
+        self._run(task, held)
+        return task
 
     def _run(self, future: asyncio.Future[End], held: Held) -> None:
         self._jobs.running[future] = held
@@ -181,20 +191,20 @@ class WorkerSlots:
         return Limit(self.time_limits, future, job, lease, after_s, give_up)
 
     def _future_of(self, job: Job) -> asyncio.Future[End] | None:
-        """The future of a running job, which is most often the current asyncio task; else that waits for this one."""
+        """The future of a running job: the current asyncio task, or another one of its handler that waits for this."""
         running = self._jobs.running
         current: asyncio.Future[End] | None = asyncio.current_task()
         if current in running:
             return current
-        return next((each for each, held in running.items() if held.job is job), None)
+        return next((each for each, held in running.items() if held.job is job and each not in self._judges), None)
 
     def _give_up(self, future: asyncio.Future[End], judge: Judge) -> None:
-        """A running job ends as judge() says, and its handler goes on unheeded. No error if it does not run."""
+        """A running job ends as judge() says, without its handler. No error if the job does not run."""
+        self.time_limits.leave_behind(future)
         if (held := self._jobs.running.pop(future, None)) is None:
             return
         future.remove_done_callback(self._finished)
-        self.time_limits.leave_behind(future)
-        self._run(self._loop.create_task(judge()), held)
+        self._judges.add(self._run_task(judge(), held))
 
     def is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was left behind."""
@@ -224,7 +234,8 @@ class WorkerSlots:
     # a stop
 
     async def cancel_running(self, timeout_s: float) -> None:
-        """Cancels running jobs, waits so long for their handlers to end, and holds the jobs as ones to release."""
+        """Cancels running jobs, waits so long for their handlers to end, and keeps the jobs to be released."""
+        self.time_limits.close()
         running = self._jobs.running
         for future in list(running):
             future.cancel()
