@@ -33,6 +33,7 @@ from pinlater import (
     TaskFailed,
 )
 from pinlater.operations import results as core
+from pinlater.operations.parts import in_parts
 from pinlater.running.app_worker import worker_of
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
@@ -443,8 +444,8 @@ async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server)
         await client.create_queue("q")
         await client.enqueue_many("q", [b""] * 30)
         jobs = await client.dequeue("q", 30)
-        kept = [(job, b"\0" + bytes(500_000), HOUR_MS) for job in jobs]
-        assert [len(part) for part in core.in_parts(kept)] == [8, 8, 8, 6]
+        kept = [(job, b"\0" + bytes(100_000), HOUR_MS) for job in jobs]
+        assert [len(part) for part in in_parts(kept, lambda one: len(one[1]))] == [5, 5, 5, 5, 5, 5]
         assert await client.run(lambda end: core.store(client.session, kept, end)) == []
         kept = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
         await client.ack(succeeded=jobs[:1])

@@ -16,6 +16,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ResultGone, ResultTimeout, TaskFailed, checked
 from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
+from pinlater.operations.parts import in_parts
 from pinlater.store.effects import Argument, AwaitMessage, Coalesce, Flow, Send, Sleep, Subscribe, all_of, complete
 from pinlater.store.keys import result_channel
 from pinlater.store.requests import read, write
@@ -36,26 +37,13 @@ Kept: TypeAlias = tuple[Job, bytes, int]
 def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
     """Stores results of running jobs of one queue shard. Returns the jobs that the caller does not hold."""
     queue_shard = session.queue_shard(kept[0][0].queue, kept[0][0].shard)
-    parts = in_parts(kept)
+    parts = in_parts(kept, lambda one: len(one[1]))
     flows = [_store_part(queue_shard, part, deadline_s) for part in parts]
     return (
         yield from all_of(
             flows, lambda refused: [job for part in refused for job in part], lambda index: [*parts[index]]
         )
     )
-
-
-def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
-    """Splits results into calls of bounded size."""
-    parts: list[list[Kept]] = []
-    room = 0
-    for one in kept:
-        if len(one[1]) > room or len(parts[-1]) == _core.MAX_BATCH:
-            parts.append([])
-            room = max(REPLY_BYTES, len(one[1]))
-        parts[-1].append(one)
-        room -= len(one[1])
-    return parts
 
 
 def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) -> Flow[list[Job]]:
