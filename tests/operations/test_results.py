@@ -29,6 +29,7 @@ from pinlater import (
     ResultGone,
     ResultTimeout,
     ServerRefused,
+    ServerUnavailable,
     State,
     TaskFailed,
 )
@@ -333,6 +334,29 @@ def test_a_wait_survives_a_server_that_is_away(fresh_server: FreshServer) -> Non
         asyncio.run(run())
         thread.join(60)
         assert found == [1]
+
+
+@on_loop
+async def test_a_wait_ends_at_its_own_time_though_longer_ones_look_with_it(fresh_server: FreshServer) -> None:
+    server = fresh_server(aof_always=True)
+    with PinLater(server.url, timeout_s=0.5) as app:
+
+        @app.task(result_ttl=60)
+        async def one() -> int:
+            return 1
+
+        handles = [await one.aenqueue() for _ in range(2)]
+        short, long = [asyncio.ensure_future(handles[at].aresult(wait_s)) for at, wait_s in enumerate((2, 8))]
+        await heard(server, 2)
+        await asyncio.to_thread(server.stop)  # both look again
+        await asyncio.wait([short, long], return_when=asyncio.FIRST_COMPLETED)
+        assert (short.done(), long.done()) == (True, False)
+        assert isinstance(short.exception(), ServerUnavailable)
+        await asyncio.to_thread(server.start)
+        async with AsyncClient(server.url) as client, worker_of(app, client=client) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 30)
+        assert await long == 1
+        await app.aclose()
 
 
 @on_loop

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater import Ack, AsyncClient, InvalidArgument, Job, NewJob, QueueConfig, State
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
+from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import clients, on_loop, until
@@ -116,6 +117,49 @@ async def test_no_batch_is_larger_than_a_server_takes(fresh_server: FreshServer,
         await client.create_queue("q")
         worker, _ = await end_a_hundred(client, own, end, end)
         assert (worker.stats.succeeded + worker.stats.postponed, worker.stats.failed) == (100, 0)
+
+
+@on_loop
+async def test_a_job_whose_every_end_is_refused_runs_again_when_its_lease_is_over(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, refusals, gate = QueueShardSource.ack, list[int](), asyncio.Event()
+
+    async def ack(self: QueueShardSource, good: list[Job], bad: list[Ack]) -> list[Any]:
+        if len(refusals) < 3 and any(job.body == BAD for job in [*good, *[one.job for one in bad]]):  # type: ignore[union-attr]
+            refusals.append(len(good) + len(bad))
+            raise InvalidArgument("as if it could not be packed")
+        return await real(self, good, bad)
+
+    async def handler(job: Job) -> None:
+        if job.body == b"long" and job.attempt == 1:
+            await gate.wait()
+
+    monkeypatch.setattr(QueueShardSource, "ack", ack)
+    async with clients(server, lease_ms=600, crash_limit=3) as (client, own):
+        await client.enqueue_many("q", [NewJob(body, key="one claim", attempts=1) for body in (b"", BAD, b"long")])
+        async with Worker(own, "q", handler, WorkerConfig(tick_s=0.2)) as worker:
+            await until(lambda: worker.stats.succeeded == 2, "its second run")
+            gate.set()  # until then the lease of the claim was renewed
+            await until(lambda: worker.stats.succeeded == 3, "the long job")
+        assert refusals == [2, 1, 1]
+        assert (worker.stats.stale, worker.stats.failed, worker.stats.claimed) == (1, 0, 4)
+    assert "it runs again when its lease runs out: InvalidArgument: as if" in caplog.text
+
+
+@on_loop
+async def test_failures_that_clients_wait_for_are_announced_on_one_connection(server: Server) -> None:
+    def connections() -> int:
+        return int(server.info("stats")["total_connections_received"])
+
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await client.create_queue("q")
+        await own.count("q")
+        end = Failed("never\n", final=True, awaited=True)
+        before = connections()
+        worker, _ = await end_a_hundred(client, own, end, end)
+        assert worker.stats.failed == 100
+        assert connections() - before < 20
 
 
 def test_values_are_checked_where_they_are_made() -> None:
