@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from pinlater import Ack, AsyncClient, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater.store.scripts import load_scripts
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
+from pinlater.worker.persistent_call import VAIN_TRIES
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
+from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import clients, on_loop, until
 from tests.support.servers import Server
 
@@ -145,6 +148,37 @@ async def test_a_job_whose_every_end_is_refused_runs_again_when_its_lease_is_ove
         assert refusals == [2, 1, 1]
         assert (worker.stats.stale, worker.stats.failed, worker.stats.claimed) == (1, 0, 4)
     assert "it runs again when its lease runs out: InvalidArgument: as if" in caplog.text
+
+
+@pytest.mark.real_server("a proxy stands before its port")
+@pytest.mark.parametrize("released", [False, True])
+@on_loop
+async def test_an_ack_whose_answers_are_lost_is_asked_for_without_end(
+    server: Server, caplog: pytest.LogCaptureFixture, released: bool
+) -> None:
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(server.url) as client, AsyncClient(proxy.url, timeout_s=0.1) as own:
+            await client.create_queue("q", QueueConfig(keep_succeeded=10))
+            await client.enqueue("q", b"")
+            await client.ack(succeeded=await client.dequeue("q"))  # the server knows the script
+            await client.enqueue("q", b"")
+            sha = load_scripts()["ack"].sha
+            proxy.arm(Cut.AFTER, match=lambda command: command[1:2] == [sha], count=10**9)
+            async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
+                await until(lambda: len(worker.running) == 1, "a running job")
+                if released:
+                    await client.configure_queue("q", paused=True)
+                    assert await client.release([held.job for held in worker.running.values()]) == []
+                gate.set()
+                await until(lambda: caplog.text.count("not acked yet") > VAIN_TRIES + 1, "tries in vain", 60)
+                proxy.disarm()
+                await until(lambda: worker.unacked == 0, "the ack")
+            assert (worker.stats.succeeded, worker.stats.failed, worker.stats.stale) == (not released, 0, released)
 
 
 @on_loop

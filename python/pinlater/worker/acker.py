@@ -25,7 +25,7 @@ from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.held_jobs import Held
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal
-from pinlater.worker.persistent_call import persist
+from pinlater.worker.persistent_call import PersistentCall
 from pinlater.worker.stats import WorkerStats
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -133,21 +133,20 @@ class Acker:
         )
 
     async def _release_at(self, held: list[Held]) -> None:
-        answer = await persist(self._release, held, None, self._answers)
-        refused, rejected = set(answer.refused), dict(answer.rejected)
+        out: _Out = {}
+        await self._step(self._release, [(one, None) for one in held], out)
         for one in held:
-            if one in rejected:
-                self._abandon(one, rejected[one])
-                continue
-            self._lease_renewal.done(one.lease)
-            if one in refused:
-                self.stale(one)
-            else:
+            if one not in out:
+                self._lease_renewal.done(one.lease)
                 self._stats.released += 1
+            elif (why := out[one]) is not None:
+                self._abandon(one, why)
+            else:
+                self._lease_renewal.done(one.lease)
+                self.stale(one)
 
-    async def _release(self, held: list[Held]) -> list[Held]:
-        refused = set(map(id, await self._source.release([one.job for one in held])))
-        return [one for one in held if id(one.job) in refused]
+    async def _release(self, ended: list[_Ended]) -> list[Any]:
+        return await self._source.release([held.job for held, _ in ended])
 
     async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
@@ -177,12 +176,12 @@ class Acker:
         special = [one for one in live if one[1] is not None]
         out: _Out = {}
         if special:
-            await self._step(self._checkpoint, [one for one in special if _checkpoint(*one) is not None], out)
-            await self._step(self._store, [one for one in special if isinstance(one[1], Succeeded)], out)
-            await self._step(self._ack, [one for one in live if not isinstance(one[1], Postponed)], out)
+            await self._step(self._checkpoint, [one for one in special if _checkpoint(*one) is not None], out, _size)
+            await self._step(self._store, [one for one in special if isinstance(one[1], Succeeded)], out, _size)
+            await self._step(self._ack, [one for one in live if not isinstance(one[1], Postponed)], out, _size)
             await self._notify([one for one in special if one[0] not in out])
         else:
-            await self._step(self._ack, live, out, None)
+            await self._step(self._ack, live, out)
         rejected: list[tuple[Held, End, Exception]] = []
         for held, end in live:
             if held not in out:
@@ -197,22 +196,22 @@ class Acker:
 
     async def _step(
         self,
-        call: Callable[[list[_Ended]], Awaitable[list[_Ended]]],
+        call: Callable[[list[_Ended]], Awaitable[list[Any]]],
         ended: list[_Ended],
         out: _Out,
-        size: Callable[[_Ended], int] | None = _size,
+        size: Callable[[_Ended], int] | None = None,
     ) -> None:
         """Makes a call for those that are not out yet, and adds those that it puts out."""
         ended = [one for one in ended if one[0] not in out] if out else ended
         if ended:
-            answer = await persist(call, ended, size, lambda one: self._answers(one[0]))
+            answer = await PersistentCall(call, _refused_of, self._answers, size).run(ended)
             out.update(dict.fromkeys(held for held, _ in answer.refused))
             out.update({held: why for (held, _), why in answer.rejected})
 
-    async def _answers(self, held: Held) -> bool:
+    async def _answers(self, ended: _Ended) -> bool:
         """Whether the server of a job answers a small request."""
         try:
-            await self._source.renew([held.job])
+            await self._source.renew([ended[0].job])
         except PinLaterError:
             return False
         return True
@@ -236,13 +235,13 @@ class Acker:
         text = "job %s: no server takes its end; it runs again when its lease runs out: %s"
         log.error(text, held.job.descriptor, describe(why, _REASON_BYTES), extra={"job": held.job})
 
-    async def _store(self, ended: list[_Ended]) -> list[_Ended]:
-        """Keeps results before the ack ends the claim, which proves the right to keep them. Returns refused ones.
+    async def _store(self, ended: list[_Ended]) -> list[Any]:
+        """Keeps results before the ack ends the claim, which proves the right to keep them. Returns refused jobs.
 
         If the process dies between the two, the job runs again, and its next result replaces this one.
         """
         kept = [(held.job, end.result, end.keep_ms) for held, end in ended if isinstance(end, Succeeded)]
-        return _of_jobs(ended, await self._source.store_results(kept))
+        return await self._source.store_results(kept)
 
     async def _notify(self, special: list[_Ended]) -> None:
         """Notifies clients that wait for results of jobs that failed for good."""
@@ -255,15 +254,14 @@ class Acker:
             with suppress(PinLaterError):  # they look for themselves from time to time
                 await self._source.notify_failed(failed)
 
-    async def _checkpoint(self, ended: list[_Ended]) -> list[_Ended]:
+    async def _checkpoint(self, ended: list[_Ended]) -> list[Any]:
         """Enqueues postponed jobs again, and leaves one attempt to those that failed for good. Returns refused ones.
 
         If the process dies before the ack, that last attempt ends with the lease.
         """
-        checkpoints = [made for one in ended if (made := _checkpoint(*one)) is not None]
-        return _of_jobs(ended, [refused.job for refused in await self._source.checkpoint(checkpoints)])
+        return await self._source.checkpoint([made for one in ended if (made := _checkpoint(*one)) is not None])
 
-    async def _ack(self, ended: list[_Ended]) -> list[_Ended]:
+    async def _ack(self, ended: list[_Ended]) -> list[Any]:
         """Returns refused ones."""
         good = [held.job for held, end in ended if end is None or isinstance(end, Succeeded)]
         bad = [
@@ -271,8 +269,7 @@ class Acker:
             for held, end in ended
             if isinstance(end, Failed)
         ]
-        refused = await self._source.ack(good, bad)
-        return _of_jobs(ended, [item.job if isinstance(item, Ack) else item for item in refused])
+        return await self._source.ack(good, bad)
 
     def _count(self, held: Held, end: End) -> None:
         self._lease_renewal.done(held.lease)
@@ -298,6 +295,7 @@ def _failed(end: End, why: Exception) -> Failed:
     return Failed(f"its end was not taken: {describe(why, _REASON_BYTES)}\n", awaited=awaited)
 
 
-def _of_jobs(ended: list[_Ended], jobs: list[Any]) -> list[_Ended]:
-    ids = set(map(id, jobs))
+def _refused_of(ended: list[_Ended], refused: list[Any]) -> list[_Ended]:
+    """refused: jobs, acks or checkpoints."""
+    ids = {id(item.job if isinstance(item, Ack | Checkpoint) else item) for item in refused}
     return [one for one in ended if id(one[0].job) in ids] if ids else []
