@@ -236,6 +236,25 @@ async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(
     await is_clean(server, "q")
 
 
+@on_loop
+async def test_a_cancel_that_raises_keeps_no_other_job_from_its_own(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raises:
+        async def __call__(self, job: Job) -> None:
+            await asyncio.Event().wait()
+
+        def cancel(self, job: Job) -> bool:
+            raise ValueError("of the handler")
+
+    async with clients(server, 2) as (client, own), Worker(own, "q", Raises()) as worker:
+        await client.enqueue_many("q", [b""] * 3)
+        await until(lambda: len(worker.running) == 3, "all to run")
+        assert await client.purge("q") == 3
+        await until(lambda: worker.stats.cancelled == 3, "their end")
+    assert caplog.text.count("cancel() of its handler failed") == 3
+
+
 @asynccontextmanager
 async def deaf(server: Server, proxy: CutProxy, own: AsyncClient) -> AsyncIterator[None]:
     """The subscription of a worker's client is killed, and made anew after the block; its other connections go on."""

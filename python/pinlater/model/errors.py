@@ -133,7 +133,8 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
 
 
 class PartialOutcome(PinLaterError):
-    """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs.
+    """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs, or
+    512 KiB of checkpoints.
 
     - result: the call's result for the jobs in `done`.
     - done: the jobs whose requests were carried out, as the caller passed them.

@@ -65,8 +65,15 @@ class Cancellations:
 
     def _stop(self, future: asyncio.Future[Any], held: Held, report: Callable[[Held], None]) -> None:
         self.stopped[held] = report
-        if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
+        if not self._stops_itself(held.job) and self._is_async:
             future.cancel()
+
+    def _stops_itself(self, job: Job) -> bool:
+        try:
+            return self._cancel is not None and self._cancel(job)
+        except Exception:  # the others must be stopped all the same
+            log.exception("job %s: cancel() of its handler failed", job.descriptor, extra={"job": job})
+            return False
 
     def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
         """Those of `waiting` that were removed while their claim was under way.

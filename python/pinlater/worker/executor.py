@@ -41,6 +41,8 @@ class Failed:
     awaited: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.status, str):
+            raise InvalidArgument(f"status: expected text, got {self.status!r:.60}")
         object.__setattr__(self, "status", clip(self.status, MAX_STATUS_BYTES))
         if self.delay_ms is not None:
             check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
@@ -58,6 +60,8 @@ class Postponed:
 
     def __post_init__(self) -> None:
         check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+        if self.body is not None:
+            _check_bytes("body", self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,15 @@ class Succeeded:
 
     result: bytes
     keep_ms: int
+
+    def __post_init__(self) -> None:
+        _check_bytes("result", self.result)
+        check_integer("keep_ms", self.keep_ms, 0, MAX_TIME_MS)
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"{name}: expected bytes, got {value!r:.60}")
 
 
 #: How a job ended. None: it succeeded. Anything else that a handler returns counts as None.

@@ -17,6 +17,7 @@ from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
+from pinlater.store.shards import QueueShard
 from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
@@ -63,9 +64,9 @@ class WorkerSlots:
         self._record_started = record_started(
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
-        self._confirming: asyncio.Task[None] | None = None
         #: They say how given-up jobs end.
         self._judges = WeakSet[asyncio.Future[End]]()
+        self._confirming: dict[QueueShard, asyncio.Task[None]] = {}
 
     def open(self) -> None:
         """Jobs may start from now on."""
@@ -75,15 +76,15 @@ class WorkerSlots:
 
     def close(self) -> None:
         """Leaves threads that still run behind."""
-        if self._confirming is not None:
-            self._confirming.cancel()
+        for confirming in self._confirming.values():
+            confirming.cancel()
         self._threads.close()
         self.time_limits.close()
 
     def fill(self) -> None:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
-        if self._confirming is None and not self._stopping.is_set():
+        if not self._stopping.is_set():
             while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
                 pass
 
@@ -96,13 +97,14 @@ class WorkerSlots:
 
     # starting
 
-    async def _confirm(self) -> None:
-        """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
+    async def _confirm(self, queue_shard: QueueShard) -> None:
+        """Renews the leases in doubt of prefetched jobs of a queue shard, so that none starts that runs elsewhere."""
+        leases = {held.lease: held.job for held in self._jobs.prefetched if held.lease.queue_shard is queue_shard}
         try:
-            if not await confirm(self._source, {held.lease: held.job for held in self._jobs.prefetched}):
+            if not await confirm(self._source, {lease: job for lease, job in leases.items() if lease.in_doubt}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
-            self._confirming = None
+            del self._confirming[queue_shard]
             self._loop.call_soon(self._fill_confirmed)
 
     def _fill_confirmed(self) -> None:
@@ -111,16 +113,20 @@ class WorkerSlots:
         self._changed()
 
     def _start_next(self) -> bool:
-        """False: its lease has to be confirmed first."""
+        """False: the leases of all prefetched jobs have to be confirmed first."""
         prefetched = self._jobs.prefetched
         held = prefetched[0]
         if held.lease.lost:
             self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
             return True
         if held.lease.in_doubt:
-            self._confirming = self._loop.create_task(self._confirm())
-            return False
-        prefetched.popleft()
+            certain = self._first_certain()
+            if certain is None:
+                return False
+            held = certain
+            prefetched.remove(held)
+        else:
+            prefetched.popleft()
         if (record := self._record_started) is not None:
             record(held.job.id)
         if self._is_async:
@@ -134,6 +140,18 @@ class WorkerSlots:
         task = asyncio.Task(end, loop=self._loop)
         self._run(task, held)
         return task
+
+    def _first_certain(self) -> Held | None:
+        """The first prefetched job that may start. Confirms the leases in doubt of those before it: another server may
+        be away for long.
+        """
+        for held in self._jobs.prefetched:
+            queue_shard = held.lease.queue_shard
+            if held.lease.in_doubt and queue_shard not in self._confirming:
+                self._confirming[queue_shard] = self._loop.create_task(self._confirm(queue_shard))
+            elif not held.lease.in_doubt and not held.lease.lost:
+                return held
+        return None
 
     def _run(self, future: asyncio.Future[End], held: Held) -> None:
         self._jobs.running[future] = held
