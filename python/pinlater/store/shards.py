@@ -17,6 +17,7 @@ from typing import Final
 from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
+from pinlater.model.urls import shown_url
 from pinlater.store.keys import wake_channel
 from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
@@ -207,11 +208,11 @@ def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[st
         raise InvalidArgument("expected a URL or shards, got both")
     if shards is not None:
         if not isinstance(shards, Mapping):
-            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
+            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shown_url(shards)}")
         return {name: absolute(url) for name, url in shards.items()}
     text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(text, str):
-        raise InvalidArgument(f"server URL: expected a str, got {text!r}")
+        raise InvalidArgument(f"server URL: expected a str, got {shown_url(text)}")
     names = list(_NAMED.finditer(text))
     if not names:
         return {"1": absolute(text)}
