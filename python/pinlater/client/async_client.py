@@ -68,7 +68,7 @@ class AsyncClient(BaseClient):
                 read_timeout_s=read_timeout_s,
             )
         )
-        self.driver = AsyncDriver(self.session.channel, *self.settings.timeouts)
+        self.driver = AsyncDriver(*self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         self._enqueues: dict[str, Coalescer[NewJob]] = {}
         self._acks: dict[tuple[str, str], Coalescer[_Ended]] = {}
@@ -103,7 +103,7 @@ class AsyncClient(BaseClient):
         """A forked child starts with nothing: the calls under way belong to the parent."""
         if self.session.forked:
             self.session.renew()
-            self.driver.after_fork(self.session.channel)
+            self.driver.after_fork()
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 
     async def enqueue(

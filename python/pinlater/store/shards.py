@@ -18,7 +18,7 @@ from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.model.urls import shown_url
-from pinlater.store.keys import wake_channel
+from pinlater.store.keys import LIST_MARK, wake_channel
 from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
@@ -54,12 +54,15 @@ class QueueShard:
     - late_claims: token -> when its claim was sent, for claims whose answer a later request got. Their lease runs from
       that time. The code that takes the jobs removes the entry.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
+    - channel: the channel on which this client is notified.
     - waiters: calls of this client that wait for a notification from here.
     """
 
     __slots__ = (
         "_heads",
+        "_session",
         "blocking_list",
+        "channel",
         "highest_id",
         "lanes",
         "late_claims",
@@ -88,12 +91,19 @@ class QueueShard:
         self.unknown_sent_s = 0.0
         self.late_claims: dict[bytes, float] = {}
         self.blocking_list = b""
+        self.channel = wake_channel(queue, shard.name, session)
+        self._session = session.hex().encode()
         self.waiters: set[object] = set()
         self.highest_id = b""
         self._heads: dict[tuple[str, int, bool], CommandHead] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
+
+    @property
+    def waiter(self) -> bytes:
+        """The name by which this client waits for jobs. Scripts make its channel or its list of it."""
+        return self._session + LIST_MARK if self.blocking_list else self._session
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -131,7 +141,6 @@ class Session:
     def renew(self) -> None:
         """Starts a new session, so that two processes never share a lane."""
         self.id = secrets.token_bytes(8)
-        self.channel = wake_channel(self.id)
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}

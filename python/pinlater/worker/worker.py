@@ -76,6 +76,7 @@ class Worker:
             names,
             self._room,
             self._take,
+            lambda channel, ids: self._look_up(self._slots.hear(channel, ids)),
             self._slots.on_removed,
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
@@ -288,11 +289,15 @@ class Worker:
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
         """Holds the jobs of claims that were sent then (monotonic s)."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
-        self._slots.drop_removed(first_s)
+        self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)
         self._slots.fill()
         self._progress.made()
+
+    def _look_up(self, doubted: set[Held]) -> None:
+        """Looks up jobs that are said to be removed."""
+        self.fetcher.check([held.job for held in doubted], done=lambda: self._slots.trust(doubted))
 
     def _hold(self, queue: str, claim: Claim, sent_s: float) -> float:
         """Returns when the claim was sent: before sent_s, if its answer came late."""
