@@ -1,7 +1,7 @@
 """A client that waits for jobs of several queues has a channel for each, on one connection.
 
-Promises: each wait is ended by its own queue's notification, whichever began first. A channel that the user may not hear
-ends no other wait.
+Promises: each wait is ended by its own queue's notification, whichever began first. A channel that the user may not
+hear ends no other wait.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def channels(server: Server) -> int:
 
 
 def wait_in_thread(calls: Calls, queue: str, got: dict[str, list[bytes]]) -> threading.Thread:
-    thread = threading.Thread(
-        target=lambda: got.update({queue: [job.body for job in calls.dequeue(queue, wait=WAIT_S)]})
-    )
+    def wait() -> None:
+        got[queue] = [job.body for job in calls.dequeue(queue, wait=WAIT_S)]
+
+    thread = threading.Thread(target=wait)
     thread.start()
     return thread
 

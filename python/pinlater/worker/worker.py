@@ -39,7 +39,7 @@ LOST_CHECK_S: Final = 1.0
 class Worker:
     """Works on queues with one handler.
 
-    client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close it.
+    client: an AsyncClient for this worker alone (its channels are the worker's); the worker does not close it.
     handler: `async def` or a plain function (run in threads) of one argument, the Job. If it returns, the job
     succeeded; if it raises, the job failed, with the error as its custom status. It may return an executor.End instead.
     on_stop: called when a stop begins; jobs whose handlers it cancels are released.
