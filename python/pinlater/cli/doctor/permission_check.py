@@ -48,11 +48,11 @@ def permissions(server: ReachedServer) -> Iterator[CheckResult]:
             where = _ALL if queue == _ANY_QUEUE else f"{PREFIX}{tag(queue, shard)}*"
             if missing := server.redis.evalsha(probe, 0, *names, *wanted):
                 denied.setdefault(", ".join(name.decode() for name in missing), []).append(where)
-    for missing, places in denied.items():
+    for missing, patterns in denied.items():
         rules = " ".join(f"+{name.lower()}" for name in missing.split(", "))
-        patterns = f"~{places[0]} %W~pl:{{*}}:queues &{places[0]}"
-        advice = f"ACL SETUSER … {rules} {patterns}; without them a script can stop half-way: docs/acl.md"
-        yield server.result(ERROR, "permissions", f"denied on {_listed(places)}: {missing}", advice)
+        allowed = f"~{patterns[0]} %W~pl:{{*}}:queues &{patterns[0]}"
+        advice = f"ACL SETUSER … {rules} {allowed}; without them a script can stop half-way: docs/acl.md"
+        yield server.result(ERROR, "permissions", f"denied on {_listed(patterns)}: {missing}", advice)
     if not denied:
         yield server.result(OK, "permissions", f"all {len(wanted)} commands of the scripts and clients")
 
@@ -65,5 +65,5 @@ def registered(server: ReachedServer, shard: str) -> list[str]:
         return []
 
 
-def _listed(places: list[str]) -> str:
-    return places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+def _listed(patterns: list[str]) -> str:
+    return patterns[0] if len(patterns) == 1 else f"{patterns[0]} and {len(patterns) - 1} more"
