@@ -72,7 +72,7 @@ async def heard(server: Server, waiters: int) -> None:
 
     def count() -> int:
         with server.client() as client:
-            return len(client.pubsub_channels("pl:wake:{*}:*"))
+            return len(client.pubsub_channels("pl:{*}:result:*"))
 
     await until(lambda: count() == waiters, f"{waiters} waits")
 
@@ -114,7 +114,7 @@ async def test_many_waits_share_a_connection_and_each_gets_its_own_result(app: P
     with server.client() as client:
         before = client.info("stats")["total_connections_received"]
         waits = [asyncio.ensure_future(handle.aresult(30)) for handle in handles + handles[:10]]
-        await until(lambda: len(client.pubsub_channels("pl:wake:{*}:*")) == 200, "200 waits")
+        await until(lambda: len(client.pubsub_channels("pl:{*}:result:*")) == 200, "200 waits")
         assert client.info("stats")["total_connections_received"] - before < 100
     with server.client() as client:
         assert len([one for one in client.client_list() if one["sub"] != "0"]) == 1

@@ -147,7 +147,7 @@ async def test_a_burst_takes_what_its_last_job_put_back(server: Server, end: End
         await client.enqueue("q", b"", attempts=4)
 
         async def handler(job: Job) -> End:
-            own.driver.subscriber.on_notification = None  # a notification may come too late
+            own.driver.subscriber.on_message = None  # a notification may come too late
             return ends.pop()
 
         worker = Worker(own, "q", handler)

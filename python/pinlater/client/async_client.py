@@ -70,7 +70,7 @@ class AsyncClient(BaseClient):
                 read_timeout_s=read_timeout_s,
             )
         )
-        self.driver = AsyncDriver(self.session.channel, *self.settings.timeouts)
+        self.driver = AsyncDriver(*self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
         #: By queue; those of jobs with a key by queue and shard, as another shard may not answer.
         self._enqueues: dict[str | tuple[str, str], Coalescer[NewJob]] = {}
@@ -106,7 +106,7 @@ class AsyncClient(BaseClient):
         """A forked child starts with nothing: the calls under way belong to the parent."""
         if self.session.forked:
             self.session.renew()
-            self.driver.after_fork(self.session.channel)
+            self.driver.after_fork()
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 
     async def enqueue(

@@ -238,7 +238,8 @@ SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "FORMAT_UNSUPPORTED": FormatUnsupported,
 }
 
-#: First word of a server's error reply -> the error to raise. With all of these the script did not run.
+#: First word of a server's error reply -> the error to raise. With all of these the script did not run, unless the text
+#: says that a command of the script was refused.
 SERVER_CODES: dict[str, type[PinLaterError]] = {
     "OOM": ServerFull,
     "NOAUTH": ServerRefused,

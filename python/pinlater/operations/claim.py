@@ -58,7 +58,7 @@ def claim_at(
         claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim
-    waiter = (queue_shard.blocking_list or session.channel) if wait else b""
+    waiter = queue_shard.waiter if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)

@@ -32,7 +32,7 @@ PATIENCE_S: Final = 2.0
 
 
 class _Waiter:
-    """A dequeue that waits. The waiters of one client share its channel, so each queue shard lists them."""
+    """A dequeue that waits. The waiters of one client share its channels, so each queue shard lists them."""
 
     def __init__(self) -> None:
         self.queue_shards: dict[QueueShard, None] = {}
@@ -69,7 +69,7 @@ def dequeue(
             waiting = bool(wait_s) and time.monotonic() < until_s
             if waiting:
                 waiter.wait_at(queue_shards)
-            since = (yield Listen([queue_shard.shard.server for queue_shard in queue_shards])) if waiting else 0
+            since = (yield Listen([(each.shard.server, each.channel) for each in queue_shards])) if waiting else 0
             try:
                 claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
@@ -134,7 +134,7 @@ def leave(session: Session, queue_shards: Sequence[QueueShard], deadline_s: floa
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
     yield from together(
         [
-            write(queue_shard, "pass_on", [queue_shard.blocking_list or session.channel], deadline_s, patient=False)
+            write(queue_shard, "pass_on", [queue_shard.waiter], deadline_s, patient=False)
             for queue_shard in queue_shards
             if not queue_shard.waiters
         ]

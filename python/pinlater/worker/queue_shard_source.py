@@ -49,13 +49,12 @@ class QueueShardSource:
 
     @property
     def ready(self) -> bool:
-        listening = self._client.driver.subscriber.listening
-        return all(listening(shard.server) for shard in self._client.session.shards.values())
+        return all(map(self._subscriptions.hears, self._queue_shards()))
 
     def open(self, events: JobEvents, *, blocking: bool) -> None:
         self._blocking_claims.open(events.on_blocking_claim, blocking)
         self._subscriptions.open(
-            lambda message: events.on_notification(_queue_of(message)),
+            events.on_notification,
             events.on_removed,
             lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
         )
@@ -189,8 +188,3 @@ class QueueShardSource:
 
     def _server_of(self, job: Job) -> Server:
         return self._client.session.queue_shard(job.queue, job.shard).shard.server
-
-
-def _queue_of(key: bytes) -> str:
-    """The queue of a key `meta`."""
-    return key.partition(b"{")[2].partition(b"/")[0].decode()

@@ -113,13 +113,13 @@ class WorkerSlots:
         self._changed()
 
     def _start_next(self) -> bool:
-        """False: the leases of all prefetched jobs have to be confirmed first."""
+        """False: of every prefetched job it has to be found out first whether the worker still holds it."""
         prefetched = self._jobs.prefetched
         held = prefetched[0]
         if held.lease.lost:
             self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
             return True
-        if held.lease.in_doubt:
+        if held.lease.in_doubt or held in self.cancellations.doubted:
             certain = self._first_certain()
             if certain is None:
                 return False
@@ -149,7 +149,7 @@ class WorkerSlots:
             queue_shard = held.lease.queue_shard
             if held.lease.in_doubt and queue_shard not in self._confirming:
                 self._confirming[queue_shard] = self._loop.create_task(self._confirm(queue_shard))
-            elif not held.lease.in_doubt and not held.lease.lost:
+            elif not (held.lease.in_doubt or held.lease.lost or held in self.cancellations.doubted):
                 return held
         return None
 
@@ -235,15 +235,21 @@ class WorkerSlots:
     def on_removed(self, channel: bytes, ids: bytes) -> None:
         """Stops running jobs that were removed, and does not start prefetched ones."""
         jobs = self._jobs
-        self.drop(self.cancellations.hear(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
+        self.drop(self.cancellations.stop_removed(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
 
-    def drop_removed(self, sent_s: float) -> None:
-        """Does not start prefetched jobs that were removed while their claim was under way.
+    def hear(self, channel: bytes, ids: bytes) -> set[Held]:
+        """Jobs are said to be removed. Returns those to look up; none of them starts before trust()."""
+        jobs = self._jobs
+        return self.cancellations.hear(channel, ids, [*jobs.running.values(), *jobs.prefetched])
 
-        sent_s: when the claim was sent (monotonic s).
-        """
-        if removed := self.cancellations.among(self._jobs.prefetched, sent_s):
-            self.drop(removed, self._acker.removed)
+    def heard_since(self, sent_s: float) -> set[Held]:
+        """As hear(), for prefetched jobs of a claim that was sent then (monotonic s)."""
+        return self.cancellations.among(self._jobs.prefetched, sent_s)
+
+    def trust(self, doubted: set[Held]) -> None:
+        """These jobs have been looked up: those that are still held were not removed."""
+        self.cancellations.doubted -= doubted
+        self._fill_confirmed()
 
     def stop_stale(self, descriptors: set[str]) -> None:
         """Stops running jobs with these descriptors whose lease is lost."""
