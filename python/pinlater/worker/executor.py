@@ -140,12 +140,12 @@ class _Call:
     left_behind: nobody waits for it any more. It does not begin, or its end counts for nothing.
     """
 
-    __slots__ = ("_lock", "begun", "end", "ended", "future", "handler", "job", "left_behind")
+    __slots__ = ("_lock", "started", "end", "ended", "future", "handler", "job", "left_behind")
 
     def __init__(self, handler: Handler, job: Job, future: asyncio.Future[End]) -> None:
         self.handler, self.job, self.future = handler, job, future
         self._lock = threading.Lock()
-        self.begun = self.ended = self.left_behind = False
+        self.started = self.ended = self.left_behind = False
         self.end: BaseException | End = None
 
     def run(self) -> bool:
@@ -153,7 +153,7 @@ class _Call:
         with self._lock:
             if self.left_behind:
                 return True
-            self.begun = True
+            self.started = True
         end = call_plain(self.handler, self.job)
         with self._lock:
             self.end, self.ended = end, True
@@ -217,7 +217,7 @@ class ThreadPool:
     def _leave_behind(self, call: _Call) -> bool:
         """False: the call has ended."""
         left_behind = call.leave_behind()
-        if left_behind and call.begun:
+        if left_behind and call.started:
             self._threads -= 1
         return left_behind
 
