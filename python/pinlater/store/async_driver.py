@@ -1,7 +1,9 @@
 """Carries out effects on an event loop.
 
-Each request has a connection of its own while it runs. Promises that a started request is read to its end or that its
-connection is dropped, also if the caller is cancelled.
+Each request has a connection of its own while it runs. Promises:
+- A started request is read to its end, or its connection is dropped, also if the caller is cancelled.
+- A node that is no primary any more is left: its connections and subscriptions are closed, and its name is resolved
+  anew.
 """
 
 from __future__ import annotations
@@ -147,8 +149,9 @@ class AsyncDriver:
         server = effect.server
         connection = self._take(server)
         if connection is None:
+            moves = server.moves  # before its name is resolved
             try:
-                connection = Connection(await self.connect(server, effect.wait_s(sum(self._timeouts))))
+                connection = Connection(await self.connect(server, effect.wait_s(sum(self._timeouts))), moves)
             except PinLaterError as error:
                 return [NoAnswer(False, error)] * len(effect.commands)
         if effect.blocking:
@@ -164,17 +167,29 @@ class AsyncDriver:
             self._blocking.discard(connection)
         if why is not None:
             connection.close()
+            self._leave_if_told(server, connection)
             lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
         return answers
 
     def _release(self, server: Server, connection: Connection) -> None:
+        if connection.errors.leave:
+            self._leave_if_told(server, connection)
         free = self.free.setdefault(server, [])
-        if len(free) < MAX_FREE and not self._closed:
+        if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
+
+    def _leave_if_told(self, server: Server, connection: Connection) -> None:
+        """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
+        if not connection.errors.leave or connection.moves != server.moves:
+            return
+        server.moves += 1
+        for free in self.free.pop(server, []):
+            free.close()
+        self.subscriber.leave(server)
 
     def _take(self, server: Server) -> Connection | None:
         """A free connection that is still open, or None."""
