@@ -1,7 +1,8 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
 Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later.
+again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later. So does a
+wait whose server turned into a replica that nobody feeds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
 from pinlater.store.effects import Argument, AwaitMessage, Coalesce, Flow, Send, Sleep, Subscribe, all_of, complete
 from pinlater.store.keys import result_channel
-from pinlater.store.requests import read, write
+from pinlater.store.requests import check_primary, read, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A wait looks this often without a message.
@@ -109,6 +110,8 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                     yield Sleep(min(left_s, LOOK_AGAIN_S))
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
+                if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came
+                    yield Coalesce((queue_shard, "primary"), end_s, partial(_check_primary, queue_shard))
     finally:
         if subscription is not None:
             subscription.close()
@@ -133,6 +136,11 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
         reply = yield from read(queue_shard, "outcome", [REPLY_BYTES, priorities[done:], *ids[done:]], deadline_s)
         found += reply[2:]
     return found
+
+
+def _check_primary(queue_shard: QueueShard, ends_s: list[float]) -> Flow[list[None]]:
+    yield from check_primary(queue_shard, max(ends_s))
+    return [None for _ in ends_s]
 
 
 def _raise_end(descriptor: str, outcome: bytes) -> None:
