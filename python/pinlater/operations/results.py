@@ -1,8 +1,8 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
 Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later. So does a
-wait whose server turned into a replica that nobody feeds.
+again. Risks: some ends send no message (a lease ran out, a job was removed), and a server may have become a replica that
+follows nobody; a wait sees those SAFETY_S later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pinlater.operations.inspect import REPLY_BYTES, lookup
 from pinlater.store.effects import Argument, AwaitMessage, Coalesce, Flow, Send, Sleep, Subscribe, all_of, complete
 from pinlater.store.keys import result_channel
 from pinlater.store.requests import check_primary, read, write
+from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session
 
 #: A wait looks this often without a message.
@@ -111,7 +112,8 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
                 if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came
-                    yield Coalesce((queue_shard, "primary"), end_s, partial(_check_primary, queue_shard))
+                    server = queue_shard.shard.server
+                    yield Coalesce((server, "primary"), end_s, partial(_check_primary, server))
     finally:
         if subscription is not None:
             subscription.close()
@@ -138,8 +140,8 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
     return found
 
 
-def _check_primary(queue_shard: QueueShard, ends_s: list[float]) -> Flow[list[None]]:
-    yield from check_primary(queue_shard, max(ends_s))
+def _check_primary(server: Server, ends_s: list[float]) -> Flow[list[None]]:
+    yield from check_primary(server, max(ends_s))
     return [None for _ in ends_s]
 
 

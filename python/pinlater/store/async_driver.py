@@ -33,8 +33,9 @@ from pinlater.store.effects import (
     Subscribe,
     T,
 )
+from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.servers import Server
-from pinlater.store.sync_driver import MAX_FREE, connect_error
+from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions
 
 
 class AsyncDriver:
@@ -47,7 +48,7 @@ class AsyncDriver:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self.free: dict[Server, list[Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(channel, self.connect_to_primary)
         self._coalescers: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: set[Connection] = set()
@@ -82,7 +83,7 @@ class AsyncDriver:
         """
         self._inherited = self._inherited, self.free, self._pools, self.subscriber
         self.free, self._pools, self._coalescers, self._tasks = {}, {}, {}, set()
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(channel, self.connect_to_primary)
 
     def stop_blocking(self) -> None:
         """Drops the connections of blocking requests. Their outcomes are unknown."""
@@ -222,6 +223,22 @@ class AsyncDriver:
             await connection.disconnect(nowait=True)
             raise
         server.contacted = True
+        return connection
+
+    async def connect_to_primary(self, server: Server) -> Any:
+        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        connection = await self.connect(server)
+        try:
+            async with asyncio.timeout(self._timeouts[1]):
+                await connection.send_command(*WRITE_NOTHING, check_health=False)
+                await connection.read_response(disable_decoding=True)
+        except (RedisError, OSError, TimeoutError) as error:
+            if refuses_subscriptions(error):
+                await connection.disconnect(nowait=True)
+                raise connect_error(server, error) from None
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         return connection
 
     async def _pool(self, server: Server) -> redis.asyncio.ConnectionPool:

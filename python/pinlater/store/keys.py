@@ -32,6 +32,10 @@ def registry_key(shard: str) -> bytes:
     return f"{PREFIX}{{{shard}}}:queues".encode()
 
 
+#: A write that every client may send and that changes nothing: no queue has an empty name. A replica refuses it.
+WRITE_NOTHING: Final = ("SREM", registry_key("nothing"), b"")
+
+
 def wake_channel(session: bytes) -> bytes:
     """The Pub/Sub channel that notifies one client (session: 8 bytes)."""
     return f"{PREFIX}wake:{session.hex()}".encode()

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import hiredis
 import redis
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
@@ -40,6 +40,7 @@ from pinlater.store.effects import (
     Subscribe,
     T,
 )
+from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.replies import ErrorReplies
 from pinlater.store.servers import READ_BYTES, Server
 from pinlater.store.sync_subscriber import SyncSubscriber
@@ -59,7 +60,7 @@ class SyncDriver:
         self._free: dict[Server, list[_Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(channel, self.connect_to_primary)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -85,7 +86,7 @@ class SyncDriver:
         """In a forked child: forgets the parent's connections, and sends nothing on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(channel, self.connect_to_primary)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -224,6 +225,18 @@ class SyncDriver:
         server.contacted = True
         return connection
 
+    def connect_to_primary(self, server: Server) -> Any:
+        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        connection = self.connect(server)
+        try:
+            connection.send_command(*WRITE_NOTHING, check_health=False)
+            connection.read_response(disable_decoding=True)
+        except (RedisError, OSError) as error:
+            if refuses_subscriptions(error):
+                connection.disconnect()
+                raise connect_error(server, error) from None
+        return connection
+
     def _pool(self, server: Server) -> redis.ConnectionPool:
         """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
         url, arguments = server.connection_arguments(*self._timeouts)
@@ -307,6 +320,11 @@ def _connection_of(connection: Any, moves: int) -> _Connection:
 def _timeval(seconds: float) -> bytes:
     """A struct timeval; at least 1 µs, since 0 means no timeout."""
     return struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 1_000_000))
+
+
+def refuses_subscriptions(error: Exception) -> bool:
+    """Whether the answer to WRITE_NOTHING is that of a replica, or is missing. Other refusals say nothing of that."""
+    return isinstance(error, ReadOnlyError) or not isinstance(error, ResponseError)
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:
