@@ -20,7 +20,7 @@ from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
-from pinlater.store.call_batches import Coalescer
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import complete
 
 P = ParamSpec("P")
@@ -144,6 +144,7 @@ class AsyncClient(BaseClient):
             pack_jobs([job], known)  # raises what is wrong with it, before it joins others
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
+            make_room(self._enqueues)
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
         return coalescer.add(job, size)
 
@@ -177,6 +178,7 @@ class AsyncClient(BaseClient):
         self._check_fork()
         coalescer = self._acks.get(queue_shard)
         if coalescer is None:
+            make_room(self._acks)
             coalescer = self._acks[queue_shard] = Coalescer(self._ack_together, self._tasks)
         refused: list[Any] = await coalescer.add(ended, 0, ids)
         return refused

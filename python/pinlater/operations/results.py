@@ -1,7 +1,7 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
 Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed), and a server may have become a replica that
+again. Risks: some ends send no message (a lease ran out, a job was removed), or the server has become a replica that
 follows nobody; a wait sees those SAFETY_S later.
 """
 

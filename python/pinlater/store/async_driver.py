@@ -19,7 +19,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.store.async_connection import Connection
 from pinlater.store.async_subscriber import AsyncSubscriber
-from pinlater.store.call_batches import Coalescer
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
@@ -142,6 +142,7 @@ class AsyncDriver:
     def _coalesce(self, effect: Coalesce) -> asyncio.Future[Any]:
         coalescer = self._coalescers.get(effect.key)
         if coalescer is None:
+            make_room(self._coalescers)
             make = effect.make
             coalescer = self._coalescers[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
         return coalescer.add(effect.item, 0)

@@ -26,6 +26,8 @@ _Batch: TypeAlias = tuple[list[T], list[asyncio.Future[Any]]]
 
 #: Most items of a flush: as many as one script call takes.
 MAX_ITEMS: Final = 1000
+#: A client forgets coalescers in which nothing waits when it has so many.
+MAX_COALESCERS: Final = 1000
 #: Most bytes of a flush.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
@@ -67,6 +69,11 @@ class Coalescer(Generic[T]):
             self._keys.update(keys)
         self._count += 1
         return future
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._count
 
     def _start_flush(self, size: int) -> None:
         """Flushes what waits, and schedules the next flush."""
@@ -118,3 +125,10 @@ class Coalescer(Generic[T]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+def make_room(coalescers: dict[Any, Coalescer[Any]]) -> None:
+    """Forgets those in which nothing waits, if there are many. The next call makes them again."""
+    if len(coalescers) >= MAX_COALESCERS:
+        for key in [key for key, coalescer in coalescers.items() if coalescer.is_empty]:
+            del coalescers[key]

@@ -24,6 +24,8 @@ from pinlater.store.servers import Server, absolute, check_url
 
 URL_VARIABLE: Final = "PINLATER_URL"
 DEFAULT_URL: Final = "embedded://"
+#: A session forgets unknown queues when it remembers so many queue shards, and twice as many as it kept last time.
+MAX_UNKNOWN: Final = 1_000
 _NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
 
 
@@ -42,6 +44,8 @@ class Shard:
 
 class QueueShard:
     """A queue on a shard, and what one session remembers of it. All times are monotonic seconds.
+
+    Its lanes have random bytes of their own. So a queue shard that was forgotten and made again repeats no lane.
 
     - stored: its configuration, as last read.
     - left: due jobs a priority, as of left_at_s.
@@ -74,11 +78,11 @@ class QueueShard:
         "waiters",
     )
 
-    def __init__(self, queue: str, shard: Shard, session: bytes) -> None:
+    def __init__(self, queue: str, shard: Shard) -> None:
         self.queue = queue
         self.shard = shard
         self.stored: StoredConfig | None = None
-        self.lanes = LanePool(session)
+        self.lanes = LanePool(secrets.token_bytes(8))
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
@@ -93,6 +97,12 @@ class QueueShard:
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the session must remember it: the queue exists, or a claim or a call waits for something."""
+        exists = self.stored is not None and not self.stored.deleted
+        return exists or bool(self.blocking_list or self.unknown_claim or self.late_claims or self.waiters)
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -135,6 +145,7 @@ class Session:
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}
         self._configured: dict[str, QueueShard] = {}
+        self._most = MAX_UNKNOWN
         self.forked = False
 
     def queue_shard(self, queue: str, shard: str) -> QueueShard:
@@ -142,7 +153,9 @@ class Session:
         # another type than str may have no hash
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
-            new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            new = QueueShard(check_queue_name(queue), self._shard(shard))
+            if len(self._queues) >= self._most:
+                self._forget_unknown()
             known = self._queues.setdefault((queue, shard), new)
         return known
 
@@ -163,6 +176,16 @@ class Session:
                 self._configured[queue] = queue_shard
                 return queue_shard.stored.config
         return None
+
+    def _forget_unknown(self) -> None:
+        """Forgets queues that were not found or were deleted, so that names which a caller makes up take no memory for
+        ever. A call that uses one of them goes on with it.
+        """
+        kept = {queue_shard.queue for queue_shard in list(self._queues.values()) if queue_shard.is_kept}
+        self._queues = {key: known for key, known in list(self._queues.items()) if key[0] in kept}
+        self._queue_shards = {queue: known for queue, known in list(self._queue_shards.items()) if queue in kept}
+        self._configured = {queue: known for queue, known in list(self._configured.items()) if queue in kept}
+        self._most = max(MAX_UNKNOWN, 2 * len(self._queues))
 
     def _shard(self, name: str) -> Shard:
         try:
