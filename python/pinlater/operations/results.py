@@ -1,8 +1,7 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
 Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed), or the server has become a replica that
-follows nobody; a wait sees those SAFETY_S later.
+again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pinlater.store.requests import check_primary, read, write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session
 
-#: A wait looks this often without a message.
+#: A wait looks this often without a message, and checks that its server is still the primary.
 SAFETY_S: Final = 5.0
 #: A wait that cannot subscribe looks this often.
 LOOK_AGAIN_S: Final = 0.5

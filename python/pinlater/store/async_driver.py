@@ -169,7 +169,7 @@ class AsyncDriver:
             self._blocking.discard(connection)
         if why is not None:
             connection.close()
-            self._leave_if_told(server, connection)
+            self._leave_if_refused(server, connection)
             lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
@@ -177,14 +177,14 @@ class AsyncDriver:
 
     def _release(self, server: Server, connection: Connection) -> None:
         if connection.errors.leave:
-            self._leave_if_told(server, connection)
+            self._leave_if_refused(server, connection)
         free = self.free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
 
-    def _leave_if_told(self, server: Server, connection: Connection) -> None:
+    def _leave_if_refused(self, server: Server, connection: Connection) -> None:
         """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
         if not connection.errors.leave or connection.moves != server.moves:
             return

@@ -157,7 +157,7 @@ class SyncDriver:
             connection.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             connection.close()
-            self._leave_if_told(effect.server, connection)
+            self._leave_if_refused(effect.server, connection)
             lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
@@ -180,15 +180,15 @@ class SyncDriver:
         return None
 
     def _release(self, server: Server, connection: _Connection) -> None:
-        free = self._free.setdefault(server, [])  # before the check: _leave_if_told() takes this list away
+        free = self._free.setdefault(server, [])  # before the check: _leave_if_refused() takes this list away
         if connection.errors.leave:
-            self._leave_if_told(server, connection)
+            self._leave_if_refused(server, connection)
         if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
 
-    def _leave_if_told(self, server: Server, connection: _Connection) -> None:
+    def _leave_if_refused(self, server: Server, connection: _Connection) -> None:
         """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
         with self._lock:
             if not connection.errors.leave or connection.moves != server.moves:
