@@ -68,6 +68,8 @@ async def test_everything_flows_after_a_failover(make_pair: MakePair, runs: Call
         took_s = [
             await seconds_to_flow(pair.fail_over, pair, run, app, waiter, f"end{number}") for number in range(ROUNDS)
         ]
+        for one in (app, waiter):
+            await asyncio.to_thread(one.close)  # the blocking client; the end of the block closes the loop's
     print(f"seconds until everything flowed: {', '.join(f'{seconds:.2f}' for seconds in took_s)}")
     if CAMPAIGN:
         assert min(took_s) <= MOST_S

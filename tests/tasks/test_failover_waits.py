@@ -53,6 +53,7 @@ async def waiting(pair: Pair) -> AsyncIterator[list[Any]]:
             await asyncio.wait_for(worker.run(burst=True), WAIT_S)
         found.append(await on_the_loop)
         await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(app.close)  # the blocking client; the end of the block closes the loop's
 
 
 @on_loop
