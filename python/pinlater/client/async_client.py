@@ -21,7 +21,7 @@ from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
-from pinlater.store.call_batches import Coalescer
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import complete
 from pinlater.store.shards import shard_for_key
 
@@ -148,6 +148,7 @@ class AsyncClient(BaseClient):
         target = queue if job.key is None else (queue, shard_for_key(job.key, list(self.session.shards)))
         coalescer = self._enqueues.get(target)
         if coalescer is None:
+            make_room(self._enqueues)
             coalescer = self._enqueues[target] = Coalescer(partial(self.enqueue_many, queue), self._tasks)
         return coalescer.add(job, size)
 
@@ -175,6 +176,7 @@ class AsyncClient(BaseClient):
         self._check_fork()
         coalescer = self._acks.get(queue_shard)
         if coalescer is None:
+            make_room(self._acks)
             coalescer = self._acks[queue_shard] = Coalescer(self._ack_together, self._tasks)
         refused: list[Any] = await coalescer.add(ended, size, ids)
         return refused

@@ -32,11 +32,11 @@ from pinlater.store.effects import (
     complete,
 )
 from pinlater.store.keys import result_channel
-from pinlater.store.requests import read, write
+from pinlater.store.requests import check_primary, read, write
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session
 
-#: A wait looks this often without a message.
+#: A wait looks this often without a message, and checks that its server is still the primary.
 SAFETY_S: Final = 5.0
 #: A wait that cannot subscribe looks this often.
 LOOK_AGAIN_S: Final = 0.5
@@ -114,6 +114,9 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                     yield Sleep(min(left_s, LOOK_AGAIN_S))
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
+                if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came
+                    server = queue_shard.shard.server
+                    yield Coalesce((server, "primary"), end_s, partial(_check_primary, server))
     finally:
         if subscription is not None:
             subscription.close()
@@ -146,6 +149,11 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
             return found + [NoAnswer(False, error)] * (len(ids) - done)
         found += reply[2:]
     return found
+
+
+def _check_primary(server: Server, ends_s: list[float]) -> Flow[list[None]]:
+    yield from check_primary(server, max(ends_s))
+    return [None for _ in ends_s]
 
 
 def _raise_end(descriptor: str, outcome: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import hiredis
 
 import pinlater._core as _core
-from pinlater.store.effects import ReplyError
+from pinlater.store.replies import ErrorReplies
 
 #: TCP probes after 10 s of silence, three of them: a connection that may wait for hours notices a dead peer.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
@@ -43,13 +43,18 @@ def _keep_alive(transport: asyncio.WriteTransport) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request at a time."""
+    """A connection that carries one request at a time.
 
-    def __init__(self, connection: Any) -> None:
+    errors: its error replies. moves: of its server, when it was made.
+    """
+
+    def __init__(self, connection: Any, moves: int) -> None:
         self._writer = _take_socket(connection)
         self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
+        self.errors = ErrorReplies()
+        self.moves = moves
+        self._reader = self.errors.reader()
         self._answers: list[Any] = []
         self._wanted = 0
         self._waiter: asyncio.Future[Exception | None] | None = None
@@ -163,6 +168,10 @@ class PubSubConnection(asyncio.Protocol):
     def close(self) -> None:
         """Drops the connection without a call of on_lost."""
         self.ended = True
+        self.lose()
+
+    def lose(self) -> None:
+        """Drops the connection as if the server had ended it."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:

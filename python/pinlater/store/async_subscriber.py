@@ -79,7 +79,7 @@ class AsyncSubscriber:
             self.waiters.discard(future)
 
     async def _listen_to(self, server: Server, *channels: bytes) -> None:
-        connection = self._listening.get(server)
+        moves, connection = server.moves, self._listening.get(server)
         if connection is None:
             connection = PubSubConnection(await self._connect(server), self._on_message)
             try:
@@ -87,7 +87,7 @@ class AsyncSubscriber:
             except BaseException:
                 connection.close()
                 raise
-            if self._closed or connection.ended:
+            if self._closed or connection.ended or moves != server.moves:
                 connection.close()
                 return
             if server not in self._listening:
@@ -141,9 +141,21 @@ class AsyncSubscriber:
         return opening.result()
 
     async def _open(self, server: Server) -> _CallConnection:
-        return _CallConnection(await self._connect(server))
+        moves = server.moves
+        connection = _CallConnection(await self._connect(server))
+        if moves != server.moves:
+            connection.lose()
+        return connection
 
     # both
+
+    def leave(self, server: Server) -> None:
+        """Ends the subscriptions on a server that the driver left. Waits on them end."""
+        listening, opening = self._listening.get(server), self._calls.get(server)
+        if listening is not None:
+            listening.lose()
+        if opening is not None and opening.done() and not _has_ended(opening):
+            opening.result().lose()
 
     def close(self) -> None:
         """Ends every subscription. Waiting calls return."""
@@ -219,6 +231,9 @@ class _CallConnection:
     def close(self) -> None:
         self._connection.close()
         self._on_lost()
+
+    def lose(self) -> None:
+        self._connection.lose()
 
     def _on_message(self, channel: bytes, _: bytes) -> None:
         for subscription in self._subscriptions.get(channel, ()):

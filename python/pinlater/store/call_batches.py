@@ -29,6 +29,8 @@ MAX_ITEMS: Final = 1000
 #: Most bytes of a flush. A larger item leaves alone. No server can be set to refuse so little: the least value of its
 #: proto-max-bulk-len and client-query-buffer-limit is 1 MiB.
 MAX_BYTES: Final = 512 * 1024
+#: A client forgets coalescers in which nothing waits when it has so many.
+MAX_COALESCERS: Final = 1000
 
 
 class Coalescer(Generic[T]):
@@ -70,6 +72,11 @@ class Coalescer(Generic[T]):
             self._keys.update(keys)
         self._count += jobs
         return future
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._count
 
     def _start_flush(self, size: int) -> None:
         """Flushes what waits, and schedules the next flush."""
@@ -134,3 +141,10 @@ class Coalescer(Generic[T]):
                 for position, result in zip(half, again, strict=True):
                     results[position] = result
         return results
+
+
+def make_room(coalescers: dict[Any, Coalescer[Any]]) -> None:
+    """Forgets those in which nothing waits, if there are many. The next call makes them again."""
+    if len(coalescers) >= MAX_COALESCERS:
+        for key in [key for key, coalescer in coalescers.items() if coalescer.is_empty]:
+            del coalescers[key]

@@ -35,6 +35,10 @@ def registry_key(shard: str) -> bytes:
     return f"{PREFIX}{{{shard}}}:queues".encode()
 
 
+#: A write that every client may send and that changes nothing: no queue has an empty name. A replica refuses it.
+WRITE_NOTHING: Final = ("SREM", registry_key("nothing"), b"")
+
+
 def wake_channel(queue: str, shard: str, session: bytes) -> bytes:
     """The Pub/Sub channel that notifies one client of a queue shard's jobs (session: 8 bytes)."""
     return queue_key(queue, shard, f"wake:{session.hex()}")

@@ -32,6 +32,11 @@ class LostClaims:
         """Whether an answer is missing."""
         return bool(self._errors)
 
+    @property
+    def remembered(self) -> bool:
+        """Whether anything is known here that the next claims need."""
+        return bool(self._errors or self._sent_s)
+
     def keep(self, error: OutcomeUnknown) -> None:
         """The next claim asks for this answer."""
         self._errors.append(error)

@@ -31,6 +31,7 @@ from pinlater.model.errors import (
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.effects import Argument, Command, Flow, NoAnswer, ReplyError, Send, Sleep, complete
+from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.lanes import Lane
 from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server
@@ -290,6 +291,11 @@ def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = T
         if not (patient and isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
+
+
+def check_primary(server: Server, deadline_s: float) -> Flow[None]:
+    """Makes the driver leave a node that is no primary any more. Only a refused write shows that."""
+    yield [Send(server, [WRITE_NOTHING], deadline_s)]
 
 
 def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:

@@ -65,6 +65,7 @@ class Server:
 
     - contacted: a connection to it has worked before, so a refused one is worth another try.
     - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
+    - moves: how often the driver left the node that its connections led to. It uses no connection from before.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,6 +76,7 @@ class Server:
         self.url = url
         self.contacted = False
         self.version: str | None = None
+        self.moves = 0
         self._starter = _starter_of(url)
         self._attachment: Attachment | None = None
 

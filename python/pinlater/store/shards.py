@@ -26,6 +26,8 @@ from pinlater.store.servers import Server, absolute, check_url
 
 URL_VARIABLE: Final = "PINLATER_URL"
 DEFAULT_URL: Final = "embedded://"
+#: A session forgets unknown queues when it remembers so many queue shards, and twice as many as it kept last time.
+MAX_UNKNOWN: Final = 1_000
 _NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
 
 
@@ -44,6 +46,8 @@ class Shard:
 
 class QueueShard:
     """A queue on a shard, and what one session remembers of it. All times are monotonic seconds.
+
+    Its lanes have random bytes of their own. So a queue shard that was forgotten and made again repeats no lane.
 
     - stored: its configuration, as last read.
     - left: due jobs a priority, as of left_at_s.
@@ -78,7 +82,7 @@ class QueueShard:
         self.queue = queue
         self.shard = shard
         self.stored: StoredConfig | None = None
-        self.lanes = LanePool(session)
+        self.lanes = LanePool(secrets.token_bytes(8))
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
@@ -98,6 +102,12 @@ class QueueShard:
     def waiter(self) -> bytes:
         """The name by which this client waits for jobs. Scripts make its channel or its list of it."""
         return self._session + LIST_MARK if self.blocking_list else self._session
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the session must remember it: the queue exists, or a claim or a call waits for something."""
+        exists = self.stored is not None and not self.stored.deleted
+        return exists or bool(self.blocking_list or self.lost_claims.remembered or self.waiters)
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -139,6 +149,7 @@ class Session:
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}
         self._configured: dict[str, QueueShard] = {}
+        self._most = MAX_UNKNOWN
         self.forked = False
 
     def queue_shard(self, queue: str, shard: str) -> QueueShard:
@@ -147,6 +158,8 @@ class Session:
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
             new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            if len(self._queues) >= self._most:
+                self._forget_unknown()
             known = self._queues.setdefault((queue, shard), new)
         return known
 
@@ -167,6 +180,16 @@ class Session:
                 self._configured[queue] = queue_shard
                 return queue_shard.stored.config
         return None
+
+    def _forget_unknown(self) -> None:
+        """Forgets queues that were not found or were deleted, so that names which a caller makes up take no memory for
+        ever. A call that uses one of them goes on with it.
+        """
+        kept = {queue_shard.queue for queue_shard in list(self._queues.values()) if queue_shard.is_kept}
+        self._queues = {key: known for key, known in list(self._queues.items()) if key[0] in kept}
+        self._queue_shards = {queue: known for queue, known in list(self._queue_shards.items()) if queue in kept}
+        self._configured = {queue: known for queue, known in list(self._configured.items()) if queue in kept}
+        self._most = max(MAX_UNKNOWN, 2 * len(self._queues))
 
     def _shard(self, name: str) -> Shard:
         try:

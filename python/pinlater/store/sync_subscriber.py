@@ -73,14 +73,26 @@ class SyncSubscriber:
         """A subscription to a channel; None if the server does not answer. Raises ServerRefused if the user lacks the
         right.
         """
-        free = self.free.setdefault(server, [])
+        moves, free = server.moves, self.free.setdefault(server, [])
         connection = self._subscribed_again(server, channel, free) or self._subscribed(server, channel)
         if connection is None:
             return None
-        subscription = SyncSubscription(connection, channel, free, self._subscriptions)
-        if self._closed:  # by another thread, after this call began
+        subscription = SyncSubscription(connection, server, channel, free, self._subscriptions)
+        if self._closed or moves != server.moves:  # by another thread, after this call began
             subscription.interrupt()
         return subscription
+
+    def leave(self, server: Server) -> None:
+        """Ends the subscriptions on a server that the driver left; waits on them end. Any thread may call this."""
+        listening = self._listening.get(server)
+        if listening is not None:
+            _interrupt(listening)  # the next thread that reads it disconnects it
+        for subscription in list(self._subscriptions):
+            if subscription.server is server:
+                subscription.interrupt()
+        free = self.free.pop(server, [])
+        while free:
+            free.pop().disconnect()
 
     def close(self) -> None:
         """Ends every subscription and closes every connection. Waiting threads return."""
@@ -104,11 +116,13 @@ class SyncSubscriber:
                     connection.disconnect()
 
     def _listen_to(self, server: Server, channel: bytes) -> None:
-        connection = self._listening.get(server)
+        moves, connection = server.moves, self._listening.get(server)
         if connection is not None:
             self._listen_to_another(server, connection, channel)
         elif (connection := self._subscribed(server, channel)) is not None:
             self._listening[server], self._channels[server] = connection, {channel}
+            if moves != server.moves:  # another thread left the server meanwhile
+                _interrupt(connection)
 
     def _listen_to_another(self, server: Server, connection: Any, channel: bytes) -> None:
         try:
@@ -173,13 +187,16 @@ class SyncSubscriber:
 
 
 class SyncSubscription:
-    """A subscription to one channel, on a connection of its own, for one thread.
+    """A subscription to one channel of a server, on a connection of its own, for one thread.
 
     lost: no message comes any more.
     """
 
-    def __init__(self, connection: Any, channel: bytes, free: list[Any], subscriptions: set[SyncSubscription]) -> None:
+    def __init__(
+        self, connection: Any, server: Server, channel: bytes, free: list[Any], subscriptions: set[SyncSubscription]
+    ) -> None:
         self._connection = connection
+        self.server = server
         self._channel = channel
         self._free = free
         self._subscriptions = subscriptions

@@ -140,7 +140,7 @@ class _Call:
     left_behind: nobody waits for it any more. It does not begin, or its end counts for nothing.
     """
 
-    __slots__ = ("_lock", "started", "end", "ended", "future", "handler", "job", "left_behind")
+    __slots__ = ("_lock", "end", "ended", "future", "handler", "job", "left_behind", "started")
 
     def __init__(self, handler: Handler, job: Job, future: asyncio.Future[End]) -> None:
         self.handler, self.job, self.future = handler, job, future
