@@ -108,4 +108,4 @@ async def seconds_to_flow(
 
 
 def channels(pair: Pair) -> int:
-    return len(pair.primary.call("PUBSUB", "CHANNELS", "pl:wake:{*}:*"))
+    return len(pair.primary.call("PUBSUB", "CHANNELS", "pl:{*}:result:*"))

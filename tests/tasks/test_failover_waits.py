@@ -27,7 +27,7 @@ WAIT_S = 60.0
 
 
 def waits(server: Server) -> int:
-    return len(server.call("PUBSUB", "CHANNELS", "pl:wake:{*}:*"))
+    return len(server.call("PUBSUB", "CHANNELS", "pl:{*}:result:*"))
 
 
 @asynccontextmanager
