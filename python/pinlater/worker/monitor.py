@@ -190,9 +190,12 @@ class Monitor:
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""
+        session, cursor = self._client.session, b""
         try:
-            while await self._client.run(lambda end: move_quarantined(self._client.session, queue_shard, end)):
-                pass
+            while cursor != b"0":
+                cursor = await self._client.run(
+                    lambda end, at=cursor or b"0": move_quarantined(session, queue_shard, at, end)  # type: ignore[misc]
+                )
         except PinLaterError as error:
             log.warning("%s: quarantined jobs not moved yet: %s", queue_shard, error)
 
