@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
 from pinlater.store.shards import QueueShard
+from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
@@ -209,6 +211,56 @@ async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer)
         assert (await client.lookup([job]))[job].state is State.IN_PROGRESS
         await look(monitor)
         assert (await client.lookup([job]))[job].state is State.PENDING
+
+
+@on_loop
+async def test_a_server_that_stood_still_still_collects(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor_module, "JUMP_MS", 200)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q", QueueConfig(lease_ms=60_000, keep_succeeded=10, succeeded_ttl_s=0))
+        await client.enqueue("q", b"")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+        assert await client.ack(succeeded=await client.dequeue("q")) == []
+        server.pause()
+        looking = asyncio.create_task(collect(monitor))
+        await asyncio.sleep(0.5)
+        server.resume()
+        await looking
+        assert "its server stood still: nothing expires for one lease" in caplog.text
+        assert (await client.count("q")).succeeded == 0
+        await look(monitor)
+        assert caplog.text.count("nothing expires") == 1
+        assert "clock jumped" not in caplog.text
+
+
+@on_loop
+async def test_an_answer_that_is_read_late_is_judged_by_what_it_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler keeps the loop while the answer of a look waits in the socket."""
+    monkeypatch.setattr(monitor_module, "JUMP_MS", 200)
+    async with AsyncClient(server.url) as client:
+        job = (await lapsed_claim(client, server)).descriptor
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+
+        def calls() -> int:
+            return int(server.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = calls()
+        server.pause()
+        looking = asyncio.create_task(look(monitor))
+        await asyncio.sleep(0.05)
+        server.resume()
+        wait_until(lambda: calls() > before, "a look")
+        time.sleep(0.5)  # noqa: ASYNC251
+        await looking
+        await look(monitor)
+        assert "nothing expires" not in caplog.text
+        assert (await client.lookup([job]))[job].crashes == 1
 
 
 @on_loop

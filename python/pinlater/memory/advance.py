@@ -20,7 +20,7 @@ from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
 
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:meta")
-_ANY_TIME: Final = bytes(6) + b"\xff" * 6
+_ANY_TIME: Final = bytes(6) + b"\xff" * 12 + bytes(1)
 _MORE: Final = struct.Struct(">xxB")
 _HEAD_BYTES: Final = 12  # sequence and highest id, before the payload
 
@@ -40,7 +40,7 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     if config is None or config.deleted:
         return
     # no jump of the clock, but time that passed; and the look is that of the active monitor, if there is one
-    run(store, b"HDEL", [head, b"jumped"])
+    run(store, b"HDEL", [head, b"jumped", b"rests"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
     keys = script.names(queue, shard, config.config.priorities)

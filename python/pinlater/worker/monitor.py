@@ -3,7 +3,7 @@
 Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is active a
 queue shard, the others look rarely and take over when it stops.
 Risk: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
-for one lease after a jump of a server's clock.
+for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import secrets
 import struct
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
@@ -33,41 +33,70 @@ TICK_S: Final = 5.0
 #: look after about two.
 HOLD_TICKS: Final = 1.5
 STANDBY_TICKS: Final = 2.0
-#: A server's clock jumped if it differs by more from ours between two looks: network delays are shorter.
+#: A server's TIME is unexpected if it differs by more from what our own clock allows.
 JUMP_MS: Final = 5_000
 #: It collects finished jobs, lanes and waiters once in so many seconds.
 COLLECT_S: Final = 30.0
 #: Without names, it looks for new queues once in so many seconds.
 REDISCOVER_S: Final = 30.0
-#: One look may take so long. Far less than JUMP_MS: a late look would take its own delay for a jump of the clock.
+#: One look may take so long.
 LOOK_S: Final = 2.0
 
 _REPORT: Final = struct.Struct(">BBB6sIII6s")
+#: In a report: TIME is not what was expected.
+_RESTS_FROM_NOW: Final = 2
 _COLLECTED: Final = struct.Struct(">IIIIIB")
+
+
+class Seen(NamedTuple):
+    """A server's TIME at a look, and when by our own clock (s) the call was sent and its answer read."""
+
+    time_ms: int
+    sent_s: float
+    read_s: float
+
+    def allows(self, from_s: float, to_s: float) -> tuple[int, int]:
+        """The earliest and latest TIME between two later times of our own clock. It does not matter how long this look
+        took, nor how long the next one takes.
+        """
+        earliest_ms = self.time_ms + int((from_s - self.read_s) * 1000) - JUMP_MS
+        return max(0, earliest_ms), self.time_ms + int((to_s - self.sent_s) * 1000) + JUMP_MS
 
 
 class ShardWatch:
     """What a monitor knows of a queue shard.
 
-    base_ms, base_s: TIME and our clock at the last look.
+    seen: its last look.
+    jumped: that look showed that the server's clock had jumped.
+    rests: nothing expires for now, and the log says so.
     sweep, cursor: where `expire` and `collect` go on.
     """
 
     def __init__(self, next_look_s: float = 0.0) -> None:
-        self.base_ms = 0
-        self.base_s = 0.0
+        self.seen: Seen | None = None
+        self.jumped = self.rests = self.active = False
         self.next_look_s = next_look_s
         self.next_collect_s = 0.0
         self.cursor = b"0"
         self.sweep = b"1:0"
-        self.active = False
 
-    def expected(self) -> bytes:
-        """The earliest and latest TIME our own clock allows now; '' before the first look."""
-        if not self.base_ms:
+    def expected(self, now_s: float) -> bytes:
+        """The argument of `expire`; "" at the first look."""
+        if self.seen is None:
             return b""
-        now_ms = self.base_ms + int((time.monotonic() - self.base_s) * 1000)
-        return max(0, now_ms - JUMP_MS).to_bytes(6, "big") + (now_ms + JUMP_MS).to_bytes(6, "big")
+        earliest_ms, latest_ms = self.seen.allows(now_s, now_s)
+        times = (ms.to_bytes(6, "big") for ms in (earliest_ms, latest_ms, self.seen.time_ms))
+        return b"".join(times) + bytes([self.jumped])
+
+    def note(self, time_ms: int, sent_s: float, read_s: float) -> int:
+        """Keeps the answer of a look. Returns by how many ms the clock jumped, or 0."""
+        off_ms = 0
+        if self.seen is not None:
+            earliest_ms, latest_ms = self.seen.allows(sent_s, read_s)
+            if not earliest_ms <= time_ms <= latest_ms:
+                off_ms = time_ms - (latest_ms - JUMP_MS if time_ms > latest_ms else earliest_ms + JUMP_MS)
+        self.seen, self.jumped = Seen(time_ms, sent_s, read_s), off_ms != 0
+        return off_ms
 
 
 class Monitor:
@@ -202,21 +231,22 @@ class Monitor:
     def _expire(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        arguments: list[Argument] = [self.id, hold_ms, watch.expected(), watch.sweep]
-        soon_s = min(deadline_s, time.monotonic() + LOOK_S)
+        sent_s = time.monotonic()
+        arguments: list[Argument] = [self.id, hold_ms, watch.expected(sent_s), watch.sweep]
+        soon_s = min(deadline_s, sent_s + LOOK_S)
         reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
-        active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
+        active, rests, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
         watch.sweep = reply[2][_REPORT.size :]
-        watch.base_ms, watch.base_s = int.from_bytes(now, "big"), time.monotonic()
+        read_s = time.monotonic()
+        jumped_ms = watch.note(int.from_bytes(now, "big"), sent_s, read_s)
         watch.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
-        watch.next_look_s = time.monotonic() + ticks * self._tick_s
-        if jumped:
-            log.warning("%s: its server's clock jumped; nothing expires for one lease", queue_shard)
+        watch.next_look_s = read_s + ticks * self._tick_s
+        _log_rest(queue_shard, watch, rests, jumped_ms)
         self.redelivered += retried + failed
         if leases:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
-        return bool(more)
+        return bool(more) or watch.jumped
 
     def _collect(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if finished jobs are left to remove."""
@@ -227,3 +257,15 @@ class Monitor:
             log.info("%s: removed %d succeeded and %d failed jobs past their time", queue_shard, succeeded, failed)
         log.debug("%s: removed %d lanes, %d reservations, %d waiters", queue_shard, lanes, reservations, waiters)
         return bool(more)
+
+
+def _log_rest(queue_shard: QueueShard, watch: ShardWatch, rests: int, jumped_ms: int) -> None:
+    """Logs once that nothing expires for one lease, and why."""
+    if jumped_ms:
+        what = "%s: its server's clock jumped by %+.1f s: nothing expires, and nothing is collected, for one lease"
+        log.warning(what, queue_shard, jumped_ms / 1000)
+    elif rests == _RESTS_FROM_NOW and not watch.rests:
+        log.warning("%s: its server stood still: nothing expires for one lease", queue_shard)
+    elif rests and not watch.rests:
+        log.warning("%s: nothing expires for one lease: its TIME was not what a monitor expected", queue_shard)
+    watch.rests = rests > 0
