@@ -14,7 +14,8 @@ import random
 import secrets
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
@@ -102,16 +103,22 @@ class ShardWatch:
 class Monitor:
     """One monitor.
 
-    queues: their names; None: all that exist.
+    queues: their names, or a function that gives them at each look; None: all that exist.
     tick_s: seconds between two looks.
     """
 
-    def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+        *,
+        tick_s: float = TICK_S,
+    ) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
         self._client = client
         self.id = secrets.token_bytes(8)
-        self._named = None if queues is None else list(queues)
+        self._named = queues if queues is None or callable(queues) else partial(list, list(queues))
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
@@ -146,9 +153,13 @@ class Monitor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Looks until stop()."""
+        """Looks until stop(). An unexpected error is logged, and the next look is a first one."""
         while not self._stopping.is_set():
-            pause_s = await self.run_once()
+            try:
+                pause_s = await self.run_once()
+            except Exception:
+                log.exception("the monitor met an unexpected error and looks again in %g s", self._tick_s)
+                self.watches, pause_s = {}, self._tick_s
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -179,7 +190,7 @@ class Monitor:
 
     async def _queues(self) -> list[str]:
         if self._named is not None:
-            return self._named
+            return list(self._named())
         if time.monotonic() >= self._rediscover_s:
             try:
                 self._found = await self._client.queue_names()
@@ -193,8 +204,11 @@ class Monitor:
         due = [queue_shard for queue_shard in queue_shards if self._watch(queue_shard).next_look_s <= time.monotonic()]
         results = await asyncio.gather(*(self.look(queue_shard) for queue_shard in due), return_exceptions=True)
         for queue_shard, result in zip(due, results, strict=True):
-            if isinstance(result, PinLaterError):
-                log.warning("%s: %s", queue_shard, result)
+            if isinstance(result, Exception):
+                if isinstance(result, PinLaterError):
+                    log.warning("%s: %s", queue_shard, result)
+                else:
+                    log.error("%s: the monitor met an unexpected error", queue_shard, exc_info=result)
                 self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result

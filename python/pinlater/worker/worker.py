@@ -21,7 +21,7 @@ from pinlater.worker.executor import End, Handler, check_handler
 from pinlater.worker.fetcher import Fetcher
 from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
-from pinlater.worker.monitor import Monitor
+from pinlater.worker.monitor_thread import MonitorThread
 from pinlater.worker.progress import Progress
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
@@ -81,7 +81,7 @@ class Worker:
             config.order,
             config.max_jobs,
         )
-        self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
+        self.monitor = MonitorThread(client, names, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.
         self.limit_function, self.limit_hooks = self._slots.limit_function, self._slots.limit_hooks
         self.is_current = self._slots.is_current
