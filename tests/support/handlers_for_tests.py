@@ -86,7 +86,8 @@ async def work(job: Job) -> None:
     """Runs the order of a body.
 
     - gate: waits until a file exists.
-    - last: sleeps for some seconds. gil: holds the GIL for some seconds.
+    - last: sleeps for some seconds.
+    - gil: holds the GIL for some seconds, and lets it go for a moment each second. hold: without such moments.
     - fail: fails with a given chance, after up to some seconds.
     - spin: blocks the loop for ever. exit: ends the process.
     """
@@ -98,6 +99,8 @@ async def work(job: Job) -> None:
             await asyncio.sleep(seconds)
         case {"do": "gil", "seconds": seconds}:
             hold_gil(seconds)
+        case {"do": "hold", "seconds": seconds}:
+            ctypes.PyDLL(None).sleep(seconds)
         case {"do": "fail", "chance": chance, "seconds": seconds}:
             await asyncio.sleep(random.random() * seconds)
             if random.random() < chance:
@@ -190,14 +193,20 @@ class WorkerProcesses:
         self.all: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
+        self,
+        queues: Sequence[str] = ("q",),
+        handler: str = "work",
+        short_jobs: bool = False,
+        processes: int = 1,
+        **config: Any,
     ) -> subprocess.Popen[bytes]:
         """One process.
 
+        processes: several run under it, as their supervisor.
         short_jobs: it prefetches all that it may from its first claim on.
         config: of WorkerConfig.
         """
-        how = {"handler": handler, "short_jobs": short_jobs, "config": config}
+        how = {"handler": handler, "short_jobs": short_jobs, "processes": processes, "config": config}
         told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
         return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
 
@@ -229,7 +238,14 @@ def main() -> int:
     if told["short_jobs"]:
         setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
     handler = f"tests.support.handlers_for_tests:{told['handler']}"
-    return run_handler(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+    return run_handler(
+        handler,
+        told["queues"],
+        shards=told["shards"],
+        config=WorkerConfig(**told["config"]),
+        processes=told["processes"],
+        command=[sys.executable, "-m", "tests.support.handlers_for_tests", sys.argv[1]],
+    )
 
 
 if __name__ == "__main__":

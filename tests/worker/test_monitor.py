@@ -20,6 +20,7 @@ from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueCon
 from pinlater.store.shards import QueueShard
 from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.paths import ROOT
@@ -261,6 +262,50 @@ async def test_an_answer_that_is_read_late_is_judged_by_what_it_says(
         await look(monitor)
         assert "nothing expires" not in caplog.text
         assert (await client.lookup([job]))[job].crashes == 1
+
+
+@on_loop
+async def test_a_handler_that_keeps_the_loop_does_not_hold_the_workers_monitor(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        lost = (await lapsed_claim(client, server)).descriptor
+        await client.enqueue("q", b"")
+        with Client(server.url) as watching:
+
+            async def keep(job: Job) -> None:
+                wait_until(lambda: watching.lookup([lost]) == {} or watching.lookup([lost])[lost].crashes, "redelivery")
+
+            async with (
+                AsyncClient(server.url) as own,
+                Worker(own, "q", keep, WorkerConfig(tick_s=TICK_S, concurrency=1, prefetch=0)) as worker,
+            ):
+                await until(lambda: worker.stats.succeeded == 2, "both jobs")
+                assert worker.monitor is not None
+                assert worker.monitor.redelivered == 1
+
+
+@pytest.mark.parametrize("where", ["run_once", "look"])
+@on_loop
+async def test_an_unexpected_error_is_logged_and_the_monitor_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    looked, real = 0, getattr(Monitor, where)
+
+    async def fails_at_first(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        if looked == 1:
+            raise RuntimeError("not foreseen")
+        return await real(*arguments)
+
+    monkeypatch.setattr(Monitor, where, fails_at_first)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.start()
+        await until(lambda: any(watch.active for watch in monitor.watches.values()), "a later look")
+        await monitor.stop()
+    assert "unexpected error" in caplog.text
+    assert "RuntimeError: not foreseen" in caplog.text
 
 
 @on_loop

@@ -19,6 +19,7 @@ from pinlater.worker.worker import WorkerConfig
 
 MAX_PROCESSES: Final = 256
 MAX_MEMORY_MB: Final = 2**24
+MAX_LOOP_TIMEOUT_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class RunOptions:
     max_jobs: a process is replaced after this many.
     memory_mb: a process that uses more is replaced, in MiB.
     stop_timeout: time for running jobs at a stop, in seconds.
+    loop_timeout: a process whose loop has not turned for this long is ended, in seconds.
     burst: stop when nothing is due.
     watch: reload when the app's Python files change.
     http: HOST:PORT of probes and metrics.
@@ -66,6 +68,7 @@ class RunOptions:
     max_jobs: int | None = None
     memory_mb: int | None = None
     stop_timeout: float = 30.0
+    loop_timeout: float | None = None
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
@@ -88,6 +91,7 @@ class RunOptions:
         if self.task_processes is not None:
             check_integer("task_processes", self.task_processes, 1, MAX_PROCESSES)
         _check_memory("memory_mb", self.memory_mb)
+        _check_loop_timeout(self.loop_timeout)
         for queue, own in self.queues.items():
             check_queue_name(queue)
             _check_queue(queue, own)
@@ -139,6 +143,7 @@ class RunOptions:
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),
+            ("--loop-timeout", self.loop_timeout),
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
@@ -154,3 +159,10 @@ def _check_queue(queue: str, own: QueueOptions) -> None:
 
 def _check_memory(name: str, value: int | None) -> None:
     check_integer(name, 1 if value is None else value, 1, MAX_MEMORY_MB)
+
+
+def _check_loop_timeout(value: float | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_LOOP_TIMEOUT_S:
+        raise InvalidArgument(f"loop_timeout: expected seconds, 1 to {MAX_LOOP_TIMEOUT_S}, got {value!r}")

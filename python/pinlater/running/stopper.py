@@ -49,7 +49,7 @@ class Stopper:
                     process.stop("", process.process_set.kill_after_s)
 
     def kill_late(self) -> None:
-        """Kills processes that are late, or far above their memory cap."""
+        """Ends processes that are late, far above their memory cap, or stuck."""
         for process in self._table.processes:
             if time.monotonic() >= process.kill_s:
                 due = "stop" if self.requested or process.ending else "start"
@@ -58,6 +58,7 @@ class Stopper:
                 process.send(signal.SIGKILL)
             else:
                 process.check_memory()
+                process.check_loop()
 
     def note_end(self, process: Process, code: int) -> None:
         """Notes how a process ended. SIGTERM kills one that does not listen yet, and that is no bad end."""

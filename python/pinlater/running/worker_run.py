@@ -48,9 +48,9 @@ class Work:
 
     queues: their names.
     summary: what the log says the worker works on.
-    config: of the worker.
+    config: of the worker. Under a supervisor the worker runs no monitor.
     new_client: makes a client of the same servers.
-    open: makes the worker, not started yet.
+    open: makes the worker, not started yet, with this configuration.
     burst: the worker ends when nothing is due.
     http: HOST:PORT of probes and metrics.
     memory_mb: the process is replaced when it uses more.
@@ -61,7 +61,7 @@ class Work:
     summary: str
     config: WorkerConfig
     new_client: Callable[[], AsyncClient]
-    open: Callable[[], AbstractAsyncContextManager[Worker]]
+    open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
     burst: bool = False
     http: str | None = None
     memory_mb: int | None = None
@@ -86,7 +86,7 @@ class WorkerRun:
         return self._code
 
     async def _run(self, signals: StopSignals) -> None:
-        async with self._work.open() as worker, AsyncExitStack() as stack:
+        async with self._work.open(self._work.config) as worker, AsyncExitStack() as stack:
             self._worker = worker
             self._runner = worker.handler if isinstance(worker.handler, TaskRunner) else None
             signals.connect(self._on_stop)
