@@ -1,11 +1,14 @@
 """Moves jobs that reached the crash limit to the quarantine queue. Flows only, no I/O.
 
-Promises that a job never returns to a queue that it was moved from, that it is moved once, even if a monitor dies on
-the way, and that a job that cannot be moved holds up no other. The job keeps its reservation (an id of the other queue)
-before it is loaded there, and a reservation can be loaded once. A reservation ends with its queue: the job then gets
-one of the queue that the configuration names. Risks: sometimes it is unknown whether a job was loaded: its reservation
-is over an hour old, or a monitor died after it loaded the job and the job ended before the next look. Then the job
-stays failed here and is not removed. If the other queue was deleted in that moment, the job is moved a second time.
+Promises:
+    A job never returns to a queue that it was moved from.
+    A job is moved once, even if a monitor dies during the move. Before the move, the job gets a reservation: an id of
+    the other queue. A reservation can be loaded only once, and ends with its queue: the job then gets a reservation of
+    the queue that the configuration names.
+    A job that cannot be moved delays no other job.
+Risks: in two cases it is unknown whether a job was loaded. Its reservation is over an hour old; or a monitor died after
+it loaded the job, and the job ended before the next look. In these cases the job stays failed in its queue. If a
+monitor died after it loaded the job, and the other queue was deleted before the next look, the job is moved twice.
 """
 
 from __future__ import annotations
@@ -159,7 +162,7 @@ class _Move:
         raise QueueNotFound(f"queue {self._queue!r}: not found on shard {name}; it is the quarantine queue of a job")
 
     def _reserve(self, other: QueueShard) -> Flow[bytes]:
-        """Draws a reservation of the other queue, and keeps it with the job."""
+        """Gets a reservation from the other queue, and stores it with the job."""
         drawn: bytes = (yield from write(other, "prepare", [1], self._deadline_s))[2]
         kept = yield from _step(self._queue_shard, self._job, _RESERVATION, drawn, self._queue, self._deadline_s)
         return drawn if kept == (drawn, self._queue) else _NO_RESERVATION  # another monitor moves the job
@@ -172,7 +175,7 @@ class _Move:
         try:
             yield from write(other, "load", [reservation, spec, statuses, *records], self._deadline_s)
         except QueueError as error:
-            if type(error) is not QueueError:  # it is about the queue, not the reservation
+            if type(error) is not QueueError:  # the error concerns the queue, not the reservation
                 raise
             if not (yield from self._was_loaded(other, config, reservation)):
                 yield from self._keep_here("it is not known whether it was moved", error)
