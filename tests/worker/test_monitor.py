@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater.model.clocks import boot_s
 from pinlater.store.shards import QueueShard
 from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
@@ -25,6 +26,7 @@ from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.paths import ROOT
 from tests.support.servers import Server, wait_until
+from tests.support.wire import jump
 
 TICK_S = 0.2
 DEADLINE_S = 60.0
@@ -235,6 +237,25 @@ async def test_a_server_that_stood_still_still_collects(
         await look(monitor)
         assert caplog.text.count("nothing expires") == 1
         assert "clock jumped" not in caplog.text
+
+
+@on_loop
+async def test_a_machine_that_was_suspended_takes_no_clock_for_one_that_jumped(
+    fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Time in suspend goes on for CLOCK_BOOTTIME, not for CLOCK_MONOTONIC."""
+    server = fresh_server(fake_clock=True)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+        jump(server, 3600)
+        monkeypatch.setattr(monitor_module, "boot_s", lambda: boot_s() + 3600)
+        await look(monitor)
+        assert "clock jumped" not in caplog.text
+        jump(server, 3600)
+        await look(monitor)
+        assert "its server's clock jumped by +36" in caplog.text
 
 
 @on_loop

@@ -23,7 +23,7 @@ class LostClaim:
 
     def __init__(self) -> None:
         self._error: OutcomeUnknown | None = None
-        #: Of answers that came late: token -> when the claim was sent (monotonic s).
+        #: Of answers that came late: token -> when the claim was sent (boot_s).
         self._sent_s: dict[bytes, float] = {}
 
     @property

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import Pauses
@@ -28,7 +28,7 @@ log: Final = logging.getLogger("pinlater.worker")
 #: So many are remembered, for jobs of a claim that is under way.
 MAX_CANCELLATIONS: Final = 1_000
 
-#: When it was heard (monotonic s), the channel, ids.
+#: When it was heard (boot_s), the channel, ids.
 _Cancellation: TypeAlias = tuple[float, bytes, set[int]]
 
 
@@ -50,7 +50,7 @@ class Cancellations:
     ) -> set[Held]:
         """Stops running jobs that were removed. packed: their ids, joined. Returns those of `waiting` that were."""
         ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
-        cancellation = (time.monotonic(), channel, ids)
+        cancellation = (boot_s(), channel, ids)
         self._heard.append(cancellation)
         for future, held in [one for one in running.items() if _is_of(one[1], cancellation)]:
             if held not in self.stopped:
@@ -71,7 +71,7 @@ class Cancellations:
     def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
         """Those of `waiting` that were removed while their claim was under way.
 
-        sent_s: when the claim was sent (monotonic s); cancellations from before are forgotten.
+        sent_s: when the claim was sent (boot_s); cancellations from before are forgotten.
         """
         while self._heard and self._heard[0][0] < sent_s:
             self._heard.popleft()

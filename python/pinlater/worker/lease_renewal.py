@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 import ssl
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ import hiredis
 from redis.connection import parse_url
 
 from pinlater._core import LeaseRenewer
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
@@ -36,7 +36,7 @@ class Lease:
 
     unfinished: jobs that are not acked yet.
     lost: the server ended the lease.
-    seen_s: when the request was sent whose answer last said that the lease stands (monotonic s).
+    seen_s: when the request was sent whose answer last said that the lease stands (boot_s).
     """
 
     __slots__ = ("handle", "lease_s", "lost", "queue_shard", "seen_s", "token", "unfinished")
@@ -55,7 +55,7 @@ class Lease:
     @property
     def in_doubt(self) -> bool:
         """Whether the lease may have run out unseen, because the process stood still for a while."""
-        return time.monotonic() - self.seen_s > self.lease_s / 3
+        return boot_s() - self.seen_s > self.lease_s / 3
 
 
 class LeaseRenewal:
@@ -71,7 +71,7 @@ class LeaseRenewal:
         """Renews a claim's lease until all its jobs are done.
 
         jobs: all of the claim, in its order: by priority.
-        seen_s: when the claim was sent (monotonic s).
+        seen_s: when the claim was sent (boot_s).
         """
         first = jobs[0]
         server = queue_shard.shard.server
@@ -137,7 +137,7 @@ async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:
 
 async def _confirm_at(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
     """Renews leases of one queue shard; True if it answered."""
-    now_s, jobs = time.monotonic(), list(doubtful.values())
+    now_s, jobs = boot_s(), list(doubtful.values())
     try:
         refused = {job.token for job in await source.renew(jobs)}
     except QueueNotFound:

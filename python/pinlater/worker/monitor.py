@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
@@ -245,17 +246,17 @@ class Monitor:
     def _expire(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        sent_s = time.monotonic()
+        sent_s = boot_s()
         arguments: list[Argument] = [self.id, hold_ms, watch.expected(sent_s), watch.sweep]
-        soon_s = min(deadline_s, sent_s + LOOK_S)
+        soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
         active, rests, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
         watch.sweep = reply[2][_REPORT.size :]
-        read_s = time.monotonic()
+        read_s = boot_s()
         jumped_ms = watch.note(int.from_bytes(now, "big"), sent_s, read_s)
         watch.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
-        watch.next_look_s = read_s + ticks * self._tick_s
+        watch.next_look_s = time.monotonic() + ticks * self._tick_s
         _log_rest(queue_shard, watch, rests, jumped_ms)
         self.redelivered += retried + failed
         if leases:

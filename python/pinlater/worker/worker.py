@@ -285,7 +285,7 @@ class Worker:
             self.fetcher.wake()
 
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        """Holds the jobs of claims that were sent then (monotonic s)."""
+        """Holds the jobs of claims that were sent then (boot_s)."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
         self._slots.drop_removed(first_s)
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue

@@ -212,7 +212,7 @@ class WorkerSlots:
     def drop_removed(self, sent_s: float) -> None:
         """Does not start prefetched jobs that were removed while their claim was under way.
 
-        sent_s: when the claim was sent (monotonic s).
+        sent_s: when the claim was sent (boot_s).
         """
         if removed := self.cancellations.among(self._jobs.prefetched, sent_s):
             self.drop(removed, self._acker.removed)
