@@ -329,6 +329,36 @@ async def test_an_unexpected_error_is_logged_and_the_monitor_goes_on(
     assert "RuntimeError: not foreseen" in caplog.text
 
 
+@pytest.mark.parametrize("standby", [False, True])
+@on_loop
+async def test_a_lease_that_ran_out_between_two_looks_is_left_to_its_renewer(server: Server, standby: bool) -> None:
+    """The server may have been away, so that nobody could renew. Another monitor may have been active before."""
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await client.create_queue("q", QueueConfig(lease_ms=500))
+        job = await client.enqueue("q", b"")
+        if standby:
+            await Monitor(client, ["q"], tick_s=TICK_S).run_once()
+        (held,) = await client.dequeue("q", 1)
+
+        async def run_out() -> None:
+            before_ms = server.time_ms()
+            await until(lambda: server.time_ms() > before_ms + 500, "the lease to run out")
+
+        async def state() -> State:
+            return (await client.lookup([job]))[job].state
+
+        await monitor.run_once()
+        await run_out()
+        await look(monitor)
+        assert await client.renew([held]) == []
+        await run_out()
+        await look(monitor)
+        assert await state() is State.IN_PROGRESS
+        await look(monitor)
+        assert await state() is State.PENDING
+
+
 @on_loop
 async def test_start_and_stop(server: Server) -> None:
     async with AsyncClient(server.url) as client:
