@@ -88,6 +88,7 @@ async def work(job: Job) -> None:
     - gate: waits until a file exists.
     - last: sleeps for some seconds.
     - gil: holds the GIL for some seconds, and lets it go for a moment each second. hold: without such moments.
+    - keep: keeps the loop, or the GIL, for some seconds, rests, and so on for ever.
     - fail: fails with a given chance, after up to some seconds.
     - spin: blocks the loop for ever. exit: ends the process.
     """
@@ -101,6 +102,10 @@ async def work(job: Job) -> None:
             hold_gil(seconds)
         case {"do": "hold", "seconds": seconds}:
             ctypes.PyDLL(None).sleep(seconds)
+        case {"do": "keep", "seconds": seconds, "rest": rest_s, "gil": gil}:
+            while True:
+                _keep(seconds, gil=gil)
+                await asyncio.sleep(rest_s)
         case {"do": "fail", "chance": chance, "seconds": seconds}:
             await asyncio.sleep(random.random() * seconds)
             if random.random() < chance:
@@ -112,6 +117,14 @@ async def work(job: Job) -> None:
         case {"do": "exit"}:
             os._exit(3)
     note("end", job)
+
+
+def _keep(seconds: float, *, gil: bool) -> None:
+    """Keeps the loop, or the GIL too."""
+    if gil:
+        ctypes.PyDLL(None).sleep(int(seconds))
+    else:
+        time.sleep(seconds)
 
 
 def plain(job: Job) -> None:
