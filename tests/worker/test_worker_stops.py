@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -341,6 +342,7 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
             await client.configure_queue("q", paused=True)
             assert await client.release([one.job for one in held]) == []  # as if the lease had run out
             monkeypatch.setattr(lease_renewal, "boot_s", lambda: boot_s() + 30.0)
+            monkeypatch.setattr(lease_renewal, "time", lambda: time.time() + 30.0)
             gate.set()
             await until(lambda: worker.stats.stale == 4, "four stale jobs")
         assert started == [held[0].job.descriptor]

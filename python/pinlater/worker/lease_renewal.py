@@ -12,6 +12,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Sequence
+from time import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,7 +40,17 @@ class Lease:
     seen_s: when the request was sent whose answer last said that the lease stands (boot_s).
     """
 
-    __slots__ = ("handle", "lease_s", "lost", "queue_shard", "seen_s", "token", "unfinished")
+    __slots__ = (
+        "_fresh_from_s",
+        "_fresh_until_s",
+        "_seen_s",
+        "handle",
+        "lease_s",
+        "lost",
+        "queue_shard",
+        "token",
+        "unfinished",
+    )
 
     def __init__(
         self, queue_shard: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float
@@ -53,9 +64,20 @@ class Lease:
         self.lost = False
 
     @property
+    def seen_s(self) -> float:
+        """See the class."""
+        return self._seen_s
+
+    @seen_s.setter
+    def seen_s(self, seen_s: float) -> None:
+        self._seen_s, self._fresh_from_s = seen_s, time()
+        self._fresh_until_s = self._fresh_from_s + self.lease_s / 3 - (boot_s() - seen_s)
+
+    @property
     def in_doubt(self) -> bool:
-        """Whether the lease may have run out unseen, because the process stood still for a while."""
-        return boot_s() - self.seen_s > self.lease_s / 3
+        """Whether the lease may have run out unseen, because the process stood still or the machine was suspended."""
+        # The wall clock goes on in suspend too, and costs half as much as boot_s. It may be set, so boot_s decides.
+        return not self._fresh_from_s <= time() <= self._fresh_until_s and boot_s() - self._seen_s > self.lease_s / 3
 
 
 class LeaseRenewal:
