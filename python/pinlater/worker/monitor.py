@@ -1,7 +1,11 @@
 """The monitor: recovers the jobs of dead workers, watches clocks, and removes what is past its time.
 
-Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is active a
-queue shard, the others look rarely and take over when it stops.
+Promises:
+    A dead worker's job comes back within a lease and one tick; if the lease is shorter than 8 s, or another monitor
+    takes over, within one tick more.
+    Any number of monitors at once do no harm: one is active a queue shard, the others look rarely and take over when it
+    stops.
+    An unexpected error is logged, and the monitor goes on.
 Risk: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
 for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
 """
