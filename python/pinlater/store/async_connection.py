@@ -183,8 +183,7 @@ class PubSubConnection(asyncio.Protocol):
 
     def _dispatch(self, message: Any) -> None:
         if not isinstance(message, list):
-            self._refuse(PermissionError(str(message)))
-            self._transport.abort()
+            self._refuse_first(PermissionError(str(message)))
         elif message[0] == b"message":
             self._on_message(message[1], message[2])
         elif message[0] == b"subscribe":
@@ -192,6 +191,15 @@ class PubSubConnection(asyncio.Protocol):
             confirmed = self._confirming.popleft() if self._confirming else None
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
+
+    def _refuse_first(self, why: OSError) -> None:
+        """The oldest call without an answer is refused: the server subscribes to all of its channels, or to none."""
+        confirmed = None
+        while confirmed is None and self._confirming:
+            confirmed = self._confirming.popleft()
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_exception(why)
+            confirmed.exception()  # marks it as retrieved: the caller may have been cancelled
 
     def _refuse(self, why: OSError) -> None:
         confirming, self._confirming = self._confirming, deque()

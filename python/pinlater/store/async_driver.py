@@ -38,14 +38,14 @@ from pinlater.store.sync_driver import MAX_FREE, connect_error
 class AsyncDriver:
     """Runs flows.
 
-    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one request.
+    connect_timeout_s: for one connect. read_timeout_s: for one request.
     """
 
-    def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self.free: dict[Server, list[Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(self.connect)
         self._coalescers: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: set[Connection] = set()
@@ -72,7 +72,7 @@ class AsyncDriver:
         finally:
             flow.close()
 
-    def after_fork(self, channel: bytes) -> None:
+    def after_fork(self) -> None:
         """In a forked child: starts without connections.
 
         Keeps the parent's objects alive. Closing them here would remove them from the epoll set of the parent's loop,
@@ -80,7 +80,7 @@ class AsyncDriver:
         """
         self._inherited = self._inherited, self.free, self._pools, self.subscriber
         self.free, self._pools, self._coalescers, self._tasks = {}, {}, {}, set()
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(self.connect)
 
     def stop_blocking(self) -> None:
         """Drops the connections of blocking requests. Their outcomes are unknown."""
@@ -110,8 +110,8 @@ class AsyncDriver:
                 return await asyncio.gather(*map(self._send, effect))
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
-            case Listen(servers):
-                return await self._while_open(self.subscriber.listen(servers))
+            case Listen(channels):
+                return await self._while_open(self.subscriber.listen(channels))
             case AwaitNotification(seconds, since):
                 await self._while_open(self.subscriber.wait(seconds, since))
             case Subscribe(server, channel):

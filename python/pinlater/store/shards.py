@@ -17,9 +17,10 @@ from typing import Final
 from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
-from pinlater.store.keys import wake_channel
+from pinlater.model.urls import shown_url
+from pinlater.store.keys import LIST_MARK, wake_channel
 from pinlater.store.lanes import LanePool
-from pinlater.store.lost_claims import LostClaim
+from pinlater.store.lost_claims import LostClaims
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
 
@@ -49,19 +50,22 @@ class QueueShard:
     - highest_id: the highest id in any reply.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
-    - lost_claim: a claim whose answer was lost, if there is one.
+    - lost_claims: claims whose answers were lost.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
+    - channel: the channel on which this client is notified.
     - waiters: calls of this client that wait for a notification from here.
     """
 
     __slots__ = (
         "_heads",
+        "_session",
         "blocking_list",
+        "channel",
         "highest_id",
         "lanes",
         "left",
         "left_at_s",
-        "lost_claim",
+        "lost_claims",
         "queue",
         "shard",
         "silent_until_s",
@@ -79,14 +83,21 @@ class QueueShard:
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
-        self.lost_claim = LostClaim()
+        self.lost_claims = LostClaims()
         self.blocking_list = b""
+        self.channel = wake_channel(queue, shard.name, session)
+        self._session = session.hex().encode()
         self.waiters: set[object] = set()
         self.highest_id = b""
         self._heads: dict[tuple[str, int, bool], CommandHead] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
+
+    @property
+    def waiter(self) -> bytes:
+        """The name by which this client waits for jobs. Scripts make its channel or its list of it."""
+        return self._session + LIST_MARK if self.blocking_list else self._session
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -124,7 +135,6 @@ class Session:
     def renew(self) -> None:
         """Starts a new session, so that two processes never share a lane."""
         self.id = secrets.token_bytes(8)
-        self.channel = wake_channel(self.id)
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}
@@ -201,11 +211,11 @@ def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[st
         raise InvalidArgument("expected a URL or shards, got both")
     if shards is not None:
         if not isinstance(shards, Mapping):
-            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
+            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shown_url(shards)}")
         return {name: absolute(url) for name, url in shards.items()}
     text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(text, str):
-        raise InvalidArgument(f"server URL: expected a str, got {text!r}")
+        raise InvalidArgument(f"server URL: expected a str, got {shown_url(text)}")
     names = list(_NAMED.finditer(text))
     if not names:
         return {"1": absolute(text)}

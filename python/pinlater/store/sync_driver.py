@@ -49,15 +49,15 @@ MAX_FREE: Final = 64
 class SyncDriver:
     """Runs flows.
 
-    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one read.
+    connect_timeout_s: for one connect. read_timeout_s: for one read.
     """
 
-    def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self._free: dict[Server, list[_Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(self.connect)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -79,11 +79,11 @@ class SyncDriver:
         finally:
             flow.close()
 
-    def after_fork(self, channel: bytes) -> None:
+    def after_fork(self) -> None:
         """In a forked child: forgets the parent's connections, and sends nothing on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(self.connect)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -106,8 +106,8 @@ class SyncDriver:
         match effect:
             case Sleep(seconds):
                 time.sleep(seconds)
-            case Listen(servers):
-                notifications = self.subscriber.listen(servers)
+            case Listen(channels):
+                notifications = self.subscriber.listen(channels)
                 self._check_open()
                 return notifications
             case AwaitNotification(seconds, since):
