@@ -193,18 +193,24 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     assert wire.end_leases(SOURCE) == (1, 0, 3, 0, b"")
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
-    def quarantined() -> dict[bytes, tuple[bytes, bytes]]:
-        """Whether each job still exists, and its reservation, by id."""
-        return {one[1:9]: (one[9:10], one[10:18]) for one in wire.read("quarantined", 10)}
+    def quarantined() -> dict[bytes, bytes]:
+        """The reservation of each job with its queue, by id."""
+        cursor, *jobs = wire.read("quarantined", 0)
+        assert cursor == b"0"
+        return {one[1:9]: one[9:] for one in jobs}
 
-    assert quarantined() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
-    assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
+    assert quarantined() == dict.fromkeys(ids, b"")
     reservation, other = b"reserve1", b"reserve2"
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == reservation + b"big"
     assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == reservation + b"big"
-    assert quarantined()[ids[0]] == (b"\1", reservation)
-    assert wire.leave_quarantine(1, ids[0], 2) == reservation + b"big"
-    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2))] == [NONE, NONE]
+    assert quarantined()[ids[0]] == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, other, b"big") == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, reservation, b"other") == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, reservation, b"big") == NONE
+    assert quarantined()[ids[0]] == b""
+    assert wire.leave_quarantine(1, ids[0], 1, other, b"big") == other + b"big"
+    assert wire.leave_quarantine(1, ids[0], 2) == other + b"big"
+    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2), (1, 3))] == [NONE] * 3
     assert quarantined() == {}
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == NONE
     assert wire.lookup([ids[0]]) == [None]

@@ -121,7 +121,7 @@ async def test_a_server_that_is_away_is_asked_again(
         await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
         job = await client.enqueue("q", b"")
         assert len(await dying.dequeue("q", wait=10)) == 1
-        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"")
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"", end_in_words=str)
         recoverer = Recoverer(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
         async with recoverer.open():
             await asyncio.to_thread(server.kill)

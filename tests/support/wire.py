@@ -219,11 +219,11 @@ class Wire:
             groups += struct.pack(">BH", priority, len(part)) + pack_runs(end.token for end in part)
         return unpack_positions(self.write("release", source, groups, *(end.id for end in ends))[0])
 
-    def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
+    def renew(self, *claims: bytes | End, own: Sequence[End] = (), lease_ms: int = 0) -> list[int]:
         """claims: for each claim one of its jobs, or its token. own: jobs with leases of their own."""
         jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
         given = [b"".join(bytes([end.priority]) + end.id + end.token for end in ends) for ends in (jobs, own)]
-        reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
+        reply = self.write("renew", *given, lease_ms, version=NO_CONFIG_VERSION)
         return unpack_positions(reply[0])
 
     def checkpoint(
@@ -242,12 +242,16 @@ class Wire:
 
     def expire(
         self,
-        expected: tuple[int, int] | None = (0, FAR_MS),
+        expected: tuple[int, ...] | None = (0, FAR_MS),
         owner: bytes = b"monitor1",
         hold_ms: int = 15_000,
         sweep: bytes = b"",
+        *,
+        jumped: bool = False,
     ) -> Expiry:
-        window = b"" if expected is None else b"".join(ms.to_bytes(6, "big") for ms in expected)
+        """expected: earliest and latest TIME, and TIME of the last look; by default it was just now."""
+        times = expected and (*expected, FAR_MS)[:3]
+        window = b"".join(ms.to_bytes(6, "big") for ms in times) + bytes([jumped]) if times else b""
         (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)

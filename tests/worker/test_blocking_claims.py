@@ -6,7 +6,6 @@ Promises: real servers and workers; what the server saw is read from its own cou
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob
+from pinlater.model.clocks import boot_s
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.blocking_claim import MAX_QUEUE_SHARDS
 from pinlater.worker.lease_renewal import Lease
@@ -78,7 +78,7 @@ async def test_the_next_job_comes_too_when_the_lease_of_the_first_was_in_doubt(
     async with hung(server, wait, concurrency=4, prefetch=0) as (client, worker):
         await client.enqueue_many("q", [NewJob(b"long")] * 2)
         await until(lambda: len(started) == 2 and blocked(server) == 1, "two long jobs, and the next claim")
-        enqueued_s = time.monotonic()
+        enqueued_s = boot_s()
         monkeypatch.setattr(Lease, "in_doubt", property(lambda lease: lease.seen_s < enqueued_s))
         await client.enqueue_many("q", [NewJob(b"next")] * 2)
         await until(lambda: started.count(b"next") == 2, "both", NOTIFIED_S)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
+from pinlater.model.clocks import boot_s
 from pinlater.store.keys import LIST_MARK
 from pinlater.store.scripts import load_scripts
+from pinlater.worker import lease_renewal
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
@@ -319,7 +322,10 @@ async def test_an_ack_whose_answer_is_lost_is_not_done_twice(server: Server) -> 
 
 
 @on_loop
-async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirmed(server: Server) -> None:
+async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirmed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was suspended meanwhile: CLOCK_BOOTTIME went on, CLOCK_MONOTONIC did not."""
     gate, started = asyncio.Event(), []
 
     async def handler(job: Job) -> None:
@@ -336,8 +342,8 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
             held = [*worker.running.values(), *worker.prefetched]
             await client.configure_queue("q", paused=True)
             assert await client.release([one.job for one in held]) == []  # as if the lease had run out
-            for one in held:
-                one.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
+            monkeypatch.setattr(lease_renewal, "boot_s", lambda: boot_s() + 30.0)
+            monkeypatch.setattr(lease_renewal, "time", lambda: time.time() + 30.0)
             gate.set()
             await until(lambda: worker.stats.stale == 4, "four stale jobs")
         assert started == [held[0].job.descriptor]

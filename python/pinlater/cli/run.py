@@ -52,6 +52,12 @@ if TYPE_CHECKING:
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
 @click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
 @click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option(
+    "--loop-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
 @click.option(

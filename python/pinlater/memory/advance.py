@@ -20,7 +20,7 @@ from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
 
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:meta")
-_ANY_TIME: Final = bytes(6) + b"\xff" * 6
+_ANY_TIME: Final = bytes(6) + b"\xff" * 12 + bytes(1)
 _MORE: Final = struct.Struct(">xxB")
 _HEAD_BYTES: Final = 12  # sequence and highest id, before the payload
 
@@ -41,7 +41,7 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
         return
     # the script must take the move for time that passed, not for a jump of the clock; a call under the id of the active
     # monitor, if a monitor is active, lets that monitor stay active
-    run(store, b"HDEL", [head, b"jumped"])
+    run(store, b"HDEL", [head, b"jumped", b"rests"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
     keys = script.names(queue, shard, config.config.priorities)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pinlater._core as _core
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_integer
@@ -82,7 +83,7 @@ def _pack_quotas(quota: Sequence[int], priorities: int) -> bytes:
 def _claim(
     queue_shard: QueueShard, arguments: ScriptArguments, deadline_s: float, blocking_list: bytes = b""
 ) -> Flow[_core.Claim]:
-    sent_s = time.monotonic()
+    sent_s = boot_s()
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(claim_parts(reply), queue_shard.queue, queue_shard.shard.name)

@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.errors import InvalidArgument, checked, from_reply
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.store.effects import Argument, Flow, all_of
+from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, all_of, send
 from pinlater.store.requests import read
-from pinlater.store.shards import QueueShard, Session
+from pinlater.store.shards import QueueShard, Session, Shard
 
 #: A claim, lookup or scan page returns at most this many bytes of records, but always one job.
 REPLY_BYTES: Final = 4 * 1024 * 1024
@@ -53,6 +53,17 @@ def _lookup_at(
         infos += [JobInfo.unpack(queue_shard.queue, queue_shard.shard.name, packed) for packed in reply[2:] if packed]
         done += len(reply) - 2
     return infos
+
+
+def server_time_ms(shard: Shard, deadline_s: float) -> Flow[int]:
+    """TIME of a shard's server. Unlike ids, it goes back with the server's clock."""
+    answer = (yield from send(shard.server, ("TIME",), deadline_s=deadline_s))[0]
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"TIME of {shard}")
+    if isinstance(answer, NoAnswer):
+        raise answer.error
+    seconds, microseconds = map(int, answer)
+    return seconds * 1000 + microseconds // 1000
 
 
 def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:

@@ -5,19 +5,23 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pinlater.running.background import in_background
 from pinlater.running.file_watcher import watch
+from pinlater.running.loop_watch import END_WITH_STACKS
 from pinlater.running.probes import serving
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
+from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
 
@@ -28,8 +32,10 @@ def run_supervised(work: Work) -> int | None:
     if report_fd is None:
         return None
     os.set_inheritable(int(report_fd), False)
+    faulthandler.register(END_WITH_STACKS, chain=True)
     try:
-        return WorkerRun(work, int(report_fd)).run()
+        # the supervisor runs a monitor, where no handler can hold it
+        return WorkerRun(replace(work, config=replace(work.config, monitor=False)), int(report_fd)).run()
     finally:
         _ignore_other_signals()
 
@@ -54,7 +60,7 @@ def supervise(
     watched: a folder. A change of its Python files causes a reload.
     """
     recoverer = Recoverer(work.new_client, work.queues)
-    status = SupervisorStatus(process_sets, recoverer)
+    status = SupervisorStatus(process_sets, work.queues, recoverer)
 
     def reload() -> Sequence[ProcessSet]:
         status.process_sets = process_sets if reloaded is None else reloaded()
@@ -66,6 +72,9 @@ def supervise(
     async def beside() -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(recoverer.open())
+            if work.config.monitor:
+                monitor = monitoring(work.new_client, status.queues, work.config.tick_s)
+                status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
                 await stack.enter_async_context(serving(work.http, status.answers()))
             if watched is not None:

@@ -48,7 +48,8 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
-        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), reload.",
+        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), loop (it "
+        "did not turn), reload.",
     ),
 }
 MAX_NAMES: Final = 100

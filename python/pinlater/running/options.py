@@ -19,6 +19,7 @@ from pinlater.worker.worker import WorkerConfig
 
 MAX_PROCESSES: Final = 256
 MAX_MEMORY_MB: Final = 2**24
+MAX_LOOP_TIMEOUT_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class RunOptions:
     max_jobs: replace a process after this many jobs.
     memory_mb: replace a process that uses more memory than this, in MiB.
     stop_timeout: the time that running jobs have at a stop, in seconds.
+    loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
     burst: stop when no job is due.
     watch: reload when the app's Python files change.
     http: HOST:PORT of probes and metrics.
@@ -67,6 +69,7 @@ class RunOptions:
     max_jobs: int | None = None
     memory_mb: int | None = None
     stop_timeout: float = 30.0
+    loop_timeout: float | None = None
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
@@ -89,6 +92,7 @@ class RunOptions:
         if self.task_processes is not None:
             check_integer("task_processes", self.task_processes, 1, MAX_PROCESSES)
         _check_memory("memory_mb", self.memory_mb)
+        _check_loop_timeout(self.loop_timeout)
         for queue, own in self.queues.items():
             check_queue_name(queue)
             _check_queue(queue, own)
@@ -140,6 +144,7 @@ class RunOptions:
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),
+            ("--loop-timeout", self.loop_timeout),
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
@@ -155,3 +160,10 @@ def _check_queue(queue: str, own: QueueOptions) -> None:
 
 def _check_memory(name: str, value: int | None) -> None:
     check_integer(name, 1 if value is None else value, 1, MAX_MEMORY_MB)
+
+
+def _check_loop_timeout(value: float | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_LOOP_TIMEOUT_S:
+        raise InvalidArgument(f"loop_timeout: expected seconds, 1 to {MAX_LOOP_TIMEOUT_S}, got {value!r}")

@@ -19,7 +19,7 @@ class ProcessListener(Protocol):
     def ended(self, process: Process, why: str) -> None:
         """Called when a process has ended.
 
-        why: crash, recycled, memory or reload; "" if no other process replaces it.
+        why: crash, recycled, memory, loop or reload; "" if no other process replaces it.
         """
 
 

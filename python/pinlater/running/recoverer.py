@@ -27,7 +27,6 @@ from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
-from pinlater.worker.os_process import exit_in_words
 from pinlater.worker.started_jobs import ids_in
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -66,7 +65,7 @@ class Recoverer:
 
     def recover(self, process: Process, code: int) -> None:
         """Recovers the jobs of a process that ended with this code, in the background."""
-        task = asyncio.get_running_loop().create_task(self._recover(process, exit_in_words(code)))
+        task = asyncio.get_running_loop().create_task(self._recover(process, process.end_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

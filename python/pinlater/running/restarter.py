@@ -15,7 +15,6 @@ from pinlater.running.process_listener import ProcessListener
 from pinlater.running.process_slots import FIRST_RESTART_S, ProcessSlot
 from pinlater.running.stopper import Stopper
 from pinlater.running.worker_process import NEVER_S, NO_SERVER, RECYCLE, RECYCLED, Process
-from pinlater.worker.os_process import exit_in_words
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -72,7 +71,7 @@ class Restarter:
         if slot.process is not None:
             next_step = f"{slot.process.pid} takes its place"
         level = logging.INFO if why == RECYCLED else logging.ERROR
-        log.log(level, "%s %d %s; %s", process.process_set.name, process.pid, exit_in_words(code), next_step)
+        log.log(level, "%s %d %s; %s", process.process_set.name, process.pid, process.end_in_words(code), next_step)
 
     def _has_finished(self, process: Process, code: int) -> bool:
         return self._burst and code in (0, NO_SERVER) and process.is_orderly(code)

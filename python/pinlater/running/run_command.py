@@ -61,7 +61,8 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
 
 def _can_run_alone(options: RunOptions) -> bool:
     """Whether one process is enough, and no option asks for its replacement."""
-    return (options.processes, options.watch, options.max_jobs, options.memory_mb) == (1, False, None, None)
+    limits = (options.max_jobs, options.memory_mb, options.loop_timeout)
+    return (options.processes, options.watch, *limits) == (1, False, None, None, None)
 
 
 def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[[], RunOptions]) -> Work:
@@ -72,7 +73,7 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
         summary=f"{', '.join(queues)}: {count} task{'' if count == 1 else 's'}",
         config=config,
         new_client=app.clients.new,
-        open=lambda: _open(app, queues, options, config),
+        open=lambda config: _open(app, queues, options, config),
         burst=options.burst,
         http=options.http,
         memory_mb=options.memory_mb,
@@ -103,6 +104,7 @@ def _process_sets(app: PinLater, options: RunOptions, command: Sequence[str]) ->
             processes=group.processes,
             name="worker process" if len(groups) == 1 else f"worker process of {', '.join(group.queues)}",
             memory_mb=group.memory_mb,
+            loop_timeout_s=group.loop_timeout,
             kill_after_s=kill_after_s(group.stop_timeout),
         )
         for group in groups

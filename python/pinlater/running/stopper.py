@@ -53,7 +53,7 @@ class Stopper:
                     process.stop("", process.process_set.kill_after_s)
 
     def kill_late(self) -> None:
-        """Kills processes that have not stopped in time, or use far more memory than their cap."""
+        """Ends processes that have not stopped in time, use far more memory than their cap, or have a stuck loop."""
         for process in self._table.processes:
             if time.monotonic() >= process.kill_s:
                 due = "stop" if self.requested or process.ending else "start"
@@ -62,6 +62,7 @@ class Stopper:
                 process.send(signal.SIGKILL)
             else:
                 process.check_memory()
+                process.check_loop()
 
     def note_end(self, process: Process, code: int) -> None:
         """Records how a process ended. SIGTERM kills a process that has no handler yet; this counts as a good end."""

@@ -31,8 +31,8 @@ from pinlater.worker.stop_signals import STOP_SIGNALS
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: Interval at which the memory of processes with a cap is checked.
-MEMORY_CHECK_S: Final = 1.0
+#: Interval at which memory and loops of processes with such a limit are checked.
+CHECK_S: Final = 1.0
 
 
 class Supervisor:
@@ -183,12 +183,13 @@ class Supervisor:
         return (self._stopper.requested or finished) and not self._table.processes
 
     def _pause_s(self) -> float:
-        """Time until the next start, kill or check of memory is due."""
+        """Time until the next start, kill or check is due."""
         now_s = time.monotonic()
         starts = [slot.next_start_s for slot in self._table.slots if slot.process is None]
         kills = [process.kill_s for process in self._table.processes]
-        has_cap = any(process.process_set.memory_mb is not None for process in self._table.processes)
-        longest_s = MEMORY_CHECK_S if has_cap else LAST_RESTART_S
+        sets = [process.process_set for process in self._table.processes]
+        has_limit = any((each.memory_mb, each.loop_timeout_s) != (None, None) for each in sets)
+        longest_s = CHECK_S if has_limit else LAST_RESTART_S
         return max(0.0, min([now_s + longest_s, *kills, *([] if self._stopper.requested else starts)]) - now_s)
 
     def _on_report(self, process: Process) -> None:

@@ -48,7 +48,7 @@ def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], co
         return AsyncClient(shards=shards)
 
     @asynccontextmanager
-    async def open_worker() -> AsyncIterator[Worker]:
+    async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
         async with new_client() as client:
             yield Worker(client, queues, handler, config)
 

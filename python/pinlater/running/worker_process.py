@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any, Final
 
 from pinlater.client.base import MARK_VARIABLE, source_of
-from pinlater.worker.os_process import end_with_parent, memory_bytes
+from pinlater.running.loop_watch import END_WITH_STACKS, LoopWatch
+from pinlater.worker.os_process import end_with_parent, exit_in_words, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
 from pinlater.worker.stop_signals import OVERTIME_S
 
@@ -35,6 +36,9 @@ RECYCLE: Final = 75
 RECYCLED: Final = "recycled"
 #: A process of a burst ends with this exit code if it reached no server. Another process would reach none either.
 NO_SERVER: Final = 3
+#: The reason of an end because the event loop did not turn. STACKS_S: the time for such a process to write its stacks.
+STUCK: Final = "loop"
+STACKS_S: Final = 5.0
 #: A process recycles itself at its memory cap. The supervisor kills it at this multiple of the cap.
 KILL_FACTOR: Final = 1.5
 MIB: Final = 1024 * 1024
@@ -50,6 +54,7 @@ class ProcessSet:
     name: the log's name for a process.
     memory_mb: the memory cap of each process, in MiB.
     kill_after_s: a process that has not ended this long after a stop signal is killed.
+    loop_timeout_s: a process whose loop has not turned for this long is ended.
     """
 
     command: Sequence[str]
@@ -57,6 +62,7 @@ class ProcessSet:
     name: str = "worker process"
     memory_mb: int | None = None
     kill_after_s: float = 60.0
+    loop_timeout_s: float | None = None
 
 
 def kill_after_s(stop_timeout_s: float) -> float:
@@ -95,8 +101,9 @@ class Process:
         self.started = memory
         #: The time at which the supervisor kills the process.
         self.kill_s = NEVER_S
-        #: The reason of the coming end: recycled, memory or reload. "" before, and at a stop of the supervisor.
+        #: The reason of the coming end: recycled, memory, loop or reload. "" before, and at a stop of the supervisor.
         self.ending = ""
+        self._loop_watch = None if process_set.loop_timeout_s is None else LoopWatch(process_set.loop_timeout_s)
         log.info("%s %d started", process_set.name, self.pid)
 
     @property
@@ -141,6 +148,25 @@ class Process:
             log.error("%s %d uses %d MiB, its cap is %d: killed", self.process_set.name, self.pid, used_mb, cap_mb)
             self.ending = "memory"
             self.send(signal.SIGKILL)
+
+    def check_loop(self) -> None:
+        """Ends it, with its stacks in the log, if its loop does not turn. It is watched between its first report and
+        its last.
+        """
+        watch = self._loop_watch
+        if watch is None or not self.report or self.report.get("code") is not None or self.ending == STUCK:
+            return
+        if watch.is_stuck(self.reported_s, now_s := time.monotonic()):
+            limit_s, name = self.process_set.loop_timeout_s, self.process_set.name
+            log.error("%s %d: its loop has not turned for %g s: ended; its stacks follow", name, self.pid, limit_s)
+            self.ending, self.kill_s = STUCK, now_s + STACKS_S
+            self.send(END_WITH_STACKS)
+
+    def end_in_words(self, code: int) -> str:
+        """How it ended. code: its exit code."""
+        if self.ending == STUCK:
+            return f"was ended, as its loop had not turned for {self.process_set.loop_timeout_s:g} s"
+        return exit_in_words(code)
 
     def _read(self) -> None:
         """Reads reports. Each report has all fields, so only the last one counts."""

@@ -48,9 +48,9 @@ class Work:
 
     queues: the names of its queues.
     summary: what the log says the worker works on.
-    config: the worker's configuration.
+    config: the worker's configuration. Under a supervisor the worker runs no monitor.
     new_client: makes a client of the same servers.
-    open: makes the worker, not started yet.
+    open: makes the worker with this configuration, not started yet.
     burst: end the worker when no job is due.
     http: HOST:PORT of probes and metrics.
     memory_mb: replace the process when it uses more memory than this, in MiB.
@@ -61,7 +61,7 @@ class Work:
     summary: str
     config: WorkerConfig
     new_client: Callable[[], AsyncClient]
-    open: Callable[[], AbstractAsyncContextManager[Worker]]
+    open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
     burst: bool = False
     http: str | None = None
     memory_mb: int | None = None
@@ -86,7 +86,7 @@ class WorkerRun:
         return self._code
 
     async def _run(self, signals: StopSignals) -> None:
-        async with self._work.open() as worker, AsyncExitStack() as stack:
+        async with self._work.open(self._work.config) as worker, AsyncExitStack() as stack:
             self._worker = worker
             self._runner = worker.handler if isinstance(worker.handler, TaskRunner) else None
             signals.connect(self._on_stop)

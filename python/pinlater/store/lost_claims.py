@@ -24,7 +24,7 @@ class LostClaims:
 
     def __init__(self) -> None:
         self._errors: deque[OutcomeUnknown] = deque()
-        #: Of answers that came late: token -> when the claim was sent (monotonic s).
+        #: Of answers that came late: token -> when the claim was sent (boot_s).
         self._sent_s: dict[bytes, float] = {}
 
     @property

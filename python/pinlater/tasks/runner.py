@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument
+from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
@@ -174,7 +175,7 @@ class TaskRunner:
         current_job.set(job)  # each job has an asyncio task of its own, and so a context of its own
         try:
             if expires_ms is not None:
-                self._check_expiry(job, expires_ms, headers)
+                await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
@@ -223,14 +224,24 @@ class TaskRunner:
                 f"{what}: expected at most {config.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
             )
 
-    def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
+    async def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
         """Raises Expired for a job that came too late, by the server's clock: ids and tokens carry its time."""
-        due_ms = headers.get("at") or job.created_ms + headers.get("delay", 0)
-        if job.claimed_ms > due_ms + expires_ms:
+        at_ms, came_ms = headers.get("at"), job.claimed_ms
+        due_ms = at_ms or job.created_ms + headers.get("delay", 0)
+        if came_ms > due_ms + expires_ms and at_ms:
+            # ids stay ahead after the server's clock ran ahead, and `at` knows nothing of that
+            came_ms = min(came_ms, await self._server_time_ms(job))
+        if came_ms > due_ms + expires_ms:
             self.stats.expired += 1
-            raise Expired(
-                f"not run: it came {job.claimed_ms - due_ms} ms after it was due, and expires after {expires_ms}"
-            )
+            raise Expired(f"not run: it came {came_ms - due_ms} ms after it was due, and expires after {expires_ms}")
+
+    async def _server_time_ms(self, job: Job) -> int:
+        """TIME of the job's server. The time of the claim, if the server does not answer."""
+        shard = self._client.session.shards[job.shard]
+        try:
+            return await self._client.run(lambda end: server_time_ms(shard, end))
+        except PinLaterError:
+            return job.claimed_ms
 
     def cancel(self, job: Job) -> bool:
         """Cancels a job whose function runs in a thread: sets `context.cancelled`. The worker calls it.

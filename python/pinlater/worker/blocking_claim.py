@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError
 from pinlater.operations.claim import claim_at
 from pinlater.operations.dequeue import PATIENCE_S
@@ -38,7 +39,7 @@ _LEFT_MS: Final = 60_000
 _ANSWER_S: Final = 1.0
 _NEVER_S: Final = float("inf")
 
-#: Gets the queue, the claim or why there is no answer, and when it was sent (monotonic s).
+#: Gets the queue, the claim or why there is no answer, and when it was sent (boot_s).
 Answered: TypeAlias = Callable[[str, Claim | PinLaterError, float], None]
 
 
@@ -104,7 +105,7 @@ class BlockingClaims:
 
     async def _claim(self, queue_shard: QueueShard, blocking_list: bytes) -> None:
         client = self._client
-        session, claimer, sent_s = client.session, client.settings.source, time.monotonic()
+        session, claimer, sent_s = client.session, client.settings.source, boot_s()
         answer: Claim | PinLaterError
         try:
             # no deadline: after an outage the server is asked what it gave

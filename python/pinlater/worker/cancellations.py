@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import Pauses
@@ -30,7 +30,7 @@ log: Final = logging.getLogger("pinlater.worker")
 #: So many are remembered, for jobs of a claim that is under way.
 MAX_CANCELLATIONS: Final = 1_000
 
-#: When it was heard (monotonic s), the channel, ids.
+#: When it was heard (boot_s), the channel, ids.
 _Cancellation: TypeAlias = tuple[float, bytes, set[int]]
 
 
@@ -91,7 +91,7 @@ class Cancellations:
     def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
         """Those of `waiting` to look up: they were said to be removed while their claim was under way.
 
-        sent_s: when the claim was sent (monotonic s); cancellations from before are forgotten.
+        sent_s: when the claim was sent (boot_s); cancellations from before are forgotten.
         """
         while self._heard and self._heard[0][0] < sent_s:
             self._heard.popleft()
@@ -113,7 +113,7 @@ class Cancellations:
 
 def _cancellation(channel: bytes, packed: bytes) -> _Cancellation:
     ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
-    return time.monotonic(), channel, ids
+    return boot_s(), channel, ids
 
 
 def _is_of(held: Held, cancellation: _Cancellation) -> bool:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pinlater._core import Claim
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import FIRST_RETRY_S
@@ -33,7 +34,7 @@ class Fetcher:
     """Claims while there is room.
 
     room: how many jobs may be claimed now.
-    take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (monotonic s).
+    take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (boot_s).
     heard: gets what JobEvents.on_removed gets.
     removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
@@ -69,7 +70,7 @@ class Fetcher:
         self.claims = 0
         #: `: ` and the error of the last claim, if it failed.
         self.last_error = ""
-        #: Cancellations of jobs claimed before that may have been missed (monotonic s): see check().
+        #: Cancellations of jobs claimed before that may have been missed (boot_s): see check().
         self.heard_since_s = 0.0
 
     def open(self, *, blocking: bool) -> None:
@@ -140,7 +141,7 @@ class Fetcher:
                 queue, share = self._turns.next([poll.queue for poll in wanting], room)
                 await self._try_claim(self._polls[queue], share)
         self._take_late()
-        now_s = time.monotonic()
+        now_s = boot_s()
         await self._source.end_waits(lambda queue, claim: self._answered(self._polls[queue], [claim], now_s))
 
     async def claim_once(self, queue: str, limit: int) -> None:
@@ -183,7 +184,7 @@ class Fetcher:
     async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
         notified, poll.notified, poll.unregistered = poll.notified, False, False
-        sent_s, claims = time.monotonic(), None
+        sent_s, claims = boot_s(), None
         try:
             claims = await self._source.claim(poll.queue, limit, wait=wait)
         finally:
@@ -264,7 +265,7 @@ class Fetcher:
             # notified: a claim under way may be answered for a moment before the subscription
             poll.due = poll.notified = True
         self.wake()
-        self.heard_since_s = time.monotonic()
+        self.heard_since_s = boot_s()
         self.check([job for job in self._held() if is_from(job)])
 
     def check(

@@ -22,7 +22,7 @@ class JobEvents(Protocol):
     def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
         """A claim that waited at the server was answered, with one job at most.
 
-        sent_s: when it was sent (monotonic s).
+        sent_s: when it was sent (boot_s).
         """
 
     def on_removed(self, channel: bytes, ids: bytes) -> None:

@@ -21,7 +21,7 @@ from pinlater.worker.executor import End, Handler, check_handler
 from pinlater.worker.fetcher import Fetcher
 from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
-from pinlater.worker.monitor import Monitor
+from pinlater.worker.monitor_thread import MonitorThread
 from pinlater.worker.progress import Progress
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
@@ -82,7 +82,7 @@ class Worker:
             config.order,
             config.max_jobs,
         )
-        self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
+        self.monitor = MonitorThread(client, names, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.
         self.limit_function, self.limit_hooks = self._slots.limit_function, self._slots.limit_hooks
         self.is_current = self._slots.is_current
@@ -286,7 +286,7 @@ class Worker:
             self.fetcher.wake()
 
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        """Holds the jobs of claims that were sent then (monotonic s)."""
+        """Holds the jobs of claims that were sent then (boot_s)."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
         self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue

@@ -243,7 +243,7 @@ class WorkerSlots:
         return self.cancellations.hear(channel, ids, [*jobs.running.values(), *jobs.prefetched])
 
     def heard_since(self, sent_s: float) -> set[Held]:
-        """As hear(), for prefetched jobs of a claim that was sent then (monotonic s)."""
+        """As hear(), for prefetched jobs of a claim that was sent then (boot_s)."""
         return self.cancellations.among(self._jobs.prefetched, sent_s)
 
     def trust(self, doubted: set[Held]) -> None:
