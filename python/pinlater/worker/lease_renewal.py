@@ -23,6 +23,7 @@ from pinlater._core import LeaseRenewer
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
+from pinlater.operations.claim import UNCONFIRMED_MS
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
@@ -51,6 +52,13 @@ class Lease:
         self.handle = handle
         self.seen_s = seen_s
         self.lost = False
+
+    def begin_unconfirmed(self, granted_after_s: float) -> None:
+        """The lease is short at first, and the request that makes it long is not answered yet.
+
+        granted_after_s: the lease was granted after that (monotonic s).
+        """
+        self.seen_s, self.lease_s = granted_after_s, min(self.lease_s, UNCONFIRMED_MS / 1000)
 
     @property
     def in_doubt(self) -> bool:
