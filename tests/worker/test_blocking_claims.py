@@ -150,7 +150,7 @@ async def test_a_lease_that_may_be_over_is_confirmed_before_the_job_starts(serve
 
 
 @on_loop
-async def test_a_job_that_came_just_now_starts_without_the_answer_to_its_confirmation(server: Server) -> None:
+async def test_a_job_that_came_just_now_starts_before_its_lease_is_confirmed(server: Server) -> None:
     def renews(command: Command) -> bool:
         return command[:1] == [b"EVALSHA"] and command[1] == load_scripts()["renew"].sha
 
@@ -159,7 +159,7 @@ async def test_a_job_that_came_just_now_starts_without_the_answer_to_its_confirm
             proxy.arm(Cut.DELAY, match=renews, delay_s=3600)
             await client.enqueue("q", b"")
             await until(lambda: worker.stats.succeeded == 1, "its end", RING_S)
-            assert sum(renews(seen.command) for seen in proxy.requests) == 1  # it was not sent again meanwhile
+            assert sum(renews(seen.command) for seen in proxy.requests) <= 1  # a worker that waits sends it again
             proxy.release()
 
 

@@ -132,20 +132,31 @@ def test_a_worker_whose_handler_keeps_the_loop(
 
 
 @pytest.mark.parametrize("handler", ["work", "plain"])
-def test_a_job_that_starts_is_confirmed_before_it_can_end_its_process(
+def test_a_job_that_may_not_start_twice_is_confirmed_before_it_starts(
     server: Server, client: Client, workers: WorkerProcesses, record: Record, handler: str
 ) -> None:
-    """So its lease has its full length, and its end is a crash."""
+    """If it ends its process, its lease has its full length, and its end is a crash."""
     client.configure_queue("q", lease_ms=30_000)
     worker = workers.start(handler=handler, monitor=False)
     wait_idle(server, 1)
-    client.enqueue("q", body())  # after it the server knows the script
-    record.wait("end", 1)
-    wait_idle(server, 1)
-    client.enqueue("q", body("exit"))
+    client.enqueue("q", body("exit"), attempts=1)
     assert worker.wait(DEADLINE_S) == 3
-    assert record.count("start") == 2
+    assert record.count("start") == 1
+    assert is_confirmed(server)
+
+
+def test_another_job_is_confirmed_while_it_runs(
+    server: Server, client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    client.configure_queue("q", lease_ms=30_000)
+    workers.start(monitor=False)
+    wait_idle(server, 1)
+    client.enqueue("q", body("gate", path=str(gate)))
+    record.wait("start", 1)
     wait_until(lambda: is_confirmed(server), "a whole score")
+    gate.touch()
+    record.wait("end", 1)
 
 
 def test_a_job_that_runs_for_longer_than_its_unconfirmed_lease_runs_once(

@@ -4,8 +4,8 @@ Each is sent behind a BLPOP of a list of this worker and queue shard. The server
 that list.
 
 Promises that no more than MAX_QUEUE_SHARDS connections wait, that each such claim takes one job at most, and that its
-answer is reported, also at the end. Such a claim has an unconfirmed lease (lua/lib/lease_end.lua): a request that
-confirms it is sent before its answer is reported, so before the job starts.
+answer is reported, also at the end. Such a claim has an unconfirmed lease (lua/lib/lease_end.lua), and it is known how
+long its answer may have lain unread.
 Risk: a stalled worker may receive one job per queue shard, if the job comes within 16 s of its last claim. The job
 comes back when its unconfirmed lease ends, which costs it nothing.
 """
@@ -22,10 +22,8 @@ from typing import Final, TypeAlias
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError
-from pinlater.model.jobs import Job
 from pinlater.operations.claim import claim_at
 from pinlater.operations.dequeue import PATIENCE_S
-from pinlater.operations.leases import renew
 from pinlater.store.effects import Flow, NoAnswer, Send
 from pinlater.store.keys import blocking_list_key
 from pinlater.store.requests import write
@@ -58,7 +56,6 @@ class BlockingClaims:
         self._wanted = False
         self._registered: set[QueueShard] = set()
         self._waiting: dict[QueueShard, asyncio.Task[None]] = {}
-        self._confirming: set[asyncio.Task[None]] = set()
         #: The last two times when the loop noted that it turns. What is read now came after the first of them: the loop
         #: has looked at its sockets between the two.
         self._turned_s = (0.0, 0.0)
@@ -114,7 +111,7 @@ class BlockingClaims:
         """Cancels claims without asking for answers: a job claimed now comes back when its lease ends."""
         if self._turn_timer is not None:
             self._turn_timer.cancel()
-        tasks = [*self._waiting.values(), *self._confirming]
+        tasks = list(self._waiting.values())
         self._waiting.clear()
         for task in tasks:
             task.cancel()
@@ -132,8 +129,6 @@ class BlockingClaims:
                 lambda _: claim_at(session, queue_shard, 1, None, False, claimer, _NEVER_S, blocking_list=blocking_list)
             )
             after_s = max(sent_s, self._turned_s[0])
-            if answer.jobs:
-                await self._send_confirmation(answer.jobs)
         except PinLaterError as error:
             log.debug("%s: no answer to a blocking claim: %s", queue_shard, error)
             answer = error
@@ -142,20 +137,6 @@ class BlockingClaims:
         if not queue_shard.blocking_list:
             await self._do_without(queue_shard, blocking_list)
         self._answered(queue_shard.queue, answer, sent_s, after_s)
-
-    async def _send_confirmation(self, jobs: Sequence[Job]) -> None:
-        """Returns when it is sent. If it is refused, the worker finds the lease lost at its next renewal."""
-        task = asyncio.get_running_loop().create_task(self._confirm(jobs))
-        self._confirming.add(task)
-        task.add_done_callback(self._confirming.discard)
-        await asyncio.sleep(0)  # it goes out in its first step, on the connection that brought the jobs
-
-    async def _confirm(self, jobs: Sequence[Job]) -> None:
-        session = self._client.session
-        try:
-            await self._client.run(lambda end: renew(session, jobs, False, end))
-        except PinLaterError as error:
-            log.debug("job %s: its claim is not confirmed: %s", jobs[0].descriptor, error)
 
     async def _do_without(self, queue_shard: QueueShard, blocking_list: bytes) -> None:
         """Blocking is refused: the worker is notified by messages from now on."""

@@ -31,6 +31,10 @@ from pinlater.worker.job_source import JobSource
 
 log: Final = logging.getLogger("pinlater.worker")
 
+#: An unconfirmed lease is renewed after so long: most jobs have ended by then, and cost no call.
+FIRST_MS: Final = 50
+_NEVER_S: Final = float("-inf")
+
 
 class Lease:
     """The lease of one claim.
@@ -53,13 +57,6 @@ class Lease:
         self.seen_s = seen_s
         self.lost = False
 
-    def begin_unconfirmed(self, granted_after_s: float) -> None:
-        """The lease is short at first, and the request that makes it long is not answered yet.
-
-        granted_after_s: the lease was granted after that (monotonic s).
-        """
-        self.seen_s, self.lease_s = granted_after_s, min(self.lease_s, UNCONFIRMED_MS / 1000)
-
     @property
     def in_doubt(self) -> bool:
         """Whether the lease may have run out unseen, because the process stood still for a while."""
@@ -75,11 +72,19 @@ class LeaseRenewal:
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
-    def hold(self, queue_shard: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
+    def hold(
+        self,
+        queue_shard: QueueShard,
+        jobs: Sequence[Job],
+        config: QueueConfig,
+        sent_s: float,
+        unconfirmed_after_s: float | None = None,
+    ) -> Lease:
         """Renews a claim's lease until all its jobs are done.
 
         jobs: all of the claim, in its order: by priority.
-        seen_s: when the claim was sent (monotonic s).
+        sent_s: when the claim was sent. unconfirmed_after_s: its lease is unconfirmed, and was granted after that (both
+        monotonic s). It is renewed soon.
         """
         first = jobs[0]
         server = queue_shard.shard.server
@@ -91,9 +96,13 @@ class LeaseRenewal:
         if handle is None:
             handle = renewer.add_queue(queue_shard.keys("renew", priorities))
             self._handles[queue_shard, priorities] = handle
-        lease = Lease(queue_shard, first.token, len(jobs), config.lease_ms, handle, seen_s)
+        lease = Lease(queue_shard, first.token, len(jobs), config.lease_ms, handle, sent_s)
+        if unconfirmed_after_s is not None:
+            lease.lease_s = min(lease.lease_s, UNCONFIRMED_MS / 1000)
+            lease.seen_s = _NEVER_S if _starts_once(first, config) else unconfirmed_after_s
         self._leases[server, handle, first.token] = lease
-        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)
+        first_ms = None if unconfirmed_after_s is None else min(FIRST_MS, config.lease_ms // 3)
+        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms, first_ms)
         return lease
 
     def done(self, lease: Lease, jobs: int = 1) -> None:
@@ -132,6 +141,11 @@ class LeaseRenewal:
         for renewer in self.renewers.values():
             renewer.close()
         self.renewers, self._handles, self._leases = {}, {}, {}
+
+
+def _starts_once(job: Job, config: QueueConfig) -> bool:
+    """Whether a job must not start again if its worker dies. Its lease is confirmed before it starts."""
+    return config.crash_limit == 1 or (config.crash_limit == 0 and job.attempts_remaining == 1)
 
 
 async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:

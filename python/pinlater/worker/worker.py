@@ -299,9 +299,7 @@ class Worker:
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
         sent_s = queue_shard.lost_claim.take_sent_s(claim.token, sent_s)
-        lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), sent_s)
-        if after_s is not None:
-            lease.begin_unconfirmed(after_s)
+        lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), sent_s, after_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease)
         if sent_s < self.fetcher.heard_since_s:
