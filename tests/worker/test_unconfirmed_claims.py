@@ -149,7 +149,7 @@ def test_another_job_is_confirmed_while_it_runs(
     server: Server, client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    client.configure_queue("q", lease_ms=30_000)
+    client.configure_queue("q", lease_ms=600_000)  # a third of it is longer than the test waits
     workers.start(monitor=False)
     wait_idle(server, 1)
     client.enqueue("q", body("gate", path=str(gate)))
