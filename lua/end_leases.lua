@@ -39,7 +39,7 @@ local function end_leases_of(page)
     local lease, claim = lease_at(page[i], page[i + 1])
     if lease and source_in(claim) == source then
       if counts.jobs >= 1000 then return false end
-      wake = end_lease(lease, how) or wake
+      wake = end_lease(lease, how, call('ZSCORE', key_leases, lease)) or wake
     end
   end
   return true

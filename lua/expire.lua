@@ -49,8 +49,9 @@ call('HSET', key_meta, 'monitor', owner .. pack('>I6', now + hold_ms))
 if rests > 0 then
   local long = {}
   if jumped_at > 0 and now < jumped_at + lease_ms then
-    long = call('ZRANGE', key_leases, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
-    for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
+    long = call('ZRANGE', key_leases, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000, 'WITHSCORES')
+    -- an unconfirmed lease stays so (lib/lease_end)
+    for i = 1, #long, 2 do long[i], long[i + 1] = now + lease_ms + long[i + 1] % 1, long[i] end
     if long[1] then call_in_chunks('ZADD', key_leases, long) end
   end
   return report(1, #long == 2000 and 1 or 0, now + hold_ms)
@@ -62,13 +63,13 @@ local wake = earliest <= now
 -- Since the last look the server may have been away, so that nobody could renew. A live worker's lease outlasts less than two thirds of its length.
 -- After a longer time only leases end that had run out by the last look, and the others at the next one.
 local before_ms = now - seen_ms > 0.6 * lease_ms and seen_ms or now
-local expired = call('ZRANGE', key_leases, '-inf', before_ms, 'BYSCORE', 'LIMIT', 0, 1001)
-for _, lease in ipairs(expired) do
+local expired = call('ZRANGE', key_leases, '-inf', before_ms, 'BYSCORE', 'LIMIT', 0, 1001, 'WITHSCORES')
+for i = 1, #expired, 2 do
   if counts.jobs >= 1000 or counts.leases >= 1000 then break end
-  wake = end_lease(lease, '') or wake
+  wake = end_lease(expired[i], '', expired[i + 1]) or wake
 end
 
-local more = #expired > counts.leases and 1 or 0
+local more = #expired > 2 * counts.leases and 1 or 0
 
 -- Jobs whose lease is lost (evicted, or removed by hand) would run for ever. Each call looks at one page of one priority.
 local PAGE = 100

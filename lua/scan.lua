@@ -83,7 +83,7 @@ while a + b - 2 < most and (jobs[a] or others[b]) do
   local job = jobs[a]
   if not job or (others[b] and earlier(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
   if not give(kind, job[2], job[1]) then break end
-  reply[3] = job[2] .. string.format('%d', job[1])
+  reply[3] = job[2] .. string.format('%.4f', job[1]) -- with sixteenths: lib/original_score
   if job == jobs[a] then a = a + 1 else b = b + 1 end
 end
 if not jobs[a] and not others[b] and a + b - 2 < most then reply[3] = '' end

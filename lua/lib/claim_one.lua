@@ -1,6 +1,6 @@
 -- Claims one job while nothing is due. Most often the first job of some priority is a simple one with a record. Any other is put back and left to the
 -- code behind. The reply does not count what is left: a caller that takes jobs of all priorities asks for the next one anyway.
--- reads: claim config earliest h lane priorities now paused sequence token waiting
+-- reads: claim config earliest h lane priorities now paused sequence token unconfirmed waiting
 -- sets:  at id popped record waiting
 local at, id, popped = 0, nil, nil
 repeat
@@ -13,7 +13,8 @@ if id and not record then call('ZADD', KEYS[ready0 + at], popped[2], id) end
 if record then
   call('HSET', KEYS[running0 + at], id, token .. sub(record, 2, 3) .. '\12' .. claim)
   local payload = string.char(at) .. id .. token
-  call('ZADD', key_leases, string.format('%d', now + unp('>I4', config, CONFIG_LEASE_MS)), payload)
+  -- HERE lease_end
+  call('ZADD', key_leases, lease_end, payload)
   if waiting and call('EXISTS', unpack(KEYS, ready0 + at, ready0 + priorities)) > 0 then
     -- HERE notify
     notify()

@@ -14,7 +14,7 @@ local function info(state, priority, id, record, more, value, with_body)
     claim, run_after = claim_of(value), created_ms(sub(value, 1, 8))
     left, updated = unp('>I2', value, 9), math.max(run_after, more and updated or 0)
   elseif state == PENDING then
-    run_after = tonumber(value)
+    run_after = floor(tonumber(value))
   else
     updated = tonumber(value)
   end

@@ -1,7 +1,8 @@
 -- Recovers the jobs of a dead worker: they are ready again, or failed. Without a crash limit a crash costs an attempt, which is PinLater's rule. With
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
--- reads: admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score call_in_chunks SINGLE_LEASE_BYTES utc
+-- The end of an unconfirmed lease (lib/lease_end) costs nothing: its jobs never began. The tenth in a row for one job is a crash.
+-- reads: admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks SINGLE_LEASE_BYTES utc
 -- sets:  APART APART_MS started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs last_chances moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
@@ -21,14 +22,20 @@ local function evidence(crash, token, claim, how)
 end
 
 -- Jobs of one priority that still belong to this lease. Returns whether a waiter has a reason to wake.
-local function recover_jobs(priority, ids, lease, claim, how)
+local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
   local values = call('HMGET', KEYS[running0 + priority], unpack(ids))
   local crashed, held, unstarted, ready = {}, {}, {}, {}
   for i, value in ipairs(values) do
     if value and lease_of(value, priority, ids[i]) == lease then
-      if started_ids and not started_ids[ids[i]] then
+      local score, member
+      if started_ids then
+        if not started_ids[ids[i]] then score, member = original_score(ids[i], value) end
+      elseif unconfirmed then
+        score, member = next_score(ids[i], value)
+      end
+      if score then
         unstarted[#unstarted + 1] = ids[i]
-        ready[#ready + 1], ready[#ready + 2] = original_score(ids[i], value)
+        ready[#ready + 1], ready[#ready + 2] = score, member
       else
         crashed[#crashed + 1], held[#held + 1] = ids[i], value
       end
@@ -67,18 +74,19 @@ local function recover_jobs(priority, ids, lease, claim, how)
   return admit(priority, ready, scheduled)
 end
 
-local function end_single_lease(lease, how)
+local function end_single_lease(lease, how, unconfirmed)
   local priority, id, wake = byte(lease), sub(lease, 2, 9), false
   local running = priority <= priorities and call('HGET', KEYS[running0 + priority], id)
-  if running then wake = recover_jobs(priority, { id }, lease, claim_of(running), how) end
+  if running then wake = recover_jobs(priority, { id }, lease, claim_of(running), how, unconfirmed) end
   call('ZREM', key_leases, lease)
   counts.jobs, counts.leases = counts.jobs + 1, counts.leases + 1
   return wake
 end
 
--- All jobs of a lease, and the lease itself.
-local function end_lease(lease, how)
-  if #lease == SINGLE_LEASE_BYTES then return end_single_lease(lease, how) end
+-- All jobs of a lease, and the lease itself. score: of leases, or false.
+local function end_lease(lease, how, score)
+  local unconfirmed = score and score % 1 > 0
+  if #lease == SINGLE_LEASE_BYTES then return end_single_lease(lease, how, unconfirmed) end
   local entry, wake = call('HGET', key_lease_jobs, lease), false
   local at, last = 3, entry and 2 + unp('>I2', entry) or 0
   local claim = entry and sub(entry, last + 1) or ''
@@ -86,7 +94,7 @@ local function end_lease(lease, how)
     local priority, n = unp('>BI2', entry, at)
     local ids = {}
     for i = 1, n do ids[i] = sub(entry, at + 8 * i - 5, at + 8 * i + 2) end
-    wake = recover_jobs(priority, ids, lease, claim, how) or wake
+    wake = recover_jobs(priority, ids, lease, claim, how, unconfirmed) or wake
     counts.jobs = counts.jobs + n
     at = at + 3 + 8 * n
   end

@@ -242,8 +242,12 @@ class LeaseRenewer:
         has more.
         Raises ValueError past 65,536 of them, RuntimeError once closed.
         """
-    def hold(self, queue: int, priority: int, id: bytes, token: bytes, lease_ms: int) -> None:
+    def hold(
+        self, queue: int, priority: int, id: bytes, token: bytes, lease_ms: int, first_ms: int | None = None
+    ) -> None:
         """Keep the lease of `token` (8 bytes) renewed from now on; lease_ms (from 1) is its full length.
+
+        first_ms: when it is first renewed. None: after a third of that length.
 
         Raises ValueError for another size or handle, RuntimeError once closed.
         """

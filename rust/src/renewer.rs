@@ -103,8 +103,17 @@ impl LeaseRenewer {
     }
 
     /// Keep the lease of a claim renewed from now on. `priority`, `id` and `token` (8 bytes each): one of its jobs, the first
-    /// or any other; `lease_ms` is the lease's full length.
-    fn hold(&self, queue: u16, priority: u8, id: &[u8], token: &[u8], lease_ms: u32) -> PyResult<()> {
+    /// or any other; `lease_ms` is the lease's full length. It is first renewed after `first_ms`, or a third of that length.
+    #[pyo3(signature = (queue, priority, id, token, lease_ms, first_ms=None))]
+    fn hold(
+        &self,
+        queue: u16,
+        priority: u8,
+        id: &[u8],
+        token: &[u8],
+        lease_ms: u32,
+        first_ms: Option<u32>,
+    ) -> PyResult<()> {
         let (id, token) = (eight_bytes("id", id)?, eight_bytes("token", token)?);
         if lease_ms == 0 {
             return Err(PyValueError::new_err("expected a lease of at least 1 ms, came 0"));
@@ -112,7 +121,8 @@ impl LeaseRenewer {
         let mut state = self.open_state()?;
         let length = Duration::from_millis(lease_ms.into());
         let held = state.queue(queue).map_err(PyValueError::new_err)?;
-        let due_at = held.hold(priority, id, token, length, Instant::now());
+        let first = first_ms.map(|first_ms| Duration::from_millis(first_ms.into()));
+        let due_at = held.hold(priority, id, token, length, first, Instant::now());
         if state.wakes_at.is_none_or(|wakes_at| due_at < wakes_at) {
             self.shared.wake.notify_one();
         }

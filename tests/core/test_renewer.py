@@ -78,6 +78,19 @@ def test_two_thirds_of_a_lease_are_left_when_it_is_renewed(server: Server, clien
     assert int(client.lindex(DONE + b":left", 1) or 0) > 1_000
 
 
+def test_the_first_renewal_comes_when_the_caller_says(server: Server, client: redis.Redis, make: Make) -> None:
+    """The next one after a third of the lease, so calls for another lease do not carry it."""
+    renewer = make(server)
+    queue = renewer.add_queue(keys())
+    take(client, 1, 2)
+    renewer.hold(queue, 1, token(1), token(1), LONG_LEASE_MS, 1)
+    assert renewer.wait_renewed(1, DEADLINE_S)
+    renewer.hold(queue, 1, token(2), token(2), LEASE_MS)
+    assert renewer.wait_renewed(4, DEADLINE_S)
+    stats = renewer.stats()
+    assert stats.tokens_renewed == stats.renewals
+
+
 def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make) -> None:
     script = load_scripts()["renew"]
     config = [

@@ -61,6 +61,10 @@ class Record:
                 found.append(Line(kind, descriptor, token, int(attempt), int(pid), int(time_ns)))
         return found
 
+    def pids(self, job: str) -> list[int]:
+        """The processes that started the job."""
+        return [line.pid for line in self.lines("start") if line.descriptor == job]
+
     def count(self, event: str) -> int:
         return len(self.lines(event))
 
@@ -91,11 +95,16 @@ async def work(job: Job) -> None:
     - keep: keeps the loop, or the GIL, for some seconds, rests, and so on for ever.
     - fail: fails with a given chance, after up to some seconds.
     - spin: blocks the loop for ever. exit: ends the process.
+    - keep: waits until one file exists, then keeps the loop until another does.
     """
     note("start", job)
     match json.loads(job.body):
         case {"do": "gate", "path": path}:
             await until(Path(path).exists, "the gate", 600.0)
+        case {"do": "keep", "path": path, "until": free}:
+            await until(Path(path).exists, "the gate", 600.0)
+            note("keep", job)
+            wait_until(Path(free).exists, "the end of it", 600.0)
         case {"do": "last", "seconds": seconds}:
             await asyncio.sleep(seconds)
         case {"do": "gil", "seconds": seconds}:
@@ -128,13 +137,15 @@ def _keep(seconds: float, *, gil: bool) -> None:
 
 
 def plain(job: Job) -> None:
-    """Runs the order of a body. gate: waits until a file exists. hang: waits for ever."""
+    """Runs the order of a body. gate: waits until a file exists. hang: waits for ever. exit: ends the process."""
     note("start", job)
     match json.loads(job.body):
         case {"do": "gate", "path": path}:
             wait_until(Path(path).exists, "the gate")
         case {"do": "hang"}:
             threading.Event().wait()
+        case {"do": "exit"}:
+            os._exit(3)
     note("end", job)
 
 

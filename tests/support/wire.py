@@ -181,9 +181,11 @@ class Wire:
         claim: bytes = CLAIM,
         channel: bytes = b"",
         budget: int = BUDGET_BYTES,
+        unconfirmed_ms: int | None = None,
     ) -> Claimed:
         packed = struct.pack(f">{len(quotas)}H", *quotas)
-        return unpack_claim(self.write("claim", claim, limit, packed, channel, budget))
+        more = () if unconfirmed_ms is None else (unconfirmed_ms,)
+        return unpack_claim(self.write("claim", claim, limit, packed, channel, budget, *more))
 
     def claim_one(self, claim: bytes = CLAIM) -> Claimed:
         return unpack_claim(self.write("claim", claim, common=True))

@@ -150,6 +150,20 @@ async def test_a_lease_that_may_be_over_is_confirmed_before_the_job_starts(serve
 
 
 @on_loop
+async def test_a_job_that_came_just_now_starts_before_its_lease_is_confirmed(server: Server) -> None:
+    def renews(command: Command) -> bool:
+        return command[:1] == [b"EVALSHA"] and command[1] == load_scripts()["renew"].sha
+
+    with CutProxy(server.port) as proxy:
+        async with hung(server, url=proxy.url) as (client, worker):
+            proxy.arm(Cut.DELAY, match=renews, delay_s=3600)
+            await client.enqueue("q", b"")
+            await until(lambda: worker.stats.succeeded == 1, "its end", NOTIFIED_S)
+            assert sum(renews(seen.command) for seen in proxy.requests) <= 1  # a worker that waits sends it again
+            proxy.release()
+
+
+@on_loop
 async def test_a_worker_that_may_not_block_is_notified_by_messages_and_does_not_spin(server: Server) -> None:
     server.call("ACL", "SETUSER", "app", "reset", "on", ">secret", "+@all", "-blpop", "~*", "&*")
     try:

@@ -27,6 +27,8 @@ from pinlater.store.shards import QueueShard, Session
 #: After this many simple jobs, claimed one by one, the client sends the script for one simple job. A single one could
 #: have been the only one.
 SIMPLE_RUN: Final = 2
+#: The lease of a claim that waited at the server, until its worker confirms it: until then the worker may stand still.
+UNCONFIRMED_MS: Final = 5_000
 #: Elements of the reply of a claim that returned a simple job: sequence, h, and the rest in one string.
 _SIMPLE_REPLY: Final = 3
 _START_MS: Final = int(time.time() * 1000)
@@ -48,7 +50,8 @@ def claim_at(
 
     quota: the most jobs of each priority; None: any; all zero: claim nothing.
     wait: register the client as a waiter if there is no job.
-    blocking_list: the server carries out the claim once this list has an element; b"": at once.
+    blocking_list: the server carries out the claim once this list has an element, and its lease is unconfirmed; b"": at
+    once.
     """
     if queue_shard.lost_claims.pending and not blocking_list:
         lost = yield from queue_shard.lost_claims.ask(deadline_s)
@@ -63,7 +66,8 @@ def claim_at(
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
-        return [descriptor, max(1, min(limit, MAX_BATCH)), quotas, waiter, REPLY_BYTES]
+        asked: list[Argument] = [descriptor, max(1, min(limit, MAX_BATCH)), quotas, waiter, REPLY_BYTES]
+        return [*asked, UNCONFIRMED_MS] if blocking_list else asked
 
     return (yield from _claim(queue_shard, arguments, deadline_s, blocking_list))
 

@@ -4,16 +4,16 @@ Each is sent behind a BLPOP of a list of this worker and queue shard. The server
 that list.
 
 Promises that no more than MAX_QUEUE_SHARDS connections wait, that each such claim takes one job at most, and that its
-answer is reported, also at the end.
+answer is reported, also at the end. Such a claim has an unconfirmed lease (lua/lib/lease_end.lua), and it is known how
+long its answer may have lain unread.
 Risk: a stalled worker may receive one job per queue shard, if the job comes within 16 s of its last claim. The job
-comes back when its lease ends.
+comes back when its unconfirmed lease ends, which costs it nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
@@ -38,9 +38,12 @@ _LEFT_MS: Final = 60_000
 #: An answer to a blocking claim is on its way for so long at most.
 _ANSWER_S: Final = 1.0
 _NEVER_S: Final = float("inf")
+#: The loop notes that it turns once in so long.
+_TURN_S: Final = 0.5
 
-#: Gets the queue, the claim or why there is no answer, and when it was sent (boot_s).
-Answered: TypeAlias = Callable[[str, Claim | PinLaterError, float], None]
+#: Gets the queue, the claim or why there is no answer, when it was sent, and a time after which its answer arrived
+#: (boot_s).
+Answered: TypeAlias = Callable[[str, Claim | PinLaterError, float, float], None]
 
 
 class BlockingClaims:
@@ -53,11 +56,21 @@ class BlockingClaims:
         self._wanted = False
         self._registered: set[QueueShard] = set()
         self._waiting: dict[QueueShard, asyncio.Task[None]] = {}
+        #: The last two times when the loop noted that it turns. What is read now came after the first of them: the loop
+        #: has looked at its sockets between the two.
+        self._turned_s = (0.0, 0.0)
+        self._turn_timer: asyncio.TimerHandle | None = None
 
     def open(self, answered: Answered, wanted: bool) -> None:
         """wanted: claims may wait, if there are few enough queue shards."""
         self._answered = answered
         self._set_wanted(wanted and self._few)
+        if self._wanted:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._turned_s = self._turned_s[1], boot_s()
+        self._turn_timer = asyncio.get_running_loop().call_later(_TURN_S, self._turn)
 
     def _set_wanted(self, wanted: bool) -> None:
         self._wanted = wanted
@@ -96,6 +109,8 @@ class BlockingClaims:
 
     async def close(self) -> None:
         """Cancels claims without asking for answers: a job claimed now comes back when its lease ends."""
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
         tasks = list(self._waiting.values())
         self._waiting.clear()
         for task in tasks:
@@ -107,11 +122,13 @@ class BlockingClaims:
         client = self._client
         session, claimer, sent_s = client.session, client.settings.source, boot_s()
         answer: Claim | PinLaterError
+        after_s = sent_s
         try:
             # no deadline: after an outage the server is asked what it gave
             answer = await client.run(
                 lambda _: claim_at(session, queue_shard, 1, None, False, claimer, _NEVER_S, blocking_list=blocking_list)
             )
+            after_s = max(sent_s, self._turned_s[0])
         except PinLaterError as error:
             log.debug("%s: no answer to a blocking claim: %s", queue_shard, error)
             answer = error
@@ -119,7 +136,7 @@ class BlockingClaims:
             self._waiting.pop(queue_shard, None)
         if not queue_shard.blocking_list:
             await self._do_without(queue_shard)
-        self._answered(queue_shard.queue, answer, sent_s)
+        self._answered(queue_shard.queue, answer, sent_s, after_s)
 
     async def _do_without(self, queue_shard: QueueShard) -> None:
         """Blocking is refused: the worker is notified by messages from now on."""
@@ -136,7 +153,7 @@ class BlockingClaims:
         commands = ("RPUSH", blocking_list, b""), ("PEXPIRE", blocking_list, _LEFT_MS)
 
         def push(end_s: float) -> Flow[bool]:
-            answers = (yield [Send(queue_shard.shard.server, commands, min(end_s, time.monotonic() + PATIENCE_S))])[0]
+            answers = (yield [Send(queue_shard.shard.server, commands, min(end_s, boot_s() + PATIENCE_S))])[0]
             return not any(isinstance(answer, NoAnswer) for answer in answers)
 
         return await self._client.run(push)

@@ -34,7 +34,8 @@ class Fetcher:
     """Claims while there is room.
 
     room: how many jobs may be claimed now.
-    take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (boot_s).
+    take: gets a queue, its claims with jobs (none: it was empty), and when they were sent. For an unconfirmed claim it
+        also gets a time after which the answer arrived (both boot_s).
     heard: gets what JobEvents.on_removed gets.
     removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
@@ -46,7 +47,7 @@ class Fetcher:
         source: JobSource,
         queues: Sequence[str],
         room: Callable[[], int],
-        take: Callable[[str, list[Claim], float], None],
+        take: Callable[[str, list[Claim], float, float | None], None],
         heard: Callable[[bytes, bytes], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
@@ -64,8 +65,8 @@ class Fetcher:
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: What blocking claims gave while another claim was under way: queue, claim, when it was sent.
-        self._late: list[tuple[QueuePoll, Claim, float]] = []
+        #: What blocking claims gave while another claim was under way: queue, claim, and times; see JobEvents.
+        self._late: list[tuple[QueuePoll, Claim, float, float]] = []
         #: Claim calls answered.
         self.claims = 0
         #: `: ` and the error of the last claim, if it failed.
@@ -198,18 +199,18 @@ class Fetcher:
             await asyncio.sleep(0)  # its jobs start before the next claim, which will find nothing
         return True
 
-    def _answered(self, poll: QueuePoll, claims: list[Claim], sent_s: float) -> None:
+    def _answered(self, poll: QueuePoll, claims: list[Claim], sent_s: float, after_s: float | None = None) -> None:
         self.claims += len(claims)
         full = [claim for claim in claims if claim.jobs]
         count = sum([len(claim.jobs) for claim in full])
         self.left -= count
         self._turns.took(poll.queue, count)
         if full:
-            self._take(poll.queue, full, sent_s)
+            self._take(poll.queue, full, sent_s, after_s)
             poll.gave_jobs()
         else:
             poll.gave_nothing(claims, self._source.ask_again_s(poll.queue))
-            self._take(poll.queue, [], sent_s)
+            self._take(poll.queue, [], sent_s, after_s)
 
     def _put_off(self, poll: QueuePoll, error: PinLaterError) -> None:
         self.last_error = f": {error}"
@@ -228,12 +229,12 @@ class Fetcher:
         if self._stopping:
             self._pass_on(poll)
 
-    def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+    def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float, after_s: float) -> None:
         """See JobEvents."""
         poll = self._polls[queue]
         poll.unregistered = True
         if isinstance(answer, Claim) and answer.jobs:
-            self._late.append((poll, answer, sent_s))
+            self._late.append((poll, answer, sent_s, after_s))
             if self._pausing is not None or self._stopping:
                 self._take_late()
         poll.due = True
@@ -242,9 +243,9 @@ class Fetcher:
     def _take_late(self) -> None:
         """Takes what blocking claims gave, and releases it where another claim took the room."""
         late, self._late = self._late, []
-        for poll, claim, sent_s in late:
+        for poll, claim, sent_s, after_s in late:
             if self._stopping or self._room() > 0:
-                self._answered(poll, [claim], sent_s)
+                self._answered(poll, [claim], sent_s, after_s)
             else:
                 self._background(self._release(claim.jobs))
 

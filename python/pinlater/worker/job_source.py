@@ -19,10 +19,10 @@ class JobEvents(Protocol):
     def on_notification(self, queue: str) -> None:
         """The queue may have jobs."""
 
-    def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
+    def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float, after_s: float) -> None:
         """A claim that waited at the server was answered, with one job at most.
 
-        sent_s: when it was sent (boot_s).
+        sent_s: when it was sent. after_s: its answer arrived after that (both boot_s). Its lease is unconfirmed.
         """
 
     def on_removed(self, channel: bytes, ids: bytes) -> None:

@@ -23,12 +23,17 @@ from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
+from pinlater.operations.claim import UNCONFIRMED_MS
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
 from pinlater.worker.job_source import JobSource
 
 log: Final = logging.getLogger("pinlater.worker")
+
+#: An unconfirmed lease is renewed after so long: most jobs have ended by then, and cost no call.
+FIRST_MS: Final = 50
+_NEVER_S: Final = float("-inf")
 
 
 class Lease:
@@ -88,11 +93,19 @@ class LeaseRenewal:
         self._handles: dict[tuple[QueueShard, int], int] = {}
         self._leases: dict[tuple[Server, int, bytes], Lease] = {}
 
-    def hold(self, queue_shard: QueueShard, jobs: Sequence[Job], config: QueueConfig, seen_s: float) -> Lease:
+    def hold(
+        self,
+        queue_shard: QueueShard,
+        jobs: Sequence[Job],
+        config: QueueConfig,
+        sent_s: float,
+        unconfirmed_after_s: float | None = None,
+    ) -> Lease:
         """Renews a claim's lease until all its jobs are done.
 
         jobs: all of the claim, in its order: by priority.
-        seen_s: when the claim was sent (boot_s).
+        sent_s: when the claim was sent. unconfirmed_after_s: its lease is unconfirmed, and was granted after that (both
+        boot_s). It is renewed soon.
         """
         first = jobs[0]
         server = queue_shard.shard.server
@@ -104,9 +117,13 @@ class LeaseRenewal:
         if handle is None:
             handle = renewer.add_queue(queue_shard.keys("renew", priorities))
             self._handles[queue_shard, priorities] = handle
-        lease = Lease(queue_shard, first.token, len(jobs), config.lease_ms, handle, seen_s)
+        lease = Lease(queue_shard, first.token, len(jobs), config.lease_ms, handle, sent_s)
+        if unconfirmed_after_s is not None:
+            lease.lease_s = min(lease.lease_s, UNCONFIRMED_MS / 1000)
+            lease.seen_s = _NEVER_S if _starts_once(first, config) else unconfirmed_after_s
         self._leases[server, handle, first.token] = lease
-        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms)
+        first_ms = None if unconfirmed_after_s is None else min(FIRST_MS, config.lease_ms // 3)
+        renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms, first_ms)
         return lease
 
     def done(self, lease: Lease, jobs: int = 1) -> None:
@@ -145,6 +162,11 @@ class LeaseRenewal:
         for renewer in self.renewers.values():
             renewer.close()
         self.renewers, self._handles, self._leases = {}, {}, {}
+
+
+def _starts_once(job: Job, config: QueueConfig) -> bool:
+    """Whether a job must not start again if its worker dies. Its lease is confirmed before it starts."""
+    return config.crash_limit == 1 or (config.crash_limit == 0 and job.attempts_remaining == 1)
 
 
 async def confirm(source: JobSource, doubtful: dict[Lease, Job]) -> bool:

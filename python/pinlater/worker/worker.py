@@ -285,9 +285,9 @@ class Worker:
         if self._jobs.room(self._acker.count) > 0:
             self.fetcher.wake()
 
-    def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        """Holds the jobs of claims that were sent then (boot_s)."""
-        first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
+    def _take(self, queue: str, claims: list[Claim], sent_s: float, after_s: float | None) -> None:
+        """Holds the jobs of claims. sent_s, after_s: see Fetcher."""
+        first_s = min([sent_s, *[self._hold(queue, claim, sent_s, after_s) for claim in claims]])
         self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)
@@ -298,18 +298,18 @@ class Worker:
         """Looks up jobs that are said to be removed."""
         self.fetcher.check([held.job for held in doubted], done=lambda: self._slots.trust(doubted))
 
-    def _hold(self, queue: str, claim: Claim, sent_s: float) -> float:
+    def _hold(self, queue: str, claim: Claim, sent_s: float, after_s: float | None) -> float:
         """Returns when the claim was sent: before sent_s, if its answer came late."""
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
-        seen_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
-        lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
+        sent_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
+        lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), sent_s, after_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease)
-        if seen_s < self.fetcher.heard_since_s:
+        if sent_s < self.fetcher.heard_since_s:
             self.fetcher.check(jobs)
-        return seen_s
+        return sent_s
 
     def _check_lost(self) -> None:
         self._lost_timer = self._loop.call_later(LOST_CHECK_S, self._check_lost)

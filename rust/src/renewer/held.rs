@@ -1,8 +1,8 @@
 //! Which leases are held, and which of them are due: state without I/O and without a clock of its own.
 //!
-//! Promises: a token is due a third of its lease after it was held or last renewed; a call carries all due tokens of
-//! one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off alone; a job that is past its limit moves
-//! from its claim's lease to one of its own, which is not renewed.
+//! Promises: a token is due a third of its lease after it was held or last renewed, or the first time when the caller
+//! says; a call carries all due tokens of one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off
+//! alone; a job that is past its limit moves from its claim's lease to one of its own, which is not renewed.
 //! Risks: time is `Instant` (`CLOCK_MONOTONIC`), which stands still while the machine is suspended.
 
 use std::collections::HashMap;
@@ -125,9 +125,18 @@ impl Queue {
         self.leases.len()
     }
 
-    /// Hold the lease of a claim, by one of its jobs, from `now` on; returns when it is due.
-    pub fn hold(&mut self, priority: u8, id: JobId, token: Token, length: Duration, now: Instant) -> Instant {
-        let due_at = now + length / DUE_PART;
+    /// Hold the lease of a claim, by one of its jobs, from `now` on; returns when it is due. `first`: how soon, if not as
+    /// later.
+    pub fn hold(
+        &mut self,
+        priority: u8,
+        id: JobId,
+        token: Token,
+        length: Duration,
+        first: Option<Duration>,
+        now: Instant,
+    ) -> Instant {
+        let due_at = now + first.unwrap_or(length / DUE_PART);
         let job = item(priority, id, token);
         self.leases.insert(token, Lease { job, length, due_at, parted: false });
         self.due_at = Some(self.due_at.map_or(due_at, |earliest| earliest.min(due_at)));
