@@ -20,7 +20,9 @@ import pytest
 
 from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
 from pinlater.running.recoverer import Recoverer
-from pinlater.worker.started_jobs import STARTED_VARIABLE, ids_in, record_started, shared_memory
+from pinlater.store.servers import Server as StoreServer
+from pinlater.store.shards import QueueShard, Shard
+from pinlater.worker.started_jobs import STARTED_VARIABLE, record_started, shared_memory, started_ids
 from tests.conftest import FreshServer
 from tests.support.app_runs import AppRuns, runs
 from tests.support.handlers_for_tests import on_loop, until
@@ -157,6 +159,48 @@ def test_only_what_had_begun_in_a_process_that_died_has_crashed(
     assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not started", app_runs.log)
 
 
+TWO_WORKERS = """
+from contextlib import suppress
+from pinlater import AsyncClient, Worker
+
+async def die(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def work_too():
+    while f" {os.getpid()} " not in Path("record").read_text():
+        await asyncio.sleep(0.02)
+    async with AsyncClient() as client:
+        await Worker(client, "default", die).run()
+
+@app.lifespan
+async def lifespan():
+    working = asyncio.create_task(work_too())
+    yield
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+
+@app.task(name="beside")
+async def beside() -> None:
+    note("began", "beside")
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_jobs_of_every_worker_in_a_process_count_as_started(server: Server, runs: Callable[..., AppRuns]) -> None:
+    """The lifespan runs a worker of its own. One of its jobs kills the process."""
+    app_runs = runs(server.url, TWO_WORKERS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=2))
+        beside = app.send("beside")
+        app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "1")
+        app_runs.wait("began")
+        deadly = client.enqueue("default", b"")
+        jobs = [beside.descriptor, deadly]
+        wait_until(lambda: all(info.crashes for info in client.lookup(jobs).values()), "a crash of each", 20)
+
+
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Server, tmp_path: Path) -> None:
     """Beside one that waits in another thread."""
@@ -177,20 +221,33 @@ def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Serve
 
 
 def test_a_running_job_stays_recorded_however_many_start_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: Any = SimpleNamespace(job=SimpleNamespace(id=7))
-    running = [held]
+    """Of two workers of a process, on two shards whose ids coincide."""
     file, memory = shared_memory()
     monkeypatch.setenv(STARTED_VARIABLE, str(os.dup(file.fileno())))
-    start, other = record_started(lambda: running, 5), record_started(lambda: running, 5)
+    one, other = (QueueShard("q", Shard(name, StoreServer("redis://a")), b"") for name in "12")
+    running = [held_job(7, one)]
+    start, start_other = record_started(lambda: running, 5), record_started(list, 5)
     assert start is not None
-    assert other is None
-    assert ids_in(memory) == b""
-    for id_ in (7, *range(100, 150)):
-        start(id_)
-        ids = [int.from_bytes(ids_in(memory)[at : at + 8], "big") for at in range(0, len(ids_in(memory)), 8)]
+    assert start_other is not None
+    assert started_ids(memory, one) == b""
+    start(running[0])
+    assert started_ids(memory, other) == bytes(8)  # some were started, but none of these
+    start_other(held_job(7, other))
+    for id_ in range(100, 150):
+        start(held_job(id_, one))
+        ids = numbers_in(started_ids(memory, one))
         assert {7, id_} <= {*ids}
         assert len(ids) <= 5
+        assert numbers_in(started_ids(memory, other)) == [7]
     file.close()
+
+
+def held_job(id_: int, queue_shard: QueueShard) -> Any:
+    return SimpleNamespace(job=SimpleNamespace(id=id_), lease=SimpleNamespace(queue_shard=queue_shard))
+
+
+def numbers_in(ids: bytes) -> list[int]:
+    return [int.from_bytes(ids[at : at + 8], "big") for at in range(0, len(ids), 8)]
 
 
 @pytest.mark.parametrize("number", ["999", "0"])

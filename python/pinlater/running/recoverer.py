@@ -26,7 +26,7 @@ from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
 from pinlater.worker.os_process import exit_in_words
-from pinlater.worker.started_jobs import ids_in
+from pinlater.worker.started_jobs import started_ids
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -98,8 +98,7 @@ class Recoverer:
     async def _end_leases(self, queue: str, process: Process, ending: str) -> None:
         session = self._client.session
         queue_shards = await self._client.run(lambda end: known_queue_shards(session, queue, end))
-        arguments = [process.source, ending, ids_in(process.started)]
-        ended = await asyncio.gather(*(self._end_at(queue_shard, arguments) for queue_shard in queue_shards))
+        ended = await asyncio.gather(*(self._end_at(queue_shard, process, ending) for queue_shard in queue_shards))
         leases, retried, failed, not_started = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
             log.warning(
@@ -113,11 +112,9 @@ class Recoverer:
                 not_started,
             )
 
-    async def _end_at(self, queue_shard: QueueShard, arguments: list[Any]) -> list[int]:
-        """Returns counts: leases, jobs tried again, jobs failed, jobs not started.
-
-        arguments: of end_leases, without its cursor.
-        """
+    async def _end_at(self, queue_shard: QueueShard, process: Process, ending: str) -> list[int]:
+        """Returns counts: leases, jobs tried again, jobs failed, jobs not started."""
+        arguments = [process.source, ending, started_ids(process.started, queue_shard)]
         counts = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts

@@ -91,7 +91,7 @@ class Process:
         #: The last report (fields of `reports.Report`), and when it came.
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
-        #: The jobs it has started, see ids_in. Readable after its end too.
+        #: The jobs it has started, see started_ids. Readable after its end too.
         self.started = memory
         #: When it is killed.
         self.kill_s = NEVER_S

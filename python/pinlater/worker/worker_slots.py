@@ -113,7 +113,7 @@ class WorkerSlots:
             return False
         prefetched.popleft()
         if (record := self._record_started) is not None:
-            record(held.job.id)
+            record(held)
         if self._is_async:
             self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
         else:
