@@ -299,4 +299,4 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
             proxy.disarm()
             queue_shard.silent_until_s = 0.0
             (late,) = [one for one in await claim(5.0) if one.jobs]
-            assert started_s <= queue_shard.late_claims[late.token] <= ended_s
+            assert started_s <= queue_shard.lost_claim.take_sent_s(late.token, 0.0) <= ended_s

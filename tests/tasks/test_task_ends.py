@@ -257,6 +257,7 @@ async def _swallows(app: PinLater) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
+        patch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
         info, due_ms = await one(app, task)
     assert not left
     gate.set()
@@ -325,8 +326,8 @@ async def _process_timeout(app: PinLater) -> None:
 @contextlib.contextmanager
 def _short_hooks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pinlater.tasks.hooks.HOOKS_S", 0.1)
-        patch.setattr("pinlater.tasks.hooks.LOOK_S", 0.02)
+        patch.setattr("pinlater.worker.time_limits.HOOKS_S", 0.1)
+        patch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
         yield
 
 
@@ -747,6 +748,7 @@ async def test_what_a_task_does_after_it_was_given_up_is_not_reported(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
+    monkeypatch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
     gate, failures, left = asyncio.Event(), list[Failure](), list[bool]()
 
     async def hook(failure: Failure) -> None:

@@ -214,7 +214,7 @@ async def test_jobs_of_a_claim_whose_answer_was_lost_are_released_at_a_stop(
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
         queue_shards = own.session.queue_shards("q")
-        await until(lambda: any(queue_shard.unknown_claim for queue_shard in queue_shards), "an unknown claim")
+        await until(lambda: any(queue_shard.lost_claim.pending for queue_shard in queue_shards), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")
         proxy.disarm()
@@ -380,7 +380,7 @@ async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_i
     async def judge() -> None: ...
 
     async def handler(job: Job) -> None:
-        worker.limit(job, 3600, judge)
+        worker.limit_function(job, 3600, judge).begin()
         began.set()
         while not over.is_set():
             with suppress(asyncio.CancelledError):

@@ -19,7 +19,7 @@ from pinlater.model.queue_config import QueueConfig, check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.store.effects import Argument, Flow, completed, together
+from pinlater.store.effects import Argument, Flow, together
 from pinlater.store.requests import CommonKeys, ScriptArguments, read, write
 from pinlater.store.shards import QueueShard, Session
 
@@ -49,11 +49,9 @@ def claim_at(
     wait: register the client as a waiter if there is no job.
     blocking_list: the server carries out the claim once this list has an element; b"": at once.
     """
-    if queue_shard.unknown_claim is not None and not blocking_list:
-        earlier, queue_shard.unknown_claim = queue_shard.unknown_claim, None
-        claim: _core.Claim = yield from earlier.resume(deadline_s)
+    if queue_shard.lost_claim.pending and not blocking_list:
+        claim = yield from queue_shard.lost_claim.ask(deadline_s)
         if claim.jobs:
-            queue_shard.late_claims[claim.token] = queue_shard.unknown_sent_s
             return claim
     descriptor = _claim_descriptor(session, source)
     if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
@@ -97,8 +95,7 @@ def _claim(
     try:
         reply = yield from write(queue_shard, "claim", arguments, deadline_s, blocking_list=blocking_list)
     except OutcomeUnknown as error:
-        queue_shard.unknown_sent_s = sent_s
-        raise completed(error, decode) from None
+        raise queue_shard.lost_claim.answered_late(error, decode, sent_s) from None
     return decode(reply)
 
 

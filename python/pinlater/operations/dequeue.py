@@ -73,7 +73,7 @@ def dequeue(
             try:
                 claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
-                raise completed(error, lambda claim: claim.jobs) from None  # the result of a dequeue
+                raise completed(error, lambda claim: _jobs_of(session, queue, [claim])) from None
             if any(claim.jobs for claim in claims) or not waiting:
                 break
             waiter.holds_timer = any(claim.due_in_ms for claim in claims)
@@ -104,7 +104,7 @@ def _jobs_of(session: Session, queue: str, claims: list[_core.Claim]) -> list[Jo
     """The jobs of claims, by priority."""
     for claim in claims:
         if claim.jobs:
-            session.queue_shard(queue, claim.jobs[0].shard).late_claims.pop(claim.token, None)
+            session.queue_shard(queue, claim.jobs[0].shard).lost_claim.take_sent_s(claim.token, 0.0)
     jobs = [job for claim in claims for job in claim.jobs]
     if len(claims) > 1:
         jobs.sort(key=lambda job: job.priority)  # those of one claim are sorted already
@@ -169,7 +169,7 @@ def claim_round(
         return (yield from _claim_in_batches(session, answering[0], limit, wait, source, deadline_s))
     except OutcomeUnknown as error:
         if keep:
-            answering[0].unknown_claim = error
+            answering[0].lost_claim.keep(error)
         raise
 
 
@@ -184,7 +184,8 @@ def _claim_in_batches(
         except PinLaterError as error:
             if not claims:
                 raise
-            queue_shard.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
+            if isinstance(error, OutcomeUnknown):
+                queue_shard.lost_claim.keep(error)
             break
         claims.append(claim)
         if not claim.jobs or not any(claim.left):
@@ -228,7 +229,7 @@ def _choose(queue_shards: list[QueueShard], limit: int, deadline_s: float) -> Fl
     return {
         queue_shard: quota
         for queue_shard, quota in zip(queue_shards, quotas, strict=True)
-        if any(quota) or queue_shard.unknown_claim is not None
+        if any(quota) or queue_shard.lost_claim.pending
     }
 
 
@@ -247,7 +248,7 @@ def _survivors(queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]]) -
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
         if isinstance(result, OutcomeUnknown):
-            queue_shard.unknown_claim = result
+            queue_shard.lost_claim.keep(result)
     certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
     if certain and not claims:
         raise certain[0]

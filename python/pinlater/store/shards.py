@@ -15,10 +15,11 @@ from hashlib import blake2b
 from typing import Final
 
 from pinlater._core import CommandHead
-from pinlater.model.errors import InvalidArgument, OutcomeUnknown
+from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.store.keys import wake_channel
 from pinlater.store.lanes import LanePool
+from pinlater.store.lost_claims import LostClaim
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
 
@@ -48,10 +49,7 @@ class QueueShard:
     - highest_id: the highest id in any reply.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
-    - unknown_claim: a claim whose answer was lost. The next claim first asks for that answer, so that the jobs do not
-      wait for the end of their lease. unknown_sent_s: when it was sent.
-    - late_claims: token -> when its claim was sent, for claims whose answer a later request got. Their lease runs from
-      that time. The code that takes the jobs removes the entry.
+    - lost_claim: a claim whose answer was lost, if there is one.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
     - waiters: calls of this client that wait for a notification from here.
     """
@@ -61,16 +59,14 @@ class QueueShard:
         "blocking_list",
         "highest_id",
         "lanes",
-        "late_claims",
         "left",
         "left_at_s",
+        "lost_claim",
         "queue",
         "shard",
         "silent_until_s",
         "simple_claims",
         "stored",
-        "unknown_claim",
-        "unknown_sent_s",
         "waiters",
     )
 
@@ -83,9 +79,7 @@ class QueueShard:
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
-        self.unknown_claim: OutcomeUnknown | None = None
-        self.unknown_sent_s = 0.0
-        self.late_claims: dict[bytes, float] = {}
+        self.lost_claim = LostClaim()
         self.blocking_list = b""
         self.waiters: set[object] = set()
         self.highest_id = b""

@@ -31,8 +31,9 @@ from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_messages import MessageKind
-from pinlater.worker.executor import Failed, TimedOut
+from pinlater.worker.executor import Failed
 from pinlater.worker.os_process import exit_in_words
+from pinlater.worker.time_limits import TimedOut, in_time
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -245,13 +246,13 @@ class ProcessPool:
         process.exited.add_done_callback(self._leaving.discard)
 
     async def _in_time(self, process: TaskProcess, task: Task[..., Any], job: Job) -> list[Any]:
-        timeout_s = task.options.timeout_s
+        asked, timeout_s = self._ask(process, task, job), task.options.timeout_s
+        if timeout_s is None:
+            return await asked
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._ask(process, task, job)
-        except TimeoutError:
-            assert timeout_s is not None
-            raise TimedOut("its process", timeout_s) from None
+            return await in_time("its process", timeout_s, asked)
+        except TimedOut as late:
+            raise late from None  # where it was awaited says nothing
 
     async def _ask(self, process: TaskProcess, task: Task[..., Any], job: Job) -> list[Any]:
         """Sends the job to the process and returns the last message about it."""

@@ -21,6 +21,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
 from pinlater.model.text import clip
+from pinlater.worker.time_limits import TimedOut, in_time
 
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
@@ -66,13 +67,6 @@ class Succeeded:
 
     result: bytes
     keep_ms: int
-
-
-class TimedOut(TimeoutError):
-    """A job ran longer than it may."""
-
-    def __init__(self, what: str, timeout_s: float) -> None:
-        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
 
 
 #: How a job ended. None: it succeeded. Anything else that a handler returns counts as None.
@@ -129,7 +123,7 @@ def call_plain(handler: Handler, job: Job) -> BaseException | End:
 
 
 class _Call:
-    """One call in the pool. settle() is true once: for its thread when it ends, or for its time limit."""
+    """One call in the pool. settle() is true once: for its thread when that ends, or for the caller that leaves it."""
 
     __slots__ = ("future", "handler", "job", "settle")
 
@@ -150,23 +144,29 @@ class ThreadPool:
         self._threads = 0
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
-        """Runs handler(job) in a thread; the future gets its end. Call it on the event loop.
+    def run(self, handler: Handler, job: Job) -> asyncio.Future[End]:
+        """Runs handler(job) in a thread; the future gets its end. Call it on the event loop."""
+        return self._start(handler, job).future
 
-        timeout_s: after so long the future gets a TimedOut. The thread is left behind, and another may replace it.
-        """
-        future: asyncio.Future[End] = self._loop.create_future()
-        call = _Call(handler, job, future)
+    async def run_in_time(self, handler: Handler, job: Job, timeout_s: float) -> End:
+        """As `run`. Raises TimedOut past the timeout; then the thread is left behind, and another may replace it."""
+        call = self._start(handler, job)
+        try:
+            return await in_time("its thread", timeout_s, call.future)
+        except TimedOut as late:
+            if call.settle():
+                self._threads -= 1
+            raise late from None  # where it was awaited says nothing
+
+    def _start(self, handler: Handler, job: Job) -> _Call:
+        call = _Call(handler, job, self._loop.create_future())
         self._work.put(call)
-        if timeout_s is not None:
-            timer = self._loop.call_later(timeout_s, self._give_up, call, TimedOut("its thread", timeout_s))
-            future.add_done_callback(lambda _: timer.cancel())
         if self._idle:
             self._idle -= 1
         elif self._threads < self._size:
             self._threads += 1
             threading.Thread(target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True).start()
-        return future
+        return call
 
     def close(self) -> None:
         """Lets idle threads end. One that hangs stays behind as a daemon."""
@@ -177,16 +177,11 @@ class ThreadPool:
         while (call := self._work.get()) is not None:
             end = call_plain(call.handler, call.job)
             if not call.settle():
-                return  # past its time limit: another thread replaced this one
+                return  # it was left behind, and another thread replaces this one
             try:
                 self._loop.call_soon_threadsafe(self._finish, call.future, end)
             except RuntimeError:
                 return  # the loop is closed
-
-    def _give_up(self, call: _Call, why: TimedOut) -> None:
-        if call.settle():
-            self._threads -= 1
-            call.future.set_exception(why)  # a future that is done has no timer any more
 
     def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
         self._idle += 1

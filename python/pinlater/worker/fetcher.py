@@ -140,7 +140,8 @@ class Fetcher:
                 queue, share = self._turns.next([poll.queue for poll in wanting], room)
                 await self._try_claim(self._polls[queue], share)
         self._take_late()
-        await self._source.end_waits(lambda queue, claim, sent_s: self._answered(self._polls[queue], [claim], sent_s))
+        now_s = time.monotonic()
+        await self._source.end_waits(lambda queue, claim: self._answered(self._polls[queue], [claim], now_s))
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims due jobs, without waiting for more."""

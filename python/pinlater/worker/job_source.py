@@ -60,8 +60,8 @@ class JobSource(Protocol):
     def ask_again_s(self, queue: str) -> float:
         """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
 
-    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
-        """Waits no more, and asks for claims whose answers were lost. take: gets queue, claim, when it was sent."""
+    async def end_waits(self, take: Callable[[str, Claim], None]) -> None:
+        """Waits no more, and asks for claims whose answers were lost. take: gets the queue and the claim."""
 
     async def create(self, queue: str, config: QueueConfig) -> None:
         """Creates a queue again that was lost."""

@@ -71,7 +71,7 @@ class QueueShardSource:
         except PinLaterError as error:
             log.debug("%s: no other worker was notified: %s", queue_shard, error)
 
-    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
+    async def end_waits(self, take: Callable[[str, Claim], None]) -> None:
         await self._leave()
         lost, _ = await asyncio.gather(self._ask_for_lost(take), self._blocking_claims.end())
         if lost or await self._ask_for_lost(take):
@@ -118,30 +118,28 @@ class QueueShardSource:
     # claims whose answers were lost
 
     def ask_again_s(self, queue: str) -> float:
-        lost = [one for one in self._client.session.queue_shards(queue) if one.unknown_claim is not None]
+        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claim.pending]
         return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
 
-    async def _ask_for_lost(self, take: Callable[[str, Claim, float], None]) -> bool:
+    async def _ask_for_lost(self, take: Callable[[str, Claim], None]) -> bool:
         """Whether there were any."""
-        lost = [(one, one.unknown_claim) for one in self._queue_shards() if one.unknown_claim is not None]
-        await asyncio.gather(*(self._ask_for(queue_shard, unknown, take) for queue_shard, unknown in lost))
+        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claim.pending]
+        await asyncio.gather(*(self._ask_for(queue_shard, take) for queue_shard in lost))
         return bool(lost)
 
-    async def _ask_for(
-        self, queue_shard: QueueShard, unknown: OutcomeUnknown, take: Callable[[str, Claim, float], None]
-    ) -> None:
-        queue_shard.unknown_claim, pauses = None, Pauses()
+    async def _ask_for(self, queue_shard: QueueShard, take: Callable[[str, Claim], None]) -> None:
+        pauses = Pauses()
         while True:
             try:
-                claim = await self._client.run(unknown.resume)
+                claim = await self._client.run(queue_shard.lost_claim.ask)
             except OutcomeUnknown as error:
                 log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
-                unknown = error
+                queue_shard.lost_claim.keep(error)
             except PinLaterError as error:
                 log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
                 return
             else:
-                take(queue_shard.queue, claim, queue_shard.unknown_sent_s)
+                take(queue_shard.queue, claim)
                 return
             await asyncio.sleep(pauses.take())
 

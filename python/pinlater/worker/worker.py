@@ -84,7 +84,7 @@ class Worker:
         )
         self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.
-        self.limit, self.give_up = self._slots.limit, self._slots.give_up
+        self.limit_function, self.limit_hooks = self._slots.limit_function, self._slots.limit_hooks
         self.is_current = self._slots.is_current
         self._task: asyncio.Task[None] | None = None
 
@@ -153,8 +153,8 @@ class Worker:
 
     @property
     def limited(self) -> int:
-        """How many running jobs have a time limit; see limit()."""
-        return len(self._slots.time_limits.timers)
+        """How many running jobs have a time limit at present; see time_limits.py."""
+        return len(self._slots.time_limits.current)
 
     async def start(self) -> None:
         """Works in the background until stop()."""
@@ -299,7 +299,7 @@ class Worker:
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
-        seen_s = queue_shard.late_claims.pop(claim.token, sent_s)
+        seen_s = queue_shard.lost_claim.take_sent_s(claim.token, sent_s)
         lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
+from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
@@ -23,12 +24,15 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
-from pinlater.worker.time_limits import TimeLimits
+from pinlater.worker.time_limits import Limit, TimeLimits
 
 log: Final = logging.getLogger("pinlater.worker")
 
 #: Of an error, in the custom status: so that a few attempts fit.
 ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
+
+#: Says how a given-up job ends.
+Judge: TypeAlias = Callable[[], Coroutine[Any, Any, End]]
 
 
 class WorkerSlots:
@@ -70,6 +74,7 @@ class WorkerSlots:
         if self._confirming is not None:
             self._confirming.cancel()
         self._threads.close()
+        self.time_limits.close()
 
     def fill(self) -> None:
         """Starts prefetched jobs in free slots."""
@@ -129,8 +134,8 @@ class WorkerSlots:
     def _finished(self, future: asyncio.Future[End]) -> None:
         jobs = self._jobs
         held = jobs.running.pop(future)
-        if self.time_limits.timers:
-            self.time_limits.end(future, held)
+        if self.time_limits.current:
+            self.time_limits.end(future)
         jobs.bytes -= len(held.job.body)
         jobs.rate.ended += 1
         if self.cancellations.stopped and self.cancellations.ended(held, future):
@@ -153,28 +158,42 @@ class WorkerSlots:
         log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
         self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
-    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Limits a running job; see time_limits.py.
+    def limit_function(self, job: Job, timeout_s: float, judge: Judge) -> Limit:
+        """The limit of a running job whose function has this timeout: it is given up GRACE_S later.
 
         judge: says how the job ends if it is given up.
-        Returns a function that lifts the limit.
         """
-        running = self._jobs.running
-        future: asyncio.Future[End] | None = asyncio.current_task()
-        if future not in running:  # its handler waits for this one
-            future = next((each for each, held in running.items() if held.job is job), None)
-        if future is None:
-            return lambda: None
-        held = running[future]
-        self.time_limits.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
-        return lambda: self.time_limits.end(future, held)
+        return self._limit(job, timeout_s + time_limits.GRACE_S, judge, of_hooks=False)
 
-    def give_up(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
+    def limit_hooks(self, job: Job, most_s: float, judge: Judge) -> Limit:
+        """The limit of a running job whose hooks run: it is given up and cancelled. judge: as for limit_function."""
+        return self._limit(job, most_s, judge, of_hooks=True)
+
+    def _limit(self, job: Job, after_s: float, judge: Judge, *, of_hooks: bool) -> Limit:
+        future = self._future_of(job)
+        lease = None if future is None or of_hooks else self._jobs.running[future].lease
+
+        def give_up(future: asyncio.Future[End]) -> None:
+            self._give_up(future, judge)
+            if of_hooks:
+                future.cancel()
+
+        return Limit(self.time_limits, future, job, lease, after_s, give_up)
+
+    def _future_of(self, job: Job) -> asyncio.Future[End] | None:
+        """The future of a running job, which is most often the current asyncio task; else that waits for this one."""
+        running = self._jobs.running
+        current: asyncio.Future[End] | None = asyncio.current_task()
+        if current in running:
+            return current
+        return next((each for each, held in running.items() if held.job is job), None)
+
+    def _give_up(self, future: asyncio.Future[End], judge: Judge) -> None:
         """A running job ends as judge() says, and its handler goes on unheeded. No error if it does not run."""
         if (held := self._jobs.running.pop(future, None)) is None:
             return
         future.remove_done_callback(self._finished)
-        self.time_limits.leave_behind(future, held)
+        self.time_limits.leave_behind(future)
         self._run(self._loop.create_task(judge()), held)
 
     def is_current(self) -> bool:
@@ -214,5 +233,5 @@ class WorkerSlots:
         for future in list(running):  # threads, and handlers that go on
             future.remove_done_callback(self._finished)
             held = running.pop(future)
-            self.time_limits.end(future, held)
+            self.time_limits.end(future)
             self._jobs.prefetched.append(held)
