@@ -1,6 +1,6 @@
 -- end_leases: recovers the jobs of a worker process that is known to be dead, before its leases run out.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc suspect recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version source how started cursor
 -- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, next cursor

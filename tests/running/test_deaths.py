@@ -149,10 +149,10 @@ def test_only_what_had_begun_in_a_process_that_died_has_crashed(
         behind = fine.enqueue_many([()] * 500)
         app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "2")
         wait_until(lambda: client.count("default").succeeded == 500, "those in front", 60)
-        (app_runs.folder / "first").touch()
-        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
         (app_runs.folder / "again").touch()
+        (app_runs.folder / "first").touch()
         wait_until(lambda: bad.status() is State.FAILED, "the quarantine", 60)
+        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
         assert len(app_runs.notes("died")) == limit
         infos = client.lookup([handle.descriptor for handle in (*behind, beside, bad)])
         assert [info.crashes for info in infos.values()] == [0] * 500 + [1, limit]

@@ -24,6 +24,7 @@ from pinlater.client.base import MARK_VARIABLE, source_of
 from pinlater.worker.os_process import end_with_parent, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
 from pinlater.worker.stop_signals import OVERTIME_S
+from pinlater.worker.suspect_turn import TURN_VARIABLE, turn_file
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -76,6 +77,7 @@ class Process:
         ours.setblocking(False)
         self.process_set, self._socket, self._on_report, self._unread = process_set, ours, on_report, b""
         descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno()}
+        descriptors[TURN_VARIABLE] = turn_file(process_set.name).fileno()
         mark = secrets.token_hex(4)
         try:
             with theirs, file:

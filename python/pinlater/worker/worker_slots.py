@@ -24,6 +24,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
+from pinlater.worker.suspects import Suspects
 from pinlater.worker.time_limits import Limit, TimeLimits
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -59,6 +60,7 @@ class WorkerSlots:
         self._stopping, self._changed = stopping, changed
         self.time_limits = TimeLimits(renewal)
         self.cancellations = Cancellations(handler, self._is_async, acker)
+        self.suspects = Suspects(jobs, acker, changed)
         self._record_started = record_started(
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
@@ -73,6 +75,7 @@ class WorkerSlots:
         """Leaves threads that still run behind."""
         if self._confirming is not None:
             self._confirming.cancel()
+        self.suspects.close()
         self._threads.close()
         self.time_limits.close()
 
@@ -80,7 +83,8 @@ class WorkerSlots:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
         if self._confirming is None and not self._stopping.is_set():
-            while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
+            kept = self.suspects.sort_out() if jobs.has_suspects else 0
+            while len(jobs.prefetched) > kept and len(jobs.running) < jobs.concurrency and self._start_next():
                 pass
 
     def drop(self, dropped: set[Held], report: Callable[[Held], None]) -> None:
