@@ -54,9 +54,9 @@ if any_due then earliest = NEVER end
 -- full: the byte budget is used up. holes: there were ids without a record
 local total, full, holes = 0, false, false
 local blocks, held, lists, left = {}, {}, {}, {}
--- marks of a job whose lease is of one job: its jobs need no count
-local single_mark = want == 1 and 4 or 0
-local simple_marks = string.char(single_mark)
+-- Flags of a job whose lease covers that job alone (lib/lease): such a lease needs no count of its jobs.
+local single_flags = want == 1 and 4 or 0
+local simple_flags = string.char(single_flags)
 
 local move_due
 if any_due then

@@ -160,7 +160,7 @@ def test_a_draining_queue_refuses_new_jobs_and_gives_its_old_ones(wire: Wire) ->
     assert drain(wire) == [b"a"]
 
 
-def test_a_reservation_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
+def test_a_reservation_is_used_once_and_its_jobs_get_its_ids(wire: Wire) -> None:
     reservation = wire.prepare(3)
     behind = wire.enqueue_bodies(b"behind")
     ids = wire.load(reservation, *(Job(b"%d" % i) for i in range(3)))

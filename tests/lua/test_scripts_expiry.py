@@ -145,19 +145,19 @@ def test_a_damaged_lease_does_not_stop_the_others(timed: Timed) -> None:
     assert wire.succeed(lost) == []
 
 
-def test_a_job_whose_lease_is_gone_comes_back(wire: Wire) -> None:
-    ids = wire.enqueue(Job(b"gone"), Job(b"last", allowed=1))
-    gone, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
+def test_a_job_whose_lease_was_removed_comes_back(wire: Wire) -> None:
+    ids = wire.enqueue(Job(b"lost"), Job(b"last", allowed=1))
+    lost, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
     held = wire.claim()
-    wire.client.zrem(wire.key("leases"), gone.token)
-    wire.client.hdel(wire.key("lease_jobs"), gone.token, gone.token + b"n")
+    wire.client.zrem(wire.key("leases"), lost.token)
+    wire.client.hdel(wire.key("lease_jobs"), lost.token, lost.token + b"n")
     assert wire.expire().retried == 0
     expiry = wire.expire(sweep=b"1:0")
     assert (expiry.leases, expiry.retried, expiry.failed, expiry.next_sweep) == (1, 1, 1, b"2:0")
     again, last = known(wire, ids[0]), known(wire, ids[1])
     assert (again.state, again.remaining, again.crashes) == (int(PENDING), 9, 1)
     assert (last.state, last.remaining, last.crashes) == (int(FAILED), 0, 1)
-    assert wire.succeed(gone) == [0, 1]
+    assert wire.succeed(lost) == [0, 1]
     assert [job.id for job in held.jobs] == kept
     assert wire.expire(sweep=b"1:0").leases == 0
     assert wire.succeed(held) == []

@@ -142,9 +142,9 @@ class Machine(ReservationMachine):
     def look_for_leases(self, earliest_ms: int, jumped: bool) -> None:
         window = earliest_ms.to_bytes(6, "big") + FAR_MS.to_bytes(6, "big")
         for reply, shard in self.look("expire", [MONITOR, 15_000, window, "1:0"]):
-            active, told_jump, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
+            active, reported_jump, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
             expected = self.model.expire(shard, jumped, self.now_ms)
-            assert (active, told_jump, more, tuple(counts)) == (1, int(jumped), 0, expected)
+            assert (active, reported_jump, more, tuple(counts)) == (1, int(jumped), 0, expected)
 
     @precondition(WorkingMachine.exists)
     @rule()

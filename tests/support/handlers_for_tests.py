@@ -198,8 +198,8 @@ class WorkerProcesses:
         config: of WorkerConfig.
         """
         how = {"handler": handler, "short_jobs": short_jobs, "config": config}
-        told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+        arguments = json.dumps({"shards": self.shards, "queues": list(queues), **how})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", arguments])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts any command, with the record in its environment."""
@@ -225,11 +225,13 @@ def main() -> int:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    told = json.loads(sys.argv[1])
-    if told["short_jobs"]:
+    arguments = json.loads(sys.argv[1])
+    if arguments["short_jobs"]:
         setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
-    handler = f"tests.support.handlers_for_tests:{told['handler']}"
-    return run_handler(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+    handler = f"tests.support.handlers_for_tests:{arguments['handler']}"
+    return run_handler(
+        handler, arguments["queues"], shards=arguments["shards"], config=WorkerConfig(**arguments["config"])
+    )
 
 
 if __name__ == "__main__":

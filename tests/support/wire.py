@@ -147,16 +147,16 @@ class Wire:
 
     def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
         """carried: a version, of that epoch."""
-        told = carried and carried + struct.pack(">I", epoch)
-        (payload,) = self.write("create", packed or settings(priorities=self.priorities), told)
+        state = carried and carried + struct.pack(">I", epoch)
+        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state)
         config = unpack_config(payload[1:])
         self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
 
     def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> Config:
         """carried: a version, of that epoch. Returns what the shard has then; this Wire goes on with it."""
-        told = carried and carried + struct.pack(">I", epoch)
-        (reply,) = self.write("configure", packed, told, version=version)
+        state = carried and carried + struct.pack(">I", epoch)
+        (reply,) = self.write("configure", packed, state, version=version)
         config = unpack_config(reply)
         self.version, self.priorities = config.version, config.priorities
         return config
@@ -297,8 +297,8 @@ class Wire:
 
     def outcome(self, id_: bytes, priority: int = 1) -> tuple[int, bytes]:
         """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
-        (told,) = self.outcomes([id_], priority)
-        return told[0], told[1:]
+        (outcome,) = self.outcomes([id_], priority)
+        return outcome[0], outcome[1:]
 
     def outcomes(self, ids: Sequence[bytes], priority: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
         return self.read("outcome", budget, bytes([priority]) * len(ids), *ids)
@@ -332,8 +332,10 @@ class Wire:
     def audit(
         self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), priority: int = 1
     ) -> tuple[list[int], list[int]]:
-        places, leases = self.read("audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
-        return unpack_positions(places), list(leases)
+        positions, leases = self.read(
+            "audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens)
+        )
+        return unpack_positions(positions), list(leases)
 
     @staticmethod
     def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:

@@ -24,7 +24,7 @@ from tests.support.resp import Command
 from tests.support.servers import Server
 
 #: Less than a safety claim takes.
-RING_S = 8.0
+NOTIFIED_S = 8.0
 
 
 def blocked(server: Server) -> int:
@@ -81,7 +81,7 @@ async def test_the_next_job_comes_too_when_the_lease_of_the_first_was_in_doubt(
         enqueued_s = time.monotonic()
         monkeypatch.setattr(Lease, "in_doubt", property(lambda lease: lease.seen_s < enqueued_s))
         await client.enqueue_many("q", [NewJob(b"next")] * 2)
-        await until(lambda: started.count(b"next") == 2, "both", RING_S)
+        await until(lambda: started.count(b"next") == 2, "both", NOTIFIED_S)
         assert worker.stats.succeeded == 0
         gate.set()
 
@@ -222,9 +222,9 @@ async def test_a_worker_waits_again_after_its_server_lost_everything(fresh_serve
             async with AsyncClient(server.url) as again:
                 await again.create_queue("q")
                 await until(lambda: blocked(server) == 1, "the next claim")
-                await until(lambda: server.call("ZCARD", "pl:{q/1}:waiters") == 1, "a registration", RING_S)
+                await until(lambda: server.call("ZCARD", "pl:{q/1}:waiters") == 1, "a registration", NOTIFIED_S)
                 await again.enqueue("q", b"")
-            await until(lambda: worker.stats.succeeded == 1, "its end", RING_S)
+            await until(lambda: worker.stats.succeeded == 1, "its end", NOTIFIED_S)
 
 
 @on_loop

@@ -58,7 +58,7 @@ async def test_the_first_look_expires_nothing_the_second_does(server: Server, at
 
 
 @on_loop
-async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> None:
+async def test_jobs_whose_lease_was_removed_come_back_by_and_by(server: Server) -> None:
     async with AsyncClient(server.url) as client:
         await client.create_queue("q")
         jobs = await client.enqueue_many("q", [NewJob(b"", priority=1 + i % 3) for i in range(6)])

@@ -233,7 +233,7 @@ async def test_acks_leave_in_batches(server: Server) -> None:
 
 
 @on_loop
-async def test_a_ring_wakes_an_idle_worker_and_it_polls_nothing(server: Server) -> None:
+async def test_a_notification_wakes_an_idle_worker_and_it_polls_nothing(server: Server) -> None:
     async with (
         clients(server) as (client, own),
         Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker,

@@ -24,7 +24,7 @@ from tests.support.resp import Command
 from tests.support.servers import KINDS, Kind, Server
 
 DEADLINE_S = 60.0
-RING_S = 5.0  # far less than a safety claim
+NOTIFIED_S = 5.0  # far less than a safety claim
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,7 +102,7 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             assert worker.stats.claims == claims
             server.start()
             await client.enqueue("q", b"")
-            await until(lambda: len(ran) == 2, "the next job", RING_S)
+            await until(lambda: len(ran) == 2, "the next job", NOTIFIED_S)
 
 
 @pytest.mark.parametrize("what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"])
@@ -118,10 +118,10 @@ async def test_connections_killed_by_the_server(server: Server, what: tuple[str,
         async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
             for count in range(1, 6):
                 await client.enqueue("q", b"")
-                await until(lambda: len(ran) == count, "the job", RING_S)  # noqa: B023
+                await until(lambda: len(ran) == count, "the job", NOTIFIED_S)  # noqa: B023
                 server.call("CLIENT", "KILL", *what)
                 await client.enqueue("q", b"")
-                await until(lambda: len(ran) == count + 1, "the job after it", RING_S)  # noqa: B023
+                await until(lambda: len(ran) == count + 1, "the job after it", NOTIFIED_S)  # noqa: B023
                 ran.pop()
         assert worker.stats.stale == 0
 

@@ -1,7 +1,7 @@
-"""What all commands share: their class, their exit codes, and the table that turns errors into exit codes.
+"""The base of all commands: their class, their exit codes, and the table that turns errors into exit codes.
 
-Promises one line `error: …` on stderr for every failure, with what to do about it. A traceback is shown only for the
-user's own code, or with PINLATER_DEBUG=1. Risks: an unknown queue costs one more call, to find a similar name.
+Promises one line `error: …` on stderr for every failure, with advice. A traceback is shown only for the user's own
+code, or with PINLATER_DEBUG=1. Risks: an unknown queue costs one more call, to find a similar name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CommandFailed(click.ClickException):
 
 
 class Command(click.Command):
-    """A command that answers an unknown queue with the most similar name."""
+    """A command. If a queue is unknown, its error proposes the most similar name."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -80,13 +80,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A noun; its commands are verbs."""
+    """A noun of the command line, such as `queue`. Its commands are verbs."""
 
     command_class = Command
     group_class = type
 
     def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:
-        """A command of this noun, with the options every command has."""
+        """Decorates a function as a command of this noun, and adds the options that all commands have."""
 
         def decorate(function: Callable[..., Any]) -> click.Command:
             function = common_options(hidden=True)(json_option(click.pass_obj(function)))
@@ -96,7 +96,7 @@ class Group(click.Group):
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Returns if the user agrees, here or with --yes. Raises if the user declines, or if there is no terminal."""
+    """Asks the user, unless --yes was given. Raises if the user declines, or if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,7 +1,7 @@
 """The asyncio client.
 
-Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one turn leave
-as one script call. Risks: a cancelled call may still be carried out.
+Promises what the blocking client promises, on one event loop. Concurrent enqueues (or acks) in one turn of the loop are
+sent as one script call. Risks: a cancelled call may still be carried out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pinlater.store.effects import complete
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: What one ack names: the succeeded items and the failed ones.
+#: The arguments of one ack: the succeeded items and the failed items.
 _Ended: TypeAlias = tuple[list[Any], list[Any]]
 
 
 def _awaited(
     method: Callable[Concatenate[BaseClient, P], MakeFlow[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A shared method that awaits the end of its flow."""
+    """Makes an async method from a shared method: it awaits the end of the flow."""
 
     @documented_as(method)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -141,7 +141,7 @@ class AsyncClient(BaseClient):
         if known is None:
             return self._enqueue_first(queue, job)
         if job.priority > known.priorities or size > known.body_limit:
-            pack_jobs([job], known)  # raises what is wrong with it, before it joins others
+            pack_jobs([job], known)  # raises InvalidArgument before the job joins others
         coalescer = self._enqueues.get(queue)
         if coalescer is None:
             coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)

@@ -1,6 +1,6 @@
 """The settings file in the current directory: pinlater.toml, else the table tool.pinlater of pyproject.toml.
 
-Promises that producers and all commands read the same file. Risks: a change has no effect on what was read before.
+Promises that producers and all commands read the same file. Risks: a running program does not see later changes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def table_of(path: Path) -> dict[str, Any]:
 def servers(
     url: str | None = None, shards: Mapping[str, str] | None = None
 ) -> tuple[str | None, Mapping[str, str] | None]:
-    """The URL or the shards to connect to: the given ones, else those of the file; none if PINLATER_URL is set."""
+    """The URL or the shards to connect to: those given, else those of the file. Neither if PINLATER_URL is set."""
     if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
         return url, shards
     name, table = found()

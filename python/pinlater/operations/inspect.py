@@ -1,7 +1,7 @@
-"""Looking at jobs: lookup, count, peek, scan. Flows only, no I/O.
+"""Read operations on jobs: lookup, count, peek, scan. Flows only, no I/O.
 
-Promises to change nothing, and that a job that keeps its state comes exactly once in a scan. Risks: counts of several
-shards are not from the same moment.
+Promises to change nothing. A scan returns each job that keeps its state exactly once. Risks: counts of several shards
+are not from one moment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Step: TypeAlias = tuple[str, int]
 def lookup(
     session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
 ) -> Flow[dict[str, JobInfo]]:
-    """What is known of jobs, by descriptor. Unknown jobs are left out."""
+    """The JobInfo of each job, by descriptor. Unknown jobs are left out."""
     groups = checked(_core.group_descriptors, list(descriptors))
     flows = [
         _lookup_at(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
@@ -129,7 +129,7 @@ def _read_cursor(cursor: str, steps: list[_Step]) -> tuple[_Step, bytes]:
 
 
 def _next_cursor(steps: list[_Step], step: _Step, position: bytes) -> str:
-    """position: where the next page of this step starts; b"": the step has no more jobs."""
+    """The cursor of the next page. position: the start of the page in this step; b"": the step has no more jobs."""
     if position:
         return f"{step[0]}.{step[1]}.{position.hex()}"
     following = steps.index(step) + 1

@@ -1,8 +1,8 @@
-"""What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
+"""The operations of a holder on its running jobs: ack, release, renew, checkpoint. Flows only, no I/O.
 
-Promises that only the holder of a job's token (or the source that claimed it) changes it. Each call returns the jobs
-that were refused. Risks: a call on jobs of several shards is one script call a shard, and only each of those is atomic;
-PartialOutcome has the jobs that are done.
+Promises that only the holder of a job's token, or the source that claimed the job, can change it. Each call returns the
+refused jobs. Risks: a call on jobs of several shards makes one script call a shard. Each script call is atomic, the
+whole call is not. PartialOutcome lists the jobs that are done.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ack(
 ) -> Flow[list[Any]]:
     """Ends running jobs. Returns the items that were refused because the caller does not hold them.
 
-    tombstone: keep the id of each job that ends, and when it ended.
+    tombstone: keep the id and the end time of each job that ends.
     """
     succeeded, failed = list(succeeded), list(failed)
     batches = checked(_core.group_acks, succeeded, failed, tombstone)
@@ -96,7 +96,10 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
 
 
 def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], deadline_s: float) -> Flow[list[int]]:
-    """packed: priority, id and token of each job. One of its jobs names each claim."""
+    """Renews the leases of whole claims.
+
+    packed: priority, id and token of each job. A claim needs only one of its jobs here.
+    """
     tokens = [item[-8:] for item in packed]
     named = dict(zip(tokens, packed, strict=True))
 
@@ -143,7 +146,7 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
     for position, ((priority, token), id_, item) in enumerate(
         zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True)
     ):
-        # the limits are those of a new job
+        # a checkpoint has the same limits as a new job
         as_job = checked(_checkpoint_as_job, item)
         record = pack_jobs([as_job], config)[2][0]
         what = (

@@ -1,9 +1,11 @@
 """Moves jobs that reached the crash limit to the quarantine queue. Flows only, no I/O.
 
-Promises that a job never returns to a queue that it was moved from, and that it is moved once, even if a monitor dies
-on the way: the job keeps its reservation (an id of the other queue) before it is loaded there, and a reservation can be
-loaded once. Risks: sometimes it is unknown whether a job was loaded: its reservation is over an hour old, or a monitor
-died after it loaded the job and the job ended before the next look. Then the job stays failed here and is not removed.
+Promises:
+    A job never returns to a queue that it was moved from.
+    A job is moved once, even if a monitor dies during the move. Before the move, the job gets a reservation: an id of
+    the other queue. A reservation can be loaded only once.
+Risks: in two cases it is unknown whether a job was loaded. Its reservation is over an hour old; or a monitor died after
+it loaded the job, and the job ended before the next look. In these cases the job stays failed in its queue.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pinlater.store.shards import QueueShard, Session
 
 log: Final = logging.getLogger("pinlater.monitor")
 
-#: Jobs that one look of the monitor moves at most.
+#: One look of the monitor moves at most this many jobs.
 PAGE: Final = 50
 _STAYS, _RESERVATION, _MOVED = 0, 1, 2
 _NO_RESERVATION: Final = bytes(8)
@@ -61,7 +63,11 @@ class _Quarantined:
         return f"\n{_FROM}{queue}:" in f"\n{self.status}"
 
     def job(self, descriptor: str, priorities: int) -> NewJob:
-        """The job to load in the other queue. descriptor: its name here. priorities: those of the other queue."""
+        """The job to load in the other queue.
+
+        descriptor: the job's name in this queue.
+        priorities: the number of priorities of the other queue.
+        """
         _, allowed, _ = _HEADER.unpack_from(self.record)
         status = f"{self.status}{_FROM}{descriptor}\n".encode()[-MAX_STATUS_BYTES:].decode("utf-8", "ignore")
         return NewJob(
@@ -118,7 +124,7 @@ class _Move:
         raise QueueNotFound(f"queue {self._queue!r}: not found on shard {name}; it is the quarantine queue of a job")
 
     def _reserve(self, other: QueueShard, config: QueueConfig) -> Flow[bytes]:
-        """Draws a reservation of the other queue, and keeps it with the job."""
+        """Gets a reservation from the other queue, and stores it with the job."""
         try:
             pack_jobs([self._job.job(self._descriptor, config.priorities)], config)
         except InvalidArgument as error:
@@ -135,7 +141,7 @@ class _Move:
         try:
             yield from write(other, "load", [reservation, spec, statuses, *records], self._deadline_s)
         except QueueError as error:
-            if type(error) is not QueueError:  # it is about the queue, not the reservation
+            if type(error) is not QueueError:  # the error concerns the queue, not the reservation
                 raise
             if not (yield from self._was_loaded(other, config, reservation)):
                 log.error(

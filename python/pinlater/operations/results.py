@@ -1,7 +1,8 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
-Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later.
+Promises that only the holder of a claim stores a result, and that a wait misses no result: it looks, subscribes, and
+looks again. Risks: no message comes if a lease runs out or a job is removed. A wait sees such an end up to SAFETY_S
+later.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) ->
 
 
 def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
-    """Makes the waits for these jobs look again. If that fails, they look after SAFETY_S."""
+    """Makes the waits for these jobs look at once. If this fails, they look after SAFETY_S."""
     sends = []
     for descriptor in descriptors:
         queue_shard, _, id_ = _parsed(session, descriptor)
@@ -136,7 +137,7 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
 
 
 def _raise_end(descriptor: str, outcome: bytes) -> None:
-    """Raises an error unless the job has not ended yet."""
+    """Raises the error of a job that has ended. Returns if the job has not ended yet."""
     if outcome[:1] == _FAILED:
         raise TaskFailed(descriptor, outcome[1:].decode("utf-8", "replace"))
     if outcome != _NOT_ENDED:

@@ -23,7 +23,7 @@ from pinlater.running.worker_run import Work, WorkerRun
 
 
 def run_supervised(work: Work) -> int | None:
-    """Runs the work, if a supervisor started this process, and returns the exit code. Else returns None."""
+    """If a supervisor started this process, runs the work and returns the exit code. Otherwise returns None."""
     report_fd = os.environ.pop(REPORT_VARIABLE, None)
     if report_fd is None:
         return None
@@ -50,8 +50,8 @@ def supervise(
 ) -> int:
     """Runs the work in processes under a supervisor. Returns the exit code.
 
-    reloaded: gives the sets at a reload; by default the same.
-    watched: a folder; a change of its Python files is a reload.
+    reloaded: returns the process sets after a reload. By default they do not change.
+    watched: a folder. A change of its Python files causes a reload.
     """
     recoverer = Recoverer(work.new_client, work.queues)
     status = SupervisorStatus(process_sets, recoverer)
@@ -84,8 +84,10 @@ def _start_again() -> None:
 
 
 def _ignore_other_signals() -> None:
-    """SIGHUP and SIGUSR1 must not end this process while it starts again, or while the interpreter shuts down: that
-    removes all handlers, and a supervisor that asked for a dump then saw a crash (test_worker_command.py).
+    """Makes this process ignore SIGHUP and SIGUSR1 while it starts again, and while the interpreter shuts down.
+
+    The shutdown removes all handlers. Without this, a supervisor that asks for a dump sees a crash
+    (test_worker_command.py).
     """
     for number in (signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -37,9 +37,9 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
 def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
     """The options of a command.
 
-    given: those of the command line; None if one is not there, queues as text.
-    config: a TOML file; by default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
-        reads none: its command line has everything.
+    given: the options of the command line, with queues as text. An absent option is None.
+    config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
+        reads no file, because its command line has all options.
     """
     values = {} if REPORT_VARIABLE in os.environ else read_config(config)
     options = {name: value for name, value in given.items() if value is not None}
@@ -54,7 +54,7 @@ def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
 
 
 def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, QueueOptions]) -> dict[str, QueueOptions]:
-    """The named queues as the file has them, with the weights of the command line."""
+    """The options of the named queues: weights from the command line, everything else from the file."""
     return {
         name: of_file.get(name, own) if own.weight is None else replace(of_file.get(name, own), weight=own.weight)
         for name, own in named.items()
@@ -62,7 +62,7 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The options in a file; its queues as QueueOptions."""
+    """The options in a file. Each of its queues is a QueueOptions."""
     if path is not None:
         return _checked(str(path), settings_file.table_of(path))
     return _checked(*settings_file.found())

@@ -1,6 +1,6 @@
 """`pinlater run`: workers of an app's tasks.
 
-Promises what `composition` promises, and that a lifespan that raises ends the command with an error that names it.
+Promises what `composition` promises. If a lifespan raises, the command ends with an error that names the lifespan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Options that a reload does not change, as the supervisor itself uses them.
+#: Options that a reload does not change, because the supervisor itself uses them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
-    verbosity: of the log of further processes.
-    read: gives the options at a reload; by default the same.
+    verbosity: the verbosity of the log of worker processes.
+    read: returns the options after a reload. By default they do not change.
     """
     read = read or (lambda: options)
     app = load_app(options.app)
@@ -60,7 +60,7 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
 
 
 def _can_run_alone(options: RunOptions) -> bool:
-    """Whether one process does, and nothing asks for its replacement."""
+    """Whether one process is enough, and no option asks for its replacement."""
     return (options.processes, options.watch, options.max_jobs, options.memory_mb) == (1, False, None, None)
 
 

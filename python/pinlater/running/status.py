@@ -1,6 +1,6 @@
 """The status of a supervisor: health and readiness of its processes, and the sum of their counts.
 
-Promises that counts never go down when a process ends or is replaced. Risks: they are up to a second old.
+Promises that counts never decrease when a process ends or is replaced. Risks: counts are up to a second old.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.worker_process import Process, ProcessSet
 
-#: A process that has not reported for this long is not healthy: its loop is blocked.
+#: A process that has sent no report for this long is unhealthy: its loop is blocked.
 STALE_S: Final = 10.0
 
 
 class SupervisorStatus:
     """Listens to a supervisor's processes, and answers HTTP requests about them.
 
-    process_sets: each must have a ready process for the supervisor to be ready. A reload replaces them.
+    process_sets: the supervisor is ready if each set has a ready process. A reload replaces the sets.
     recoverer: counts the jobs of processes that died.
     """
 
@@ -31,7 +31,7 @@ class SupervisorStatus:
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
-        #: Of unknown tasks with a label of their own. They keep it, so that no count goes down.
+        #: The unknown tasks that have their own label. They keep it, so that no count decreases.
         self._names: set[str] = set()
         self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", "reload"), 0))
 

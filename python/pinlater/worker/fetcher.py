@@ -17,10 +17,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pinlater._core import Claim
-from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import FIRST_RETRY_S
-from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.dequeue import SAFETY_S
 from pinlater.worker.cancellations import find_missed
 from pinlater.worker.job_source import JobSource
@@ -38,7 +37,6 @@ class Fetcher:
     removed: gets the channel and the ids of running jobs that were removed; see JobEvents.on_removed.
     held: the jobs that the worker holds.
     max_jobs: it claims so many and no more.
-    config_of: see Worker.
     """
 
     def __init__(
@@ -51,9 +49,8 @@ class Fetcher:
         held: Callable[[], Iterable[Job]],
         order: QueueOrder | None = None,
         max_jobs: int | None = None,
-        config_of: Callable[[str], QueueConfig] | None = None,
     ) -> None:
-        self._source, self._config_of = source, config_of
+        self._source = source
         #: How many more jobs may be claimed ever.
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
@@ -145,7 +142,7 @@ class Fetcher:
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims due jobs, without waiting for more."""
-        await self._claim(self._polls[queue], limit, self._source.claim)
+        await self._claim(self._polls[queue], limit, wait=False)
 
     def _wanting(self, room: int) -> list[QueuePoll]:
         now_s = time.monotonic()
@@ -172,24 +169,20 @@ class Fetcher:
 
     async def _try_claim(self, poll: QueuePoll, limit: int) -> None:
         try:
-            heard = await self._claim(poll, limit, self._source.claim_or_wait)
+            heard = await self._claim(poll, limit, wait=True)
         except PinLaterError as error:
             self._put_off(poll, error)
-            if isinstance(error, QueueNotFound) and self._config_of is not None:
-                await self._source.create(poll.queue, self._config_of(poll.queue))
         else:
             if heard and poll.worked():
                 log.info("queue %s: claims work again", poll.queue)
                 self.last_error = ""
 
-    async def _claim(
-        self, poll: QueuePoll, limit: int, claim: Callable[[str, int], Coroutine[Any, Any, list[Claim] | None]]
-    ) -> bool:
+    async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
         notified, poll.notified, poll.unregistered = poll.notified, False, False
         sent_s, claims = time.monotonic(), None
         try:
-            claims = await claim(poll.queue, limit)
+            claims = await self._source.claim(poll.queue, limit, wait=wait)
         finally:
             if claims is None:  # another worker may have to claim
                 poll.notified = poll.notified or notified

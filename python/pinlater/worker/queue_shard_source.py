@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
@@ -33,10 +33,15 @@ log: Final = logging.getLogger("pinlater.worker")
 
 
 class QueueShardSource:
-    """The JobSource of a worker; see there."""
+    """The JobSource of a worker; see there.
 
-    def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
-        self._client, self._queues = client, queues
+    config_of: as for Worker.
+    """
+
+    def __init__(
+        self, client: AsyncClient, queues: Sequence[str], config_of: Callable[[str], QueueConfig] | None = None
+    ) -> None:
+        self._client, self._queues, self._config_of = client, queues, config_of
         self._blocking_claims = BlockingClaims(client, queues)
         self._subscriptions = Subscriptions(client, queues)
 
@@ -84,11 +89,16 @@ class QueueShardSource:
 
     # claiming
 
-    async def claim(self, queue: str, limit: int) -> list[Claim]:
-        return await self._claim(await self._known(queue), limit, wait=False)
+    async def claim(self, queue: str, limit: int, *, wait: bool) -> list[Claim] | None:
+        try:
+            queue_shards = await self._known(queue)
+            return await (self._claim_or_wait if wait else self._claim)(queue_shards, limit)
+        except QueueNotFound:
+            await self._create(queue)
+            raise
 
-    async def claim_or_wait(self, queue: str, limit: int) -> list[Claim] | None:
-        queue_shards = self._subscriptions.heard(await self._known(queue))
+    async def _claim_or_wait(self, queue_shards: list[QueueShard], limit: int) -> list[Claim] | None:
+        queue_shards = self._subscriptions.heard(queue_shards)
         if not queue_shards:
             return None
         self._blocking_claims.register(queue_shards)
@@ -97,7 +107,7 @@ class QueueShardSource:
             self._blocking_claims.start(queue_shards)
         return claims
 
-    async def _claim(self, queue_shards: list[QueueShard], limit: int, *, wait: bool) -> list[Claim]:
+    async def _claim(self, queue_shards: list[QueueShard], limit: int, wait: bool = False) -> list[Claim]:
         session, claimer = self._client.session, self._client.settings.source
         # keep: jobs of an answer that was lost are asked for later
         return await self._client.run(
@@ -110,8 +120,11 @@ class QueueShardSource:
             lambda end: known_queue_shards(session, queue, end)
         )
 
-    async def create(self, queue: str, config: QueueConfig) -> None:
-        session = self._client.session
+    async def _create(self, queue: str) -> None:
+        """Creates a queue again that was lost."""
+        if self._config_of is None:
+            return
+        session, config = self._client.session, self._config_of(queue)
         with suppress(PinLaterError):  # the next claim reports it
             await self._client.run(lambda end: recreate_lost(session, queue, config, end))
 

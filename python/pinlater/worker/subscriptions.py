@@ -1,7 +1,7 @@
-"""The subscriptions of a worker's wake channel, one a server, made again when they are lost.
+"""The subscriptions of a worker: one on each server.
 
-Promises that a lost one is tried again until it stands or the worker stops, and logged once.
-Risk: a connection that dies without a word is noticed by TCP's probes only.
+Promises that a lost subscription is logged once, and that the worker subscribes again until it succeeds or stops.
+Risk: if a connection dies silently, only TCP keepalive probes notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log: Final = logging.getLogger("pinlater.worker")
 
 
 class Subscriptions:
-    """Those of one worker."""
+    """The subscriptions of one worker."""
 
     def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
         self._client, self._queues = client, queues
@@ -36,11 +36,11 @@ class Subscriptions:
         removed: Callable[[bytes, bytes], None],
         made: Callable[[Server], None],
     ) -> None:
-        """Keeps them up from now on.
+        """Sets the callbacks. From now on a lost subscription is made again.
 
-        notified: gets each notification: the key `meta` of its queue shard.
-        removed: gets the channel and the ids of running jobs that were removed.
-        made: gets the server of a subscription that was made.
+        notified: called with the key `meta` of the queue shard that has work.
+        removed: called with the channel and the ids of running jobs that were removed.
+        made: called with the server of each new subscription.
         """
         self._stopped, self._made = False, made
         subscriber = self._client.driver.subscriber
@@ -48,12 +48,12 @@ class Subscriptions:
         subscriber.add_channels(self._cancel_channels, removed)
 
     def stop(self) -> None:
-        """Makes none again."""
+        """Makes no subscription again."""
         self._stopped = True
         self._client.driver.subscriber.on_lost = None
 
     async def close(self) -> None:
-        """Reports nothing more."""
+        """Removes the callbacks, and cancels subscriptions that are still being made."""
         subscriber = self._client.driver.subscriber
         subscriber.on_notification = subscriber.on_other = None
         making = list(self._making.values())
@@ -70,7 +70,7 @@ class Subscriptions:
         ]
 
     def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
-        """Those whose servers are heard; meanwhile the others are subscribed to."""
+        """Returns the queue shards whose servers have a subscription. Starts to subscribe to the other servers."""
         listening = self._client.driver.subscriber.listening
         heard = [queue_shard for queue_shard in queue_shards if listening(queue_shard.shard.server)]
         if len(heard) < len(queue_shards):
@@ -94,7 +94,7 @@ class Subscriptions:
         self._made(server)
 
     async def _listen(self, server: Server) -> str:
-        """Why the subscription does not stand; '' if it does."""
+        """Subscribes. Returns '' on success, else the reason of the failure."""
         subscriber = self._client.driver.subscriber
         try:
             await subscriber.listen([server])
@@ -104,4 +104,4 @@ class Subscriptions:
 
 
 def _ignore(_: Server) -> None:
-    """Before open()."""
+    """Stands in for the callback `made` before open()."""

@@ -65,7 +65,7 @@ class Worker:
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = Progress(), float("inf")
         self._jobs = HeldJobs(config)
-        source = QueueShardSource(client, names)
+        source = QueueShardSource(client, names, config_of)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
         self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
         self._slots = WorkerSlots(
@@ -80,7 +80,6 @@ class Worker:
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
             config.max_jobs,
-            config_of,
         )
         self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.

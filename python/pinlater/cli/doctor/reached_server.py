@@ -1,4 +1,4 @@
-"""Connects to servers, and says of each whether that worked.
+"""Connects to servers, and reports for each server whether it answered.
 
 Promises that all connections are closed at the end.
 """
@@ -29,11 +29,11 @@ class ReachedServer:
 
     @property
     def name(self) -> str:
-        """Its URL without the password."""
+        """The URL of the server, without the password."""
         return repr(self.server)
 
     def config(self, name: str) -> str | None:
-        """A setting. None where CONFIG GET is denied, as on managed servers."""
+        """A setting of the server. None if CONFIG GET is denied, as on managed servers."""
         try:
             return dict(self.redis.config_get(name)).get(name)
         except ResponseError:
@@ -48,7 +48,7 @@ class ReachedServer:
 def reached_servers(
     settings: ClientSettings,
 ) -> Iterator[tuple[dict[Server, ReachedServer], dict[Server, CheckResult]]]:
-    """The servers that answered, and for each server whether it did."""
+    """Yields the servers that answered, and for each server a check result that says whether it answered."""
     reached: dict[Server, ReachedServer] = {}
     results: dict[Server, CheckResult] = {}
     try:

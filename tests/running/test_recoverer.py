@@ -83,7 +83,7 @@ async def fine() -> None:
 def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
     server: Server, runs: Callable[..., AppRuns], how: str, ending: str, limit: int
 ) -> None:
-    """Long before a lease ends: it is ten minutes."""
+    """Long before the lease ends: it lasts ten minutes."""
     app_runs = runs(server.url, TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
@@ -136,10 +136,10 @@ async def test_a_server_that_is_away_is_asked_again(
 
 @pytest.mark.parametrize(("how", "limit"), [("kill", 2), ("exit", 2), ("segfault", 3)])
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_only_what_had_begun_in_a_process_that_died_has_crashed(
+def test_only_jobs_that_a_dead_process_had_started_have_crashed(
     server: Server, runs: Callable[..., AppRuns], how: str, limit: int
 ) -> None:
-    """It prefetches those behind; one that runs beside may have been to blame."""
+    """The process also prefetched jobs that had not started. Any job that ran may have caused the crash."""
     app_runs = runs(server.url, PREFETCH_ALL + TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=30_000, crash_limit=limit, keep_succeeded=10_000))
@@ -202,8 +202,8 @@ def test_jobs_of_every_worker_in_a_process_count_as_started(server: Server, runs
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Server, tmp_path: Path) -> None:
-    """Beside one that waits in another thread."""
+def test_a_synchronous_handler_that_dies_at_once_has_started(server: Server, tmp_path: Path) -> None:
+    """Another job waits in another thread."""
     die = "import os, time\ndef die(job):\n    os.kill(os.getpid(), 9) if job.body else time.sleep(600)\n"
     (tmp_path / "handlers.py").write_text(die)
     command = [sys.executable, "-m", "pinlater", "worker", "handlers:die", "--queue", "q", "--processes", "2"]
@@ -251,7 +251,7 @@ def numbers_in(ids: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("number", ["999", "0"])
-def test_a_descriptor_that_was_not_handed_on_is_left_alone(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+def test_a_descriptor_of_another_file_is_left_open(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     monkeypatch.setenv(STARTED_VARIABLE, number)
     assert record_started(list, 5) is None
     assert STARTED_VARIABLE not in os.environ
