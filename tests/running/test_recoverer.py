@@ -159,6 +159,35 @@ def test_only_jobs_that_a_dead_process_had_started_have_crashed(
     assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not started", app_runs.log)
 
 
+#: The supervisor inherits orphans, as process 1 of a container does.
+ORPHANS = """
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+@app.task(name="apart", runs_in="process")
+def apart() -> None:
+    note("began", "apart")
+    time.sleep(600)
+
+@app.task(name="kill_worker", attempts=1)
+async def kill_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: Callable[..., AppRuns]) -> None:
+    app_runs = runs(server.url, ORPHANS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
+        app.send("apart")
+        supervisor = app_runs.start("--processes", "1", "--max-memory", "10000")
+        (began,) = app_runs.wait("began")
+        app.send("kill_worker")
+        wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end", 20)
+        assert supervisor.poll() is None
+
+
 TWO_WORKERS = """
 from contextlib import suppress
 from pinlater import AsyncClient, Worker
