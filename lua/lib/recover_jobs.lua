@@ -2,10 +2,12 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- reads: SUSPECT admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score call_in_chunks SINGLE_LEASE_BYTES utc
--- sets:  started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs moves
+-- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
 local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unstarted = 0 }
+-- u8 priority, id: of each job that failed, and is not to be moved
+local failed_jobs = {}
 -- ids as keys: only these jobs have crashed. nil: all have.
 local started_ids
 
@@ -48,6 +50,7 @@ local function recover_jobs(priority, ids, lease, claim, how)
         if moves then moving[#moving + 1], moving[#moving + 2] = string.char(priority) .. id, '' end
       end
     end
+    if left < 1 and not (moves and crash_limit > 0) then failed_jobs[#failed_jobs + 1] = string.char(priority) .. id end
     local entries = left < 1 and failed or ready
     entries[#entries + 1], entries[#entries + 2] = now, entries == ready and id .. DECORATED or id
     more[2 * i - 1], more[2 * i] = id, extra(left, now, crashes + SUSPECT, status)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -26,7 +27,7 @@ from pinlater.worker.started_jobs import STARTED_VARIABLE, record_started, share
 from tests.conftest import FreshServer
 from tests.support.app_runs import AppRuns, runs
 from tests.support.handlers_for_tests import on_loop, until
-from tests.support.servers import Server, wait_until
+from tests.support.servers import Server, free_port, wait_until
 
 __all__ = ["runs"]  # a fixture
 
@@ -186,6 +187,47 @@ def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: 
         app.send("kill_worker")
         wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end", 20)
         assert supervisor.poll() is None
+
+
+WITH_HOOKS = """
+async def on_loop(failure) -> None:
+    note("failed", f"{failure.task}:{failure.args[0]}:{failure.error!s:.21}".replace(" ", "_"))
+
+def in_thread(failure) -> None:
+    asyncio.run(on_loop(failure))
+
+@app.task(name="async", attempts=1, on_failure=on_loop)
+async def one(why: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(name="plain", attempts=1, on_failure=in_thread)
+def two(why: str) -> None:
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_failure_by_crash_is_logged_and_counted_and_its_task_hears_of_it(
+    server: Server, runs: Callable[..., AppRuns]
+) -> None:
+    app_runs, port = runs(server.url, WITH_HOOKS), free_port()
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
+        one = app.send("async", "one")
+        app_runs.start("--processes", "1", "--max-memory", "10000", "--http", f"127.0.0.1:{port}")
+        app_runs.wait("failed")
+        two = app.send("plain", "two")
+        told = [note.name for note in app_runs.wait("failed", 2)]
+        assert told == ["async:one:worker_process_was_ki", "plain:two:worker_process_ended_"]
+        for handle, name in ((one, "async"), (two, "plain")):
+            assert re.search(rf"ERROR.* job {handle.descriptor}: task {name} failed for good: worker", app_runs.log)
+
+        def metrics() -> str:
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+
+        line = 'pinlater_failed_by_crash_total{task="plain",queue="default"} 1\n'
+        wait_until(lambda: line in metrics(), "its count", 20)
 
 
 TWO_WORKERS = """

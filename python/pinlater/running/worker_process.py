@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import orjson
+
 from pinlater.client.base import MARK_VARIABLE, source_of
 from pinlater.worker.os_process import end_with_parent, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
@@ -122,6 +124,14 @@ class Process:
     def is_orderly(self, code: int) -> bool:
         """Whether a report announced this exit code. If a handler ends the process, no report announces it."""
         return self.report.get("code") == code
+
+    def tell(self, message: Mapping[str, Any]) -> bool:
+        """Sends a line of JSON. Returns False if that is not possible now."""
+        line = orjson.dumps(message) + b"\n"
+        try:
+            return self._socket.send(line) == len(line)
+        except OSError:
+            return False
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""
