@@ -52,7 +52,7 @@ class HeldJobs:
         """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits."""
         if self.alone is not None:
             return 0
-        waiting = len(self.prefetched) - len(self.suspects())
+        waiting = len(self.prefetched) - (len(self.suspects()) if self.has_suspects else 0)
         held, concurrency = len(self.running) + waiting, self.concurrency
         full = held > 0 and self.bytes >= self._most_bytes
         if full or unacked > concurrency + self.most_prefetched:
@@ -62,7 +62,7 @@ class HeldJobs:
 
     def suspects(self) -> list[Held]:
         """Prefetched jobs that have crashed before."""
-        return [held for held in self.prefetched if held.job.crashed] if self.has_suspects else []
+        return [held for held in self.prefetched if held.job.crashed]
 
     def prefetch(self, jobs: Sequence[Job], lease: Lease, *, crashed: bool) -> None:
         """Holds jobs of one claim until they start. crashed: some of them have crashed before."""

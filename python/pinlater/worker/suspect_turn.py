@@ -27,6 +27,7 @@ class SuspectTurn:
 
     def __init__(self) -> None:
         self._mine = False
+        _inherited()  # programs that a handler starts do not get the file
 
     def take(self) -> bool:
         """Whether this worker has the turn now."""
