@@ -50,10 +50,12 @@ class HeldJobs:
 
     def room(self, unacked: int) -> int:
         """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits."""
-        if self.alone is not None:
-            return 0
-        waiting = len(self.prefetched) - (len(self.suspects()) if self.has_suspects else 0)
-        held, concurrency = len(self.running) + waiting, self.concurrency
+        waiting, concurrency = len(self.prefetched), self.concurrency
+        if self.has_suspects:
+            if self.alone is not None:
+                return 0
+            waiting -= len(self.suspects())
+        held = len(self.running) + waiting
         full = held > 0 and self.bytes >= self._most_bytes
         if full or unacked > concurrency + self.most_prefetched:
             return 0
