@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlater.store.keys import blocking_list_key, wake_channel
+from pinlater.store.keys import LIST_MARK
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, jump
@@ -62,13 +62,17 @@ class Listener:
 def listen(wire: Wire) -> Iterator[Callable[[bytes], Listener]]:
     made: list[Listener] = []
 
-    def make(channel: bytes) -> Listener:
-        made.append(Listener(wire.client, channel))
+    def make(waiter: bytes) -> Listener:
+        made.append(Listener(wire.client, channel_of(wire, waiter)))
         return made[-1]
 
     yield make
     for listener in made:
         listener.pubsub.close()
+
+
+def channel_of(wire: Wire, waiter: bytes) -> bytes:
+    return wire.key(f"wake:{waiter.decode()}")
 
 
 @dataclass
@@ -128,21 +132,24 @@ def test_what_gives_work_notifies_one_waiter(wire: Wire, listen: Callable[[bytes
 def test_what_gives_work_notifies_a_live_worker_at_its_list(wire: Wire, what: str) -> None:
     prepare, act = CAUSES.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
     held = prepare(wire)
-    alive, dead = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    listener = ListListener(wire.client, alive[-24:], list=alive)
+    alive, dead = b"alive" + LIST_MARK, b"dead" + LIST_MARK
+    listener = ListListener(wire.client, channel_of(wire, b"alive"), list=channel_of(wire, alive))
     waiting(wire, alive)
     waiting(wire, dead)
     assert listener.notifications() == 0
     act(wire, held)
     assert listener.notifications() == 1
-    assert wire.client.exists(dead) == 0
+    assert wire.client.exists(channel_of(wire, dead)) == 0
     assert wire.client.zcard(wire.key("waiters")) == 0
     listener.pubsub.close()
 
 
 def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> None:
-    quiet, other = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    listeners = [ListListener(wire.client, name[-24:], list=name) for name in (quiet, other)]
+    quiet, other = b"quiet" + LIST_MARK, b"other" + LIST_MARK
+    listeners = [
+        ListListener(wire.client, channel_of(wire, name.removesuffix(LIST_MARK)), list=channel_of(wire, name))
+        for name in (quiet, other)
+    ]
     waiting(wire, other)
     waiting(wire, quiet)
     scores: Any = dict(wire.client.zscan_iter(wire.key("waiters")))
@@ -225,9 +232,10 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: AnyKind, fre
 
 def test_every_waiter_is_notified_when_the_queue_is_deleted(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
     wire.configure(settings(flags=1))  # of a paused queue too
-    heard = [listen(b"%d" % i) for i in range(6)]
-    for listener in heard:
-        waiting(wire, listener.channel)
+    names = [b"%d" % i for i in range(6)]
+    heard = [listen(name) for name in names]
+    for name in names:
+        waiting(wire, name)
     wire.write("delete_queue", b"")
     assert [listener.notifications() for listener in heard] == [1] * 6
 
@@ -285,7 +293,7 @@ def test_the_monitor_notifies_of_a_scheduled_job_that_nobody_saw_become_due(
         wire.enqueue(Job(b"x", 1, DELAY, 5_000))
         assert wire.claim(channel=b"killed").due_in_ms > 0  # nobody listens on its channel
         assert wire.claim(channel=b"me").due_in_ms == 0
-        listener = Listener(client, b"me")
+        listener = Listener(client, channel_of(wire, b"me"))
         wire.expire()
         assert listener.notifications() == 0
         jump(server, 6)

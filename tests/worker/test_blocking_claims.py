@@ -61,7 +61,7 @@ async def test_a_job_comes_without_a_message_and_no_list_is_left(server: Server)
             await until(lambda n=n: worker.stats.succeeded == n, "its end")  # type: ignore[misc]
             await until(lambda: blocked(server) == 1, "the next claim")
         assert calls(server, "publish") == before
-        assert server.call("KEYS", "pl:{q/1}:pl:wake:*") == []
+        assert server.call("KEYS", "pl:{q/1}:wake:*") == []
 
 
 @on_loop

@@ -108,8 +108,8 @@ async def test_a_thread_past_its_time_is_left_behind_and_its_slot_is_used() -> N
     job = Job("q", "1", 1, 1, b"", b"12345678", 1, 1)
     pool = ThreadPool(1, asyncio.get_running_loop())
     with pytest.raises(TimedOut, match=r"its thread ran longer than its timeout, 0\.05 s"):
-        await pool.run_in_time(hang, job, 0.05)
-    assert await pool.run_in_time(note, job, 30) == Failed("seen")
+        await pool.run(hang, job, 0.05)
+    assert await pool.run(note, job, 30) == Failed("seen")
     gate.set()
     await until(
         lambda: sum(thread.name.startswith("pinlater-handler") for thread in threading.enumerate()) == 1, "its end"
@@ -147,7 +147,7 @@ async def test_a_burst_takes_what_its_last_job_put_back(server: Server, end: End
         await client.enqueue("q", b"", attempts=4)
 
         async def handler(job: Job) -> End:
-            own.driver.subscriber.on_notification = None  # a notification may come too late
+            own.driver.subscriber.on_message = None  # a notification may come too late
             return ends.pop()
 
         worker = Worker(own, "q", handler)

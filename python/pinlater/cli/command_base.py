@@ -32,6 +32,7 @@ from pinlater.model.errors import (
     ServerUnavailable,
 )
 from pinlater.model.tracebacks import of_user
+from pinlater.model.urls import hide_urls
 
 DONE: Final = 0
 NO: Final = 1
@@ -118,12 +119,22 @@ def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("PINLATER_DEBUG") == "1":
+            _hide_urls_in(error)
             raise
         if isinstance(error, AppFailed) and error.__cause__ is not None:
-            sys.stderr.write(of_user(error.__cause__))
+            sys.stderr.write(hide_urls(of_user(error.__cause__)))
         message, code = explain(error)
-        sys.stderr.write(f"error: {one_line(message)}\n")
+        sys.stderr.write(f"error: {one_line(hide_urls(message))}\n")
         return code
+
+
+def _hide_urls_in(error: BaseException | None) -> None:
+    """An error that repeats what it did not expect may have a URL, and so may its causes."""
+    while error is not None:
+        error.args = tuple(hide_urls(each) if isinstance(each, str) else each for each in error.args)
+        if isinstance(error, click.ClickException):
+            vars(error)["message"] = hide_urls(error.message)
+        error = error.__cause__ or error.__context__
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -15,6 +15,7 @@ import click
 from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
+from pinlater.model.urls import shown_url
 from pinlater.store.shards import URL_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,8 +27,8 @@ LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 class Settings:
     """The options that the user chose."""
 
-    url: str | None = None
-    shards: dict[str, str] = field(default_factory=dict)
+    url: str | None = field(default=None, repr=False)
+    shards: dict[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
     verbosity: int = 0
     as_json: bool = False
@@ -128,7 +129,7 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
     for value in values:
         name, equals, url = value.partition("=")
         if not (name and equals and url):
-            raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {value!r}")
+            raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {shown_url(value)}")
         settings_of(context).shards[name] = url
 
 

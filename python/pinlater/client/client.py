@@ -69,7 +69,7 @@ class Client(BaseClient):
                 read_timeout_s=read_timeout_s,
             )
         )
-        self.driver = SyncDriver(self.session.channel, *self.settings.timeouts)
+        self.driver = SyncDriver(*self.settings.timeouts)
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class Client(BaseClient):
         """Runs the flow that `make` returns for a deadline, and returns its result."""
         if self.session.forked:
             self.session.renew()
-            self.driver.after_fork(self.session.channel)
+            self.driver.after_fork()
         try:
             return self.driver.drive(make(time.monotonic() + self.settings.timeout_s))
         except PinLaterError as error:

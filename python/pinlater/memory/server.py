@@ -26,6 +26,7 @@ from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts, require_lupa
 from pinlater.memory.store import OK, Clock, CommandError, Status, Store
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.urls import shown_url
 
 T = TypeVar("T")
 _START_S: Final = 10.0
@@ -330,7 +331,7 @@ def check_url(url: str) -> None:
     """Raises InvalidArgument for a malformed memory:// URL, and if lupa is not installed."""
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise InvalidArgument(f"server URL: expected memory:// or memory://name, got {url!r}")
+        raise InvalidArgument(f"server URL: expected memory:// or memory://name, got {shown_url(url)!r}")
     require_lupa()
 
 

@@ -133,7 +133,8 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
 
 
 class PartialOutcome(PinLaterError):
-    """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs.
+    """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs, or
+    512 KiB of checkpoints.
 
     - result: the call's result for the jobs in `done`.
     - done: the jobs whose requests were carried out, as the caller passed them.
@@ -237,7 +238,8 @@ SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "FORMAT_UNSUPPORTED": FormatUnsupported,
 }
 
-#: First word of a server's error reply -> the error to raise. With all of these the script did not run.
+#: First word of a server's error reply -> the error to raise. With all of these the script did not run, unless the text
+#: says that a command of the script was refused.
 SERVER_CODES: dict[str, type[PinLaterError]] = {
     "OOM": ServerFull,
     "NOAUTH": ServerRefused,

@@ -49,16 +49,16 @@ def claim_at(
     wait: register the client as a waiter if there is no job.
     blocking_list: the server carries out the claim once this list has an element; b"": at once.
     """
-    if queue_shard.lost_claim.pending and not blocking_list:
-        claim = yield from queue_shard.lost_claim.ask(deadline_s)
-        if claim.jobs:
-            return claim
+    if queue_shard.lost_claims.pending and not blocking_list:
+        lost = yield from queue_shard.lost_claims.ask(deadline_s)
+        if lost is not None and lost.jobs:
+            return lost
     descriptor = _claim_descriptor(session, source)
     if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
         claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim
-    waiter = (queue_shard.blocking_list or session.channel) if wait else b""
+    waiter = queue_shard.waiter if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
@@ -95,7 +95,7 @@ def _claim(
     try:
         reply = yield from write(queue_shard, "claim", arguments, deadline_s, blocking_list=blocking_list)
     except OutcomeUnknown as error:
-        raise queue_shard.lost_claim.answered_late(error, decode, sent_s) from None
+        raise queue_shard.lost_claims.answered_late(error, decode, sent_s) from None
     return decode(reply)
 
 

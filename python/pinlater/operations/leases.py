@@ -8,20 +8,24 @@ whole call is not. PartialOutcome lists the jobs that are done.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, checked
 from pinlater.model.jobs import Checkpoint, Claimed, NewJob
 from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
 from pinlater.operations.enqueue import pack_jobs, when
+from pinlater.operations.parts import in_parts
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import Session
 
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
+
+#: Priority and token of a job, its id, its checkpoint.
+_CheckpointItem: TypeAlias = tuple[tuple[int, bytes], bytes, Checkpoint]
 
 
 def ack(
@@ -54,11 +58,14 @@ def _more(batch: _core.AckBatch, source: str) -> bytes:
     return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
 
 
-def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
-    """The ids of an ack, by queue and shard. Raises InvalidArgument like ack() without a source."""
-    queue_shards: dict[tuple[str, str], list[bytes]] = {}
+def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], tuple[list[bytes], int]]:
+    """The ids of an ack and the bytes of its statuses, by queue and shard. Raises InvalidArgument like ack() without a
+    source.
+    """
+    queue_shards: dict[tuple[str, str], tuple[list[bytes], int]] = {}
     for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
-        queue_shards.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+        ids, size = queue_shards.get((batch.queue, batch.shard), ([], 0))
+        queue_shards[batch.queue, batch.shard] = ids + batch.ids, size + len(batch.statuses)
     return queue_shards
 
 
@@ -124,29 +131,57 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
         checked(_checkpoint_as_job, item)
     # if a job is named twice, only its first checkpoint is carried out, and the others are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
-    flows = []
-    for batch in _with_source(batches, source):
-        chosen = [checkpoints[position] for position in batch.positions]
+    flows, parts = [], _checkpoint_parts(_with_source(batches, source), checkpoints)
+    for part in parts:
 
-        def arguments(config: QueueConfig, batch: Any = batch, chosen: Any = chosen) -> list[Argument]:
-            return [source, *_pack_checkpoints(batch, chosen, config)]
+        def arguments(config: QueueConfig, part: _CheckpointPart = part) -> list[Argument]:
+            return [source, *_pack_checkpoints(part.items, config)]
 
-        flows.append(_held_batch(session, batch, "checkpoint", arguments, deadline_s))
+        flows.append(_held_batch(session, part, "checkpoint", arguments, deadline_s))
     return (
         yield from all_of(
             flows,
             lambda refused: _items_at(checkpoints, [*refused, list(repeated)]),
-            _items_of(batches, checkpoints),
+            _items_of(parts, checkpoints),
         )
     )
 
 
-def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:
+class _Batch(Protocol):
+    """Jobs of one queue shard, and their positions in the caller's list."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def shard(self) -> str: ...
+    @property
+    def positions(self) -> list[int]: ...
+
+
+class _CheckpointPart(NamedTuple):
+    """Checkpoints of one script call. items: priority and token, id, the checkpoint."""
+
+    queue: str
+    shard: str
+    positions: list[int]
+    items: list[_CheckpointItem]
+
+
+def _checkpoint_parts(batches: list[_core.AckBatch], checkpoints: list[Checkpoint]) -> list[_CheckpointPart]:
+    """The checkpoints in parts of a bounded number of bytes."""
+    parts = []
+    for batch in batches:
+        named = zip(batch.positions, _priorities_and_tokens(batch.groups), batch.ids, strict=True)
+        for part in in_parts(named, lambda one: len(checkpoints[one[0]].body or b"")):
+            items = [(claim, id_, checkpoints[position]) for position, claim, id_ in part]
+            parts.append(_CheckpointPart(batch.queue, batch.shard, [position for position, _, _ in part], items))
+    return parts
+
+
+def _pack_checkpoints(chosen: list[_CheckpointItem], config: QueueConfig) -> list[Argument]:
     items, statuses, bodies = [], [], []
-    for position, ((priority, token), id_, item) in enumerate(
-        zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True)
-    ):
-        # a checkpoint has the same limits as a new job
+    for position, ((priority, token), id_, item) in enumerate(chosen):
+        # the limits are those of a new job
         as_job = checked(_checkpoint_as_job, item)
         record = pack_jobs([as_job], config)[2][0]
         what = (
@@ -187,9 +222,7 @@ def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBa
     return batches
 
 
-def _held_batch(
-    session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float
-) -> Flow[list[int]]:
+def _held_batch(session: Session, batch: _Batch, verb: str, arguments: Any, deadline_s: float) -> Flow[list[int]]:
     """One call on jobs of one queue shard. Returns the positions, in the caller's list, of the refused jobs."""
     check_queue_name(batch.queue)
     queue_shard = session.queue_shard(batch.queue, batch.shard)
@@ -215,7 +248,7 @@ def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _items_of(batches: list[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
+def _items_of(batches: Sequence[_Batch], items: list[Any]) -> Callable[[int], list[Any]]:
     """The caller's items of a batch, by the index of the batch."""
     return lambda index: [items[position] for position in batches[index].positions]
 

@@ -71,8 +71,8 @@ class RunOptions:
     watch: bool = False
     log_format: LogFormat = "text"
     http: str | None = None
-    url: str | None = None
-    shards: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = field(default=None, repr=False)
+    shards: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):

@@ -14,6 +14,7 @@ from typing import Any
 from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_queue_name
+from pinlater.model.urls import hide_urls, shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
 
@@ -73,14 +74,18 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
     _check_keys(file, "", table, known)
     for name in ("queues", "shards"):
         if not isinstance(table.get(name, {}), dict):
-            raise InvalidArgument(f"{file}: {name}: expected a table, got {table[name]!r:.60}")
+            raise InvalidArgument(f"{file}: {name}: expected a table, got {_shown(name, table[name]):.60}")
     queues = {}
     for queue, own in table.get("queues", {}).items():
         if not isinstance(own, dict):
-            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {own!r:.60}")
+            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
         _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
         queues[queue] = QueueOptions(**own)
     return {**table, "queues": queues} if queues else table
+
+
+def _shown(name: str, value: object) -> str:
+    return shown_url(value) if name == "shards" else hide_urls(repr(value))
 
 
 def _check_keys(file: str, where: str, table: Mapping[str, Any], known: list[str]) -> None:

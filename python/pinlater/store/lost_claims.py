@@ -1,4 +1,4 @@
-"""A claim whose answer was lost: what its queue shard remembers of it.
+"""Claims whose answers were lost: what a queue shard remembers of them.
 
 Promises that the next claim on the queue shard asks for the lost answer first, so that the jobs do not wait for the end
 of their lease, and that a lease counts from the time when its claim was sent.
@@ -8,38 +8,54 @@ A blocking claim has no deadline, so its lane asks until there is an answer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from pinlater._core import Claim
-from pinlater.model.errors import OutcomeUnknown
+from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.store.effects import Flow, completed
 
 
-class LostClaim:
-    """The lost claim of one queue shard. There is one at most, as the next claim asks for it first."""
+class LostClaims:
+    """Those of one queue shard. There are several only if several claims were under way. Threads may share it."""
 
-    __slots__ = ("_error", "_sent_s")
+    __slots__ = ("_errors", "_sent_s")
 
     def __init__(self) -> None:
-        self._error: OutcomeUnknown | None = None
+        self._errors: deque[OutcomeUnknown] = deque()
         #: Of answers that came late: token -> when the claim was sent (monotonic s).
         self._sent_s: dict[bytes, float] = {}
 
     @property
     def pending(self) -> bool:
         """Whether an answer is missing."""
-        return self._error is not None
+        return bool(self._errors)
+
+    @property
+    def remembered(self) -> bool:
+        """Whether anything is known here that the next claims need."""
+        return bool(self._errors or self._sent_s)
 
     def keep(self, error: OutcomeUnknown) -> None:
         """The next claim asks for this answer."""
-        self._error = error
+        self._errors.append(error)
 
-    def ask(self, deadline_s: float) -> Flow[Claim]:
-        """The lost answer, which is then not missing any more. An OutcomeUnknown is the caller's to keep."""
-        error, self._error = self._error, None
-        assert error is not None
-        claim: Claim = yield from error.resume(deadline_s)
+    def ask(self, deadline_s: float) -> Flow[Claim | None]:
+        """A lost answer, which is then not missing any more; None: there is none. An OutcomeUnknown is the caller's to
+        keep.
+        """
+        try:
+            error = self._errors.popleft()
+        except IndexError:
+            return None
+        try:
+            claim: Claim = yield from error.resume(deadline_s)
+        except PinLaterError:
+            raise
+        except BaseException:  # the caller was cancelled
+            self.keep(error)
+            raise
         return claim
 
     def answered_late(

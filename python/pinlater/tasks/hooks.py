@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
@@ -34,17 +35,22 @@ def limited(call: Runner, wrap: Callable[[Runner], Runner], most_s: float, fail:
     wrap: puts the middleware around.
     most_s: the middleware's time before the call, and again after it.
     """
-    limits: dict[int, Limit] = {}  # by the id() of the job, which its call keeps alive
+    # by the id() of the job, which its call keeps alive; calls: how many are under way, as middleware may make several
+    limits: dict[int, Limit] = {}
+    calls = Counter[int]()
 
     async def inner(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
         mine = limits.get(id(job))
         if mine is None or mine.over:  # the job was given up, and its middleware ignored the cancellation
             raise asyncio.CancelledError
         mine.lift()
+        calls[id(job)] += 1
         try:
             return await call(job, args, kwargs, headers)
         finally:
-            mine.begin()
+            calls[id(job)] -= 1
+            if calls[id(job)] == 0:
+                mine.begin()
 
     around = wrap(inner)
     if around is inner:
@@ -61,6 +67,7 @@ def limited(call: Runner, wrap: Callable[[Runner], Runner], most_s: float, fail:
             mine.lift()
             if limits.get(id(job)) is mine:  # a job can run twice here, once its claim went stale
                 del limits[id(job)]
+                calls.pop(id(job), None)
 
     return run
 
@@ -86,7 +93,7 @@ async def call_on_failure(
             mine.begin()
             await hook(failure)
         else:
-            await pool.run_in_time(lambda _: hook(failure), failure.job, most_s)
+            await pool.run(lambda _: hook(failure), failure.job, most_s)
     except GeneratorExit:
         raise
     except BaseException as error:

@@ -37,7 +37,8 @@ class Invoker:
     concurrency: of the worker.
     stopping: whether the worker stops.
     batchers: those made so far, by the task's name.
-    contexts: of running jobs in threads, by the id() of the job. A job can run twice here, once its claim went stale.
+    in_threads: the id() of each job whose function runs in a thread.
+    contexts: of those, by the id() of the job. A job can run twice here, once its claim went stale.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -48,6 +49,7 @@ class Invoker:
     concurrency: int
     stopping: Callable[[], bool]
     batchers: dict[str, Batcher] = field(default_factory=dict)
+    in_threads: set[int] = field(default_factory=set)
     contexts: WeakValueDictionary[int, SyncContext] = field(default_factory=WeakValueDictionary)
 
     def runner(self, task: Task[..., Any]) -> Runner:
@@ -100,17 +102,17 @@ class Invoker:
                 return returned[0]
 
             context = copy_context()
+            self.in_threads.add(id(job))
             try:
-                if timeout_s is None:
-                    await self.threads.run(lambda job: context.run(call, job), job)
-                else:
-                    await self.threads.run_in_time(lambda job: context.run(call, job), job, timeout_s)
+                await self.threads.run(lambda job: context.run(call, job), job, timeout_s)
             except (TimedOut, asyncio.CancelledError):  # its thread goes on
                 if task.context is not None:
                     called[0].cancelled = True
                 raise
             except Snooze as snooze:
                 raise with_progress(snooze, called)  # noqa: B904  (the same one)
+            finally:
+                self.in_threads.discard(id(job))
             return returned[0]
 
         return run

@@ -109,7 +109,7 @@ class TaskRunner:
             concurrency,
             self._is_stopping,
         )
-        self._batchers, self._contexts = invoker.batchers, invoker.contexts
+        self._batchers, self._in_threads, self._contexts = invoker.batchers, invoker.in_threads, invoker.contexts
         runnable = [self._runnable(app, invoker, task) for task in app.tasks.values()]
         #: By the name in the envelope; raw tasks by their queue.
         self._tasks = {each.task.name.encode(): each for each in runnable if each.task.codec != "raw"}
@@ -242,8 +242,8 @@ class TaskRunner:
     def cancel(self, job: Job) -> bool:
         """Cancels a job whose function runs in a thread: sets `context.cancelled`. The worker calls it.
 
-        Returns False for all other jobs: those the worker cancels itself. A job that waits for its batch is one of
-        them, as it has no thread yet.
+        Returns False for all other jobs: those the worker cancels itself. A job that waits for its batch, or for its
+        middleware, is one of them, as it has no thread yet.
         """
         task = self._task_of(job)
         if task is None or task.kind != "thread":
@@ -251,6 +251,8 @@ class TaskRunner:
         batcher = self._batchers.get(task.name)
         if batcher is not None:
             return not batcher.collects(job)
+        if id(job) not in self._in_threads:
+            return False
         context = self._contexts.get(id(job))
         if context is not None:
             context.cancelled = True

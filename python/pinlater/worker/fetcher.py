@@ -34,7 +34,8 @@ class Fetcher:
 
     room: how many jobs may be claimed now.
     take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (monotonic s).
-    removed: gets the channel and the ids of running jobs that were removed; see JobEvents.on_removed.
+    heard: gets what JobEvents.on_removed gets.
+    removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
     max_jobs: it claims so many and no more.
     """
@@ -45,6 +46,7 @@ class Fetcher:
         queues: Sequence[str],
         room: Callable[[], int],
         take: Callable[[str, list[Claim], float], None],
+        heard: Callable[[bytes, bytes], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
         order: QueueOrder | None = None,
@@ -54,7 +56,8 @@ class Fetcher:
         #: How many more jobs may be claimed ever.
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
-        self._take, self._held, self.on_removed = take, held, removed
+        self._take, self._held = take, held
+        self.on_removed, self._removed = heard, removed
         self._polls = {queue: QueuePoll(queue) for queue in queues}
         self._turns = QueueTurns(queues, order or QueueOrder())
         self._pausing: asyncio.Future[None] | None = None
@@ -264,18 +267,26 @@ class Fetcher:
         self.heard_since_s = time.monotonic()
         self.check([job for job in self._held() if is_from(job)])
 
-    def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:
-        """Reports those that were removed as if their cancellation had been heard.
+    def check(
+        self,
+        jobs: Sequence[Job],
+        there: Callable[[set[str]], None] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Looks jobs up, and reports those that were removed.
 
-        there: gets the descriptors of the others.
+        there: gets the descriptors of the others. done: called at the end, however it comes.
         """
         if jobs:
-            self._background(find_missed(self._source, jobs, self.on_removed, there))
+            task = self._background(find_missed(self._source, jobs, self._removed, there))
+            if done is not None:
+                task.add_done_callback(lambda _: done())
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _loop_time(monotonic_s: float) -> float:

@@ -26,7 +26,10 @@ class JobEvents(Protocol):
         """
 
     def on_removed(self, channel: bytes, ids: bytes) -> None:
-        """Running jobs were removed. channel: see store.keys.cancel_channel. ids: joined, 8 bytes each."""
+        """Somebody says that running jobs were removed; look them up.
+
+        channel: see store.keys.cancel_channel. ids: joined, 8 bytes each.
+        """
 
     def on_subscribed(self, is_from: Callable[[Job], bool]) -> None:
         """A server is heard again, so events may have been missed. is_from: whether a job came from that server."""

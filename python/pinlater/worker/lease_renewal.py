@@ -7,7 +7,6 @@ Risk: a handler without a time limit that never returns keeps its lease.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import ssl
@@ -126,17 +125,8 @@ class LeaseRenewal:
         self.renewers, self._handles, self._leases = {}, {}, {}
 
 
-async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:
-    """Renews leases in doubt, each by one of its jobs; True if every server answered."""
-    queue_shards: dict[QueueShard, dict[Lease, Job]] = {}
-    for lease, job in held.items():
-        if lease.in_doubt:
-            queue_shards.setdefault(lease.queue_shard, {})[lease] = job
-    return all(await asyncio.gather(*(_confirm_at(source, doubtful) for doubtful in queue_shards.values())))
-
-
-async def _confirm_at(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
-    """Renews leases of one queue shard; True if it answered."""
+async def confirm(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
+    """Renews leases in doubt of one queue shard, each by one of its jobs. True if they were answered."""
     now_s, jobs = time.monotonic(), list(doubtful.values())
     try:
         refused = {job.token for job in await source.renew(jobs)}

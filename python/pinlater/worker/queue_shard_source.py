@@ -49,13 +49,12 @@ class QueueShardSource:
 
     @property
     def ready(self) -> bool:
-        listening = self._client.driver.subscriber.listening
-        return all(listening(shard.server) for shard in self._client.session.shards.values())
+        return all(map(self._subscriptions.hears, self._queue_shards()))
 
     def open(self, events: JobEvents, *, blocking: bool) -> None:
         self._blocking_claims.open(events.on_blocking_claim, blocking)
         self._subscriptions.open(
-            lambda message: events.on_notification(_queue_of(message)),
+            events.on_notification,
             events.on_removed,
             lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
         )
@@ -131,30 +130,29 @@ class QueueShardSource:
     # claims whose answers were lost
 
     def ask_again_s(self, queue: str) -> float:
-        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claim.pending]
+        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claims.pending]
         return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
 
     async def _ask_for_lost(self, take: Callable[[str, Claim], None]) -> bool:
         """Whether there were any."""
-        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claim.pending]
+        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claims.pending]
         await asyncio.gather(*(self._ask_for(queue_shard, take) for queue_shard in lost))
         return bool(lost)
 
     async def _ask_for(self, queue_shard: QueueShard, take: Callable[[str, Claim], None]) -> None:
         pauses = Pauses()
-        while True:
+        while queue_shard.lost_claims.pending:
             try:
-                claim = await self._client.run(queue_shard.lost_claim.ask)
+                claim = await self._client.run(queue_shard.lost_claims.ask)
             except OutcomeUnknown as error:
                 log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
-                queue_shard.lost_claim.keep(error)
+                queue_shard.lost_claims.keep(error)
+                await asyncio.sleep(pauses.take())
             except PinLaterError as error:
                 log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
-                return
             else:
-                take(queue_shard.queue, claim)
-                return
-            await asyncio.sleep(pauses.take())
+                if claim is not None:
+                    take(queue_shard.queue, claim)
 
     # ending
 
@@ -190,8 +188,3 @@ class QueueShardSource:
 
     def _server_of(self, job: Job) -> Server:
         return self._client.session.queue_shard(job.queue, job.shard).shard.server
-
-
-def _queue_of(key: bytes) -> str:
-    """The queue of a key `meta`."""
-    return key.partition(b"{")[2].partition(b"/")[0].decode()

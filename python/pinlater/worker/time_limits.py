@@ -20,6 +20,7 @@ import contextvars
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from pinlater.model.jobs import Job
 from pinlater.worker.lease_renewal import Lease, LeaseRenewal
@@ -71,10 +72,9 @@ class Limit:
     future: of the job's end; None: the job does not run any more, so nothing is limited.
     lease: the job's, if the limit ends that too.
     give_up: gets the future once the time is over.
-    over: the job was given up, or does not run any more.
     """
 
-    __slots__ = ("_limits", "after_s", "future", "give_up", "job", "lease", "over", "until_s")
+    __slots__ = ("_limits", "after_s", "future", "give_up", "job", "lease", "until_s")
 
     def __init__(
         self,
@@ -86,7 +86,12 @@ class Limit:
         give_up: Callable[[asyncio.Future[Any]], object],
     ) -> None:
         self._limits, self.future, self.job, self.lease = limits, future, job, lease
-        self.after_s, self.give_up, self.over, self.until_s = after_s, give_up, future is None, 0.0
+        self.after_s, self.give_up, self.until_s = after_s, give_up, 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the job was given up, by this limit or by another."""
+        return self.future in self._limits.given_up
 
     def begin(self) -> None:
         """From now on the job has `after_s`. Nothing happens if it is over."""
@@ -107,12 +112,23 @@ class TimeLimits:
         self._lease_renewal = renewal
         #: By the future of the job's end.
         self.current: dict[asyncio.Future[Any], Limit] = {}
+        #: Futures of handlers that go on without their jobs.
+        self.given_up = WeakSet[asyncio.Future[Any] | None]()
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # of the timer
         #: A given-up job's context is not that of jobs that start in its slot.
         self._context = contextvars.Context()
 
+    def open(self) -> None:
+        """Limits jobs from now on."""
+        self._closed = False
+
     def close(self) -> None:
         """Limits nothing any more."""
+        self._closed = True
+        for future in list(self.current):
+            self.end(future)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -120,6 +136,8 @@ class TimeLimits:
     def begin(self, future: asyncio.Future[Any], limit: Limit) -> None:
         """The limit replaces the job's earlier one: middleware may call a function twice."""
         self.end(future)
+        if self._closed:
+            return
         self.current[future] = limit
         if limit.lease is not None:
             self._lease_renewal.limit(limit.lease, limit.job, limit.after_s + LOOK_S)
@@ -133,20 +151,23 @@ class TimeLimits:
             self._lease_renewal.drop_limit(limit.lease, limit.job)
 
     def leave_behind(self, future: asyncio.Future[Any]) -> None:
-        """The job was given up: asyncio does not log its error."""
+        """The job was given up: its handler goes on, and asyncio does not log its error."""
         self.end(future)
+        self.given_up.add(future)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _look_later(self) -> None:
+        self._due_s = time.monotonic() + LOOK_S
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=self._context)
 
     def _look(self) -> None:
-        """Gives up every job whose time is over."""
+        """Gives up every job whose time is over. A loop that was late may not have heard yet which jobs have ended."""
         self._timer = None
         now_s = time.monotonic()
+        if now_s - self._due_s > LOOK_S:
+            self._look_later()
+            return
         for future, limit in [each for each in self.current.items() if each[1].until_s <= now_s]:
-            self.end(future)
-            limit.over = True
             limit.give_up(future)
         if self.current and self._timer is None:
             self._look_later()

@@ -39,7 +39,7 @@ LOST_CHECK_S: Final = 1.0
 class Worker:
     """Works on queues with one handler.
 
-    client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close it.
+    client: an AsyncClient for this worker alone (its channels are the worker's); the worker does not close it.
     handler: `async def` or a plain function (run in threads) of one argument, the Job. If it returns, the job
     succeeded; if it raises, the job failed, with the error as its custom status. It may return an executor.End instead.
     on_stop: called when a stop begins; jobs whose handlers it cancels are released.
@@ -76,6 +76,7 @@ class Worker:
             names,
             self._room,
             self._take,
+            lambda channel, ids: self._look_up(self._slots.hear(channel, ids)),
             self._slots.on_removed,
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
@@ -289,18 +290,22 @@ class Worker:
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
         """Holds the jobs of claims that were sent then (monotonic s)."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
-        self._slots.drop_removed(first_s)
+        self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)
         self._slots.fill()
         self._progress.made()
+
+    def _look_up(self, doubted: set[Held]) -> None:
+        """Looks up jobs that are said to be removed."""
+        self.fetcher.check([held.job for held in doubted], done=lambda: self._slots.trust(doubted))
 
     def _hold(self, queue: str, claim: Claim, sent_s: float) -> float:
         """Returns when the claim was sent: before sent_s, if its answer came late."""
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
-        seen_s = queue_shard.lost_claim.take_sent_s(claim.token, sent_s)
+        seen_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
         lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease, crashed=claim.crashed)

@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
+from pinlater.store.shards import QueueShard
 from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
@@ -64,17 +66,20 @@ class WorkerSlots:
         self._record_started = record_started(
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
-        self._confirming: asyncio.Task[None] | None = None
+        #: They say how given-up jobs end.
+        self._judges = WeakSet[asyncio.Future[End]]()
+        self._confirming: dict[QueueShard, asyncio.Task[None]] = {}
 
     def open(self) -> None:
         """Jobs may start from now on."""
+        self.time_limits.open()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self._jobs.concurrency, self._loop)
 
     def close(self) -> None:
         """Leaves threads that still run behind."""
-        if self._confirming is not None:
-            self._confirming.cancel()
+        for confirming in self._confirming.values():
+            confirming.cancel()
         self.suspects.close()
         self._threads.close()
         self.time_limits.close()
@@ -82,7 +87,7 @@ class WorkerSlots:
     def fill(self) -> None:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
-        if self._confirming is None and not self._stopping.is_set():
+        if not self._stopping.is_set():
             if jobs.has_suspects:
                 self._fill_but(self.suspects.sort_out())
                 return
@@ -104,13 +109,14 @@ class WorkerSlots:
 
     # starting
 
-    async def _confirm(self) -> None:
-        """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
+    async def _confirm(self, queue_shard: QueueShard) -> None:
+        """Renews the leases in doubt of prefetched jobs of a queue shard, so that none starts that runs elsewhere."""
+        leases = {held.lease: held.job for held in self._jobs.prefetched if held.lease.queue_shard is queue_shard}
         try:
-            if not await confirm(self._source, {held.lease: held.job for held in self._jobs.prefetched}):
+            if not await confirm(self._source, {lease: job for lease, job in leases.items() if lease.in_doubt}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
-            self._confirming = None
+            del self._confirming[queue_shard]
             self._loop.call_soon(self._fill_confirmed)
 
     def _fill_confirmed(self) -> None:
@@ -119,23 +125,47 @@ class WorkerSlots:
         self._changed()
 
     def _start_next(self) -> bool:
-        """False: its lease has to be confirmed first."""
+        """False: of every prefetched job it has to be found out first whether the worker still holds it."""
         prefetched = self._jobs.prefetched
         held = prefetched[0]
         if held.lease.lost:
             self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
             return True
-        if held.lease.in_doubt:
-            self._confirming = self._loop.create_task(self._confirm())
-            return False
-        prefetched.popleft()
+        if held.lease.in_doubt or held in self.cancellations.doubted:
+            certain = self._first_certain()
+            if certain is None:
+                return False
+            held = certain
+            prefetched.remove(held)
+        else:
+            prefetched.popleft()
         if (record := self._record_started) is not None:
             record(held)
         if self._is_async:
-            self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
+            self._run_task(call_async(self._handler, held.job), held)
         else:
-            self._run(self._threads.run(self._handler, held.job), held)
+            self._run(self._threads.start(self._handler, held.job), held)
         return True
+
+    def _run_task(self, end: Coroutine[Any, Any, End], held: Held) -> asyncio.Task[End]:
+        """Not by the loop's task factory: an eager task would run before its job counts as running."""
+        task = asyncio.Task(end, loop=self._loop)
+        self._run(task, held)
+        return task
+
+    def _first_certain(self) -> Held | None:
+        """The first prefetched job that may start. Confirms the leases in doubt of those before it: another server may
+        be away for long.
+        """
+        for held in self._jobs.prefetched:
+            queue_shard = held.lease.queue_shard
+            if held.lease.in_doubt and queue_shard not in self._confirming:
+                self._confirming[queue_shard] = self._loop.create_task(self._confirm(queue_shard))
+            elif held.job.crashed and held is not self._jobs.alone:
+                continue  # a suspect waits for its turn
+            elif not (held.lease.in_doubt or held.lease.lost or held in self.cancellations.doubted):
+                return held
+        return None
 
     def _run(self, future: asyncio.Future[End], held: Held) -> None:
         self._jobs.running[future] = held
@@ -193,20 +223,20 @@ class WorkerSlots:
         return Limit(self.time_limits, future, job, lease, after_s, give_up)
 
     def _future_of(self, job: Job) -> asyncio.Future[End] | None:
-        """The future of a running job, which is most often the current asyncio task; else that waits for this one."""
+        """The future of a running job: the current asyncio task, or another one of its handler that waits for this."""
         running = self._jobs.running
         current: asyncio.Future[End] | None = asyncio.current_task()
         if current in running:
             return current
-        return next((each for each, held in running.items() if held.job is job), None)
+        return next((each for each, held in running.items() if held.job is job and each not in self._judges), None)
 
     def _give_up(self, future: asyncio.Future[End], judge: Judge) -> None:
-        """A running job ends as judge() says, and its handler goes on unheeded. No error if it does not run."""
+        """A running job ends as judge() says, without its handler. No error if the job does not run."""
+        self.time_limits.leave_behind(future)
         if (held := self._jobs.running.pop(future, None)) is None:
             return
         future.remove_done_callback(self._finished)
-        self.time_limits.leave_behind(future)
-        self._run(self._loop.create_task(judge()), held)
+        self._judges.add(self._run_task(judge(), held))
 
     def is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was left behind."""
@@ -219,15 +249,21 @@ class WorkerSlots:
     def on_removed(self, channel: bytes, ids: bytes) -> None:
         """Stops running jobs that were removed, and does not start prefetched ones."""
         jobs = self._jobs
-        self.drop(self.cancellations.hear(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
+        self.drop(self.cancellations.stop_removed(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
 
-    def drop_removed(self, sent_s: float) -> None:
-        """Does not start prefetched jobs that were removed while their claim was under way.
+    def hear(self, channel: bytes, ids: bytes) -> set[Held]:
+        """Jobs are said to be removed. Returns those to look up; none of them starts before trust()."""
+        jobs = self._jobs
+        return self.cancellations.hear(channel, ids, [*jobs.running.values(), *jobs.prefetched])
 
-        sent_s: when the claim was sent (monotonic s).
-        """
-        if removed := self.cancellations.among(self._jobs.prefetched, sent_s):
-            self.drop(removed, self._acker.removed)
+    def heard_since(self, sent_s: float) -> set[Held]:
+        """As hear(), for prefetched jobs of a claim that was sent then (monotonic s)."""
+        return self.cancellations.among(self._jobs.prefetched, sent_s)
+
+    def trust(self, doubted: set[Held]) -> None:
+        """These jobs have been looked up: those that are still held were not removed."""
+        self.cancellations.doubted -= doubted
+        self._fill_confirmed()
 
     def stop_stale(self, descriptors: set[str]) -> None:
         """Stops running jobs with these descriptors whose lease is lost."""
@@ -236,7 +272,8 @@ class WorkerSlots:
     # a stop
 
     async def cancel_running(self, timeout_s: float) -> None:
-        """Cancels running jobs, waits so long for their handlers to end, and holds the jobs as ones to release."""
+        """Cancels running jobs, waits so long for their handlers to end, and keeps the jobs to be released."""
+        self.time_limits.close()
         running = self._jobs.running
         for future in list(running):
             future.cancel()

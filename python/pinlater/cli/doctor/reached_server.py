@@ -5,7 +5,7 @@ Promises that all connections are closed at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +21,15 @@ from pinlater.store.servers import Server
 
 @dataclass(slots=True)
 class ReachedServer:
-    """A server that answered, with its INFO."""
+    """A server that answered, with its INFO.
+
+    shards: the names of its shards. queues: those to check; none: all.
+    """
 
     server: Server
     redis: redis.Redis
+    shards: Sequence[str] = ()
+    queues: Sequence[str] = ()
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -47,6 +52,7 @@ class ReachedServer:
 @contextmanager
 def reached_servers(
     settings: ClientSettings,
+    queues: Sequence[str] = (),
 ) -> Iterator[tuple[dict[Server, ReachedServer], dict[Server, CheckResult]]]:
     """Yields the servers that answered, and for each server a check result that says whether it answered."""
     reached: dict[Server, ReachedServer] = {}
@@ -54,6 +60,10 @@ def reached_servers(
     try:
         for server in settings.session.servers:
             results[server] = _reach(server, settings.timeouts, reached)
+            if server in reached:
+                shards = settings.session.shards.values()
+                reached[server].shards = [shard.name for shard in shards if shard.server is server]
+                reached[server].queues = queues
         yield reached, results
     finally:
         for connected in reached.values():
