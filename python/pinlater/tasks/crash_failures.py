@@ -75,7 +75,7 @@ class CrashFailures:
             async with asyncio.timeout(most_s):
                 await hook(failure)
         else:
-            await self._threads.run_in_time(lambda _: hook(failure), failure.job, most_s)
+            await self._threads.run(lambda _: hook(failure), failure.job, most_s)
 
 
 def _job_of(info: JobInfo) -> Job:
