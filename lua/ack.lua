@@ -1,6 +1,6 @@
 -- ack: ends running jobs: succeeded ones are removed (or kept), failed ones run again later or are failed for good.
 -- KIND   write
--- NEEDS  base lane check_queue decorated simple_ack call_in_chunks late_clock new_ids notify admit lease leave_lease holds status
+-- NEEDS  base lane check_queue decorated simple_ack call_in_chunks late_clock new_ids notify admit lease leave_lease holds status suspect
 -- KEYS   meta jobs extras leases lease_jobs running* | waiters tombstones ready* scheduled* failed* succeeded*
 -- ARGV   lane sequence version more groups ids…
 -- REPLY  refused: u16 positions (from 0) of ids that the caller does not hold
@@ -46,7 +46,7 @@ if timed then read_clock() end
 
 -- The new extras of a job: from its old ones and the caller's status.
 local function next_extra(old, left, text)
-  return extra(left, now, old and unp('>I2', old, 9) or 0, append_status(old and sub(old, 11) or '', text or ''))
+  return extra(left, now, old and unp('>I2', old, 9) % SUSPECT or 0, append_status(old and sub(old, 11) or '', text or ''))
 end
 
 local function extras_of(group)

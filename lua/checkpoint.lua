@@ -1,6 +1,6 @@
 -- checkpoint: keeps a running job's progress (body, attempts, status), and renews its lease or makes it pending again.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status suspect
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
 -- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
@@ -56,7 +56,8 @@ for _, job in ipairs(jobs) do
   local status = old and sub(old, 11) or ''
   if job.status then status = prepend_status(status, texts[job.position] or '') end
   keep_record(job)
-  call('HSET', key_extras, job.id, extra(left, now, old and unp('>I2', old, 9) or 0, status))
+  local crashes = old and unp('>I2', old, 9) or 0
+  call('HSET', key_extras, job.id, extra(left, now, job.move and crashes % SUSPECT or crashes, status))
   if job.move then
     call('HDEL', KEYS[running0 + job.priority], job.id)
     leave_lease(running, job.priority, job.id)

@@ -1,6 +1,6 @@
 -- claim: gives due jobs to one worker, under one lease and one token. A worker that gets none is registered as a waiter.
 -- KIND   write
--- NEEDS  base lane check_queue clock decorated
+-- NEEDS  base lane check_queue clock decorated suspect
 -- KEYS   meta waiters jobs leases ready* running* | extras lease_jobs scheduled*
 -- ARGV   lane sequence version claim | limit quotas waiter budget unconfirmed
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 priorities,

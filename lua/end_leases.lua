@@ -1,9 +1,9 @@
 -- end_leases: recovers the jobs of a worker process that is known to be dead, before its leases run out.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc suspect recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version source how started cursor
--- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, next cursor
+-- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, u16 n, n × (u8 priority, id) of failed jobs, next cursor
 -- source: of the claim descriptors of that process, and of no other. how: how it ended, for the custom status: 'was killed by SIGKILL'.
 -- started: '', or ids, 8 bytes each: its other jobs get back their score, as by release.
 -- cursor: '0:0' at first, then that of the last reply while there is more: a priority (0: the entries of leases), ':', cursor.
@@ -54,4 +54,6 @@ for _ = 1, PAGES do
 end
 if wake then notify() end
 local more = priority <= priorities and 1 or 0
-return finish(pack('>I4I4I4I4B', counts.leases, counts.retried, counts.failed, counts.unstarted, more) .. priority .. ':' .. from)
+return finish(
+  pack('>I4I4I4I4BI2', counts.leases, counts.retried, counts.failed, counts.unstarted, more, #failed_jobs) .. concat(failed_jobs) .. priority .. ':' .. from
+)

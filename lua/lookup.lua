@@ -1,6 +1,6 @@
 -- lookup: what is known of jobs by id.
 -- KIND   read
--- NEEDS  base check_read decorated lease created_ms job_info
+-- NEEDS  base check_read decorated lease created_ms suspect job_info
 -- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version with_bodies budget priorities_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up

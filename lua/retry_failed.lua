@@ -1,6 +1,6 @@
 -- retry_failed: makes failed jobs of a priority pending again, the oldest first, or those named.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit status
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit status suspect
 -- KEYS   meta waiters jobs extras ready* scheduled* failed*
 -- ARGV   lane sequence version priority limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
@@ -48,7 +48,7 @@ local extras = call('HMGET', key_extras, unpack(ids))
 for i, id in ipairs(ids) do
   entries[2 * i - 1], entries[2 * i] = score, score <= now and id .. DECORATED or id
   local old = extras[i]
-  more[2 * i - 1], more[2 * i] = id, extra(left, now, 0, old and sub(old, 11) or '')
+  more[2 * i - 1], more[2 * i] = id, extra(left, now, old and unp('>I2', old, 9) >= SUSPECT and SUSPECT or 0, old and sub(old, 11) or '')
 end
 for id, record in pairs(records) do call('HSET', key_jobs, id, record) end
 call_in_chunks('ZREM', failed, ids)

@@ -1,6 +1,6 @@
 -- scan: one page of the jobs of a state and priority, latest time first.
 -- KIND   read
--- NEEDS  base check_read clock lease before created_ms job_info
+-- NEEDS  base check_read clock lease before created_ms suspect job_info
 -- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version state priority future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…

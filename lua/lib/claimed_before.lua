@@ -1,6 +1,6 @@
 -- Answers a repeated claim: what the first one gave, without what was taken away since (its lease ran out, jobs were deleted). The lane of a
 -- claim that gave jobs keeps its token, or the name of its lease of one job. The lane of another keeps the answer.
--- reads: priorities limit NO_DUE NO_TOKEN replay stored
+-- reads: SUSPECT priorities limit NO_DUE NO_TOKEN replay stored
 -- sets:  claimed_before given_one nothing_left
 local nothing_left = NO_DUE .. string.char(0, priorities) .. string.rep('\0\0\0\0', priorities)
 local function claimed_before(token)
@@ -13,9 +13,10 @@ local function claimed_before(token)
     local ids, kept, lefts, records = {}, {}, {}, {}
     for i = 1, n do ids[i] = sub(lease, at + 8 * i - 5, at + 8 * i + 2) end
     local running, found = call('HMGET', KEYS[running0 + priority], unpack(ids)), call('HMGET', key_jobs, unpack(ids))
+    local extras = call('HMGET', key_extras, unpack(ids))
     for i = 1, n do
       if running[i] and sub(running[i], 1, 8) == token and found[i] then
-        lefts[#kept + 1] = pack('>I2', #kept) .. sub(running[i], 9, 10)
+        lefts[#kept + 1] = pack('>I2', extras[i] and byte(extras[i], 9) >= 128 and #kept + SUSPECT or #kept) .. sub(running[i], 9, 10)
         kept[#kept + 1], records[#kept + 1] = ids[i], found[i]
       end
     end

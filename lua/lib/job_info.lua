@@ -1,5 +1,5 @@
 -- One job as a lookup gives it (docs/design.md, "Job info"). value: a score, or the value in running.
--- reads: claim_of created_ms
+-- reads: SUSPECT claim_of created_ms
 -- sets:  FAILED info PENDING RUNNING SUCCEEDED
 local PENDING, RUNNING, SUCCEEDED, FAILED = 0, 1, 2, 3
 
@@ -8,6 +8,7 @@ local function info(state, priority, id, record, more, value, with_body)
   local left, updated, crashes, status, claim, run_after = allowed, created_ms(id), 0, '', '', 0
   if more then
     left, updated, crashes = unp('>I2I6I2', more)
+    crashes = crashes % SUSPECT
     status = sub(more, 11)
   end
   if state == RUNNING then

@@ -2,15 +2,14 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- The end of an unconfirmed lease (lib/lease_end) costs nothing: its jobs never began. The tenth in a row for one job is a crash.
--- reads: admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks SINGLE_LEASE_BYTES utc
--- sets:  APART APART_MS started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs last_chances moves
+-- reads: SUSPECT admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks
+--        SINGLE_LEASE_BYTES utc
+-- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
--- Jobs with one crash left come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
--- lease apart, and after a hundred from the beginning again.
-local APART_MS, APART = unp('>I4', config, CONFIG_LEASE_MS) / 30, 100
-local last_chances = 0
 local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unstarted = 0 }
+-- u8 priority, id: of each job that failed, and is not to be moved
+local failed_jobs = {}
 -- ids as keys: only these jobs have crashed. nil: all have.
 local started_ids
 
@@ -45,11 +44,11 @@ local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
   counts.unstarted = counts.unstarted + #unstarted
   if not crashed[1] then return admit(priority, ready, {}) end
   local extras = call('HMGET', key_extras, unpack(crashed))
-  local scheduled, failed, more, moving = {}, {}, {}, {}
+  local failed, more, moving = {}, {}, {}
   for i, id in ipairs(crashed) do
     local old = byte(held[i], 11) % 2 == 1 and extras[i]
-    local crashes = math.min((old and unp('>I2', old, 9) or 0) + 1, 65535)
-    local left, status, apart = unp('>I2', held[i], 9), old and sub(old, 11) or '', 0
+    local crashes = math.min((old and unp('>I2', old, 9) % SUSPECT or 0) + 1, SUSPECT - 1)
+    local left, status = unp('>I2', held[i], 9), old and sub(old, 11) or ''
     if crash_limit == 0 then
       left = math.max(left - 1, 0)
     else
@@ -57,21 +56,19 @@ local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
       if crashes >= crash_limit then
         left = 0
         if moves then moving[#moving + 1], moving[#moving + 2] = string.char(priority) .. id, '' end
-      elseif crashes == crash_limit - 1 then
-        apart = floor(last_chances % APART * APART_MS)
-        last_chances = last_chances + 1
       end
     end
-    local entries = left < 1 and failed or apart > 0 and scheduled or ready
-    entries[#entries + 1], entries[#entries + 2] = now + apart, entries == ready and id .. DECORATED or id
-    more[2 * i - 1], more[2 * i] = id, extra(left, now, crashes, status)
+    if left < 1 and not (moves and crash_limit > 0) then failed_jobs[#failed_jobs + 1] = string.char(priority) .. id end
+    local entries = left < 1 and failed or ready
+    entries[#entries + 1], entries[#entries + 2] = now, entries == ready and id .. DECORATED or id
+    more[2 * i - 1], more[2 * i] = id, extra(left, now, crashes + SUSPECT, status)
   end
   call_in_chunks('HDEL', KEYS[running0 + priority], crashed)
   call_in_chunks('HSET', key_extras, more)
   if failed[1] then call_in_chunks('ZADD', KEYS[failed0 + priority], failed) end
   if moving[1] then call_in_chunks('HSET', key_quarantined, moving) end
-  counts.retried, counts.failed = counts.retried + (#ready + #scheduled) / 2 - #unstarted, counts.failed + #failed / 2
-  return admit(priority, ready, scheduled)
+  counts.retried, counts.failed = counts.retried + #ready / 2 - #unstarted, counts.failed + #failed / 2
+  return admit(priority, ready, {})
 end
 
 local function end_single_lease(lease, how, unconfirmed)

@@ -1,5 +1,5 @@
 -- Moves the first `taken` jobs of a priority from ready to running, under the claim's token. Adds them to its lease and to the reply.
--- reads: blocks held ids priority lists decorated packed simple_flags ready records single_flags taken token
+-- reads: SUSPECT blocks held ids priority lists decorated packed simple_flags ready records single_flags taken token
 -- sets:  block first i lefts entries running second
 local entries, i, first, second, running = {}, 0, nil, nil, nil
 for r = 1, #records do
@@ -28,7 +28,7 @@ if decorated then
     if decorated[i] then
       k = k + 1
       local attempts = extras[k] and sub(extras[k], 1, 2)
-      if attempts then lefts[#lefts + 1] = pack('>I2', i - 1) .. attempts end
+      if attempts then lefts[#lefts + 1] = pack('>I2', byte(extras[k], 9) < 128 and i - 1 or i - 1 + SUSPECT) .. attempts end
       entries[2 * i] = token .. (attempts or sub(entries[2 * i], 9, 10)) .. string.char(attempts and single_flags + 1 or single_flags) .. scores[k]
     end
   end

@@ -13,11 +13,13 @@ use crate::record::Record;
 
 /// Elements of a reply before the lists of records.
 const FIXED_ELEMENTS: usize = 7;
+/// Of an index in the jobs block: the job has crashed before.
+const CRASHED: u16 = 0x8000;
 
 /// The jobs of a claim and what its shard has left. `token` is empty if nothing was claimed or it was a dry run.
 ///
 /// `left`: jobs that are due but not taken, a priority. `due_in_ms`: how long until the next scheduled job is due; 0 if there is
-/// none, or if another worker waits for it. `paused`: the queue gives no jobs now.
+/// none, or if another worker waits for it. `paused`: the queue gives no jobs now. `crashed`: some of the jobs have crashed before.
 #[pyclass(frozen, module = "pinlater._core")]
 #[derive(Debug)]
 pub struct Claim {
@@ -31,6 +33,8 @@ pub struct Claim {
     due_in_ms: u64,
     #[pyo3(get)]
     paused: bool,
+    #[pyo3(get)]
+    crashed: bool,
 }
 
 #[pymethods]
@@ -70,6 +74,7 @@ pub fn decode_claim(
         left,
         due_in_ms: big_endian(sized(reply, 5, "due in", &[6])?.as_bytes()),
         paused: read_flag(&bytes_at(reply, 6, "paused")?)?,
+        crashed: ids.iter().any(|taken| taken.crashed),
     })
 }
 
@@ -79,6 +84,7 @@ struct Taken {
     id: u64,
     /// None: all that the record allows.
     attempts_remaining: Option<u16>,
+    crashed: bool,
 }
 
 /// What the jobs of a claim share.
@@ -114,12 +120,14 @@ impl<'a, 'py> Origin<'a, 'py> {
             token: self.token.clone().unbind(),
             attempts_allowed: record.attempts_allowed,
             attempts_remaining: taken.attempts_remaining.unwrap_or(record.attempts_allowed),
+            crashed: taken.crashed,
         };
         Bound::new(py, job)
     }
 }
 
-/// A block for each priority: `u8 priority, u16 n, n x id, u16 m, m x (u16 index, u16 attempts left)`.
+/// A block for each priority: `u8 priority, u16 n, n x id, u16 m, m x (u16 index, u16 attempts left)`. An index may have the
+/// bit `CRASHED`.
 fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
     let mut reader = Reader::new("claim reply: jobs block", block);
     let mut taken = Vec::with_capacity(block.len() / 8);
@@ -137,14 +145,17 @@ fn read_ids(block: &[u8]) -> Result<Vec<Taken>, BadArgument> {
             priority,
             id: big_endian(id),
             attempts_remaining: None,
+            crashed: false,
         }));
         let exceptions = usize::from(reader.u16()?);
         for exception in reader.take(4 * exceptions)?.chunks_exact(4) {
-            let index = usize::from(u16::from_be_bytes([exception[0], exception[1]]));
+            let marked = u16::from_be_bytes([exception[0], exception[1]]);
+            let index = usize::from(marked & !CRASHED);
             let Some(job) = taken[first..].get_mut(index) else {
                 return Err(malformed(format!("jobs block: expected an index below {count}, got {index}")));
             };
             job.attempts_remaining = Some(u16::from_be_bytes([exception[2], exception[3]]));
+            job.crashed = marked & CRASHED != 0;
         }
     }
     Ok(taken)

@@ -35,6 +35,9 @@ pub struct Job {
     pub attempts_allowed: u16,
     #[pyo3(get)]
     pub attempts_remaining: u16,
+    /// A worker that had claimed it earlier died, or let its lease run out.
+    #[pyo3(get)]
+    pub crashed: bool,
 }
 
 #[pymethods]
@@ -61,6 +64,7 @@ impl Job {
             token: PyBytes::new(py, &token_of(token)?.to_be_bytes()).unbind(),
             attempts_allowed: integer("attempts_allowed", attempts_allowed, 1, MAX_ATTEMPTS)?,
             attempts_remaining: integer("attempts_remaining", attempts_remaining, 0, MAX_ATTEMPTS)?,
+            crashed: false,
         })
     }
 

@@ -87,8 +87,15 @@ def test_claims_are_decoded_as_the_twin_does(reply: list[Any]) -> None:
 def test_a_claim_is_decoded_as_the_page_says() -> None:
     claim = _core.decode_claim(ONE_JOB, "mail", "1")
     [job] = claim.jobs
-    assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 1)
-    assert (claim.token, claim.left, claim.due_in_ms, claim.paused) == (TOKEN, [0, 0], 7, True)
+    assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 1, False)
+    assert (claim.token, claim.left, claim.due_in_ms, claim.paused, claim.crashed) == (TOKEN, [0, 0], 7, True, False)
+
+
+def test_a_claim_says_which_jobs_have_crashed() -> None:
+    block = b"\2\0\2" + bytes(7) + b"\5" + bytes(7) + b"\6" + b"\0\1" + b"\x80\1\0\1"
+    claim = _core.decode_claim([*ONE_JOB[:3], block, *ONE_JOB[4:7], [b"\1\0\3\2x"] * 2], "mail", "1")
+    assert claim.crashed
+    assert [(job.crashed, job.attempts_remaining) for job in claim.jobs] == [(False, 3), (True, 1)]
 
 
 def test_the_jobs_of_a_dry_run_have_no_token() -> None:

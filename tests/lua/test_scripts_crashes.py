@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.servers import KINDS, Server
 from tests.support.wire import Timed, Wire, connect, known, lease_fields
-from tests.support.wire_format import ABSOLUTE, FAILED, PENDING, Info, Job, settings
+from tests.support.wire_format import ABSOLUTE, FAILED, NOW, PENDING, End, Info, Job, settings
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30
@@ -172,18 +172,35 @@ def test_the_leases_of_others_are_looked_through_a_part_a_call(wire: Wire) -> No
     assert calls >= 3
 
 
-def test_jobs_that_may_not_crash_once_more_come_back_one_after_the_other(timed: Timed) -> None:
+def test_a_job_is_a_suspect_from_its_crash_until_a_run_ends(timed: Timed) -> None:
+    """The suspects of each claim; crashes are counted on."""
     wire = timed.wire
-    wire.enqueue(*(Job(b"%d" % i) for i in range(4)))
-    assert len(wire.claim(claim=CLAIM).jobs) == 4
-    crash(timed)
-    assert len(wire.claim(claim=CLAIM).jobs) == 4  # after the first crash all at once
-    wire.end_leases(SOURCE)  # after the second a thirtieth of a lease apart
-    assert wire.claim(claim=CLAIM).bodies == [b"0"]
-    for later in (b"1", b"2", b"3"):
-        assert wire.claim(claim=CLAIM).bodies == []
-        timed.later(1)
-        assert wire.claim(claim=CLAIM).bodies == [later]
+
+    def claim() -> list[End]:
+        claimed = wire.claim(claim=CLAIM)
+        suspects = [End(job.priority, job.id, claimed.token) for job in claimed.jobs if job.suspect]
+        assert [job.id for job in wire.replayed_claim().jobs if job.suspect] == [end.id for end in suspects]
+        return suspects
+
+    ids = wire.enqueue(*(Job(b"%d" % i, allowed=5) for i in range(4)))
+    assert claim() == []
+    wire.end_leases(SOURCE, started=b"".join(ids[:3]))
+    first, second, third = claim()
+    assert [first.id, second.id, third.id] == ids[:3]
+    wire.release(first)
+    assert wire.ack(second._replace(failed=True)) == []
+    assert wire.checkpoint(third, move=(NOW, 0)) == []
+    (first,) = claim()
+    assert first.id == ids[0]
+    assert wire.checkpoint(first) == []
+    assert [known(wire, id_).crashes for id_ in ids] == [1, 1, 1, 0]
+    for crashes in (2, 3):
+        wire.end_leases(SOURCE)
+        assert known(wire, ids[0]).crashes == crashes
+        assert len(claim()) == (4 if crashes == 2 else 1)
+    assert wire.retry_failed(ids=[ids[0]], limit=0) == 1
+    assert known(wire, ids[0]).crashes == 0
+    assert [end.id for end in claim()] == [ids[0]]
 
 
 def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:

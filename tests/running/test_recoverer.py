@@ -15,16 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
 from pinlater.running.recoverer import Recoverer
-from pinlater.worker.started_jobs import STARTED_VARIABLE, ids_in, record_started, shared_memory
+from pinlater.store.servers import Server as StoreServer
+from pinlater.store.shards import QueueShard, Shard
+from pinlater.worker.started_jobs import STARTED_VARIABLE, record_started, shared_memory, started_ids
 from tests.conftest import FreshServer
 from tests.support.app_runs import AppRuns, runs
 from tests.support.handlers_for_tests import on_loop, until
-from tests.support.servers import Server, wait_until
+from tests.support.servers import Server, free_port, wait_until
 
 __all__ = ["runs"]  # a fixture
 
@@ -147,14 +150,126 @@ def test_only_jobs_that_a_dead_process_had_started_have_crashed(
         behind = fine.enqueue_many([()] * 500)
         app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "2")
         wait_until(lambda: client.count("default").succeeded == 500, "those in front", 60)
-        (app_runs.folder / "first").touch()
-        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
         (app_runs.folder / "again").touch()
+        (app_runs.folder / "first").touch()
         wait_until(lambda: bad.status() is State.FAILED, "the quarantine", 60)
+        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
         assert len(app_runs.notes("died")) == limit
         infos = client.lookup([handle.descriptor for handle in (*behind, beside, bad)])
         assert [info.crashes for info in infos.values()] == [0] * 500 + [1, limit]
     assert re.search(r" 2 jobs tried again, 0 failed, [1-9]\d* not started", app_runs.log)
+
+
+#: The supervisor inherits orphans, as process 1 of a container does.
+ORPHANS = """
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+@app.task(name="apart", runs_in="process")
+def apart() -> None:
+    note("began", "apart")
+    time.sleep(600)
+
+@app.task(name="kill_worker", attempts=1)
+async def kill_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: Callable[..., AppRuns]) -> None:
+    app_runs = runs(server.url, ORPHANS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
+        app.send("apart")
+        supervisor = app_runs.start("--processes", "1", "--max-memory", "10000")
+        (began,) = app_runs.wait("began")
+        app.send("kill_worker")
+        wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end", 20)
+        assert supervisor.poll() is None
+
+
+WITH_HOOKS = """
+async def on_loop(failure) -> None:
+    note("failed", f"{failure.task}:{failure.args[0]}:{failure.error!s:.21}".replace(" ", "_"))
+
+def in_thread(failure) -> None:
+    asyncio.run(on_loop(failure))
+
+@app.task(name="async", attempts=1, on_failure=on_loop)
+async def one(why: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@app.task(name="plain", attempts=1, on_failure=in_thread)
+def two(why: str) -> None:
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_failure_by_crash_is_logged_and_counted_and_its_task_hears_of_it(
+    server: Server, runs: Callable[..., AppRuns]
+) -> None:
+    app_runs, port = runs(server.url, WITH_HOOKS), free_port()
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
+        one = app.send("async", "one")
+        app_runs.start("--processes", "1", "--max-memory", "10000", "--http", f"127.0.0.1:{port}")
+        app_runs.wait("failed")
+        two = app.send("plain", "two")
+        told = [note.name for note in app_runs.wait("failed", 2)]
+        assert told == ["async:one:worker_process_was_ki", "plain:two:worker_process_ended_"]
+        for handle, name in ((one, "async"), (two, "plain")):
+            assert re.search(rf"ERROR.* job {handle.descriptor}: task {name} failed for good: worker", app_runs.log)
+
+        def metrics() -> str:
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+
+        line = 'pinlater_failed_by_crash_total{task="plain",queue="default"} 1\n'
+        wait_until(lambda: line in metrics(), "its count", 20)
+
+
+TWO_WORKERS = """
+from contextlib import suppress
+from pinlater import AsyncClient, Worker
+
+async def die(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def work_too():
+    while f" {os.getpid()} " not in Path("record").read_text():
+        await asyncio.sleep(0.02)
+    async with AsyncClient() as client:
+        await Worker(client, "default", die).run()
+
+@app.lifespan
+async def lifespan():
+    working = asyncio.create_task(work_too())
+    yield
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+
+@app.task(name="beside")
+async def beside() -> None:
+    note("began", "beside")
+    await asyncio.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_jobs_of_every_worker_in_a_process_count_as_started(server: Server, runs: Callable[..., AppRuns]) -> None:
+    """The lifespan runs a worker of its own. One of its jobs kills the process."""
+    app_runs = runs(server.url, TWO_WORKERS)
+    with PinLater(server.url) as app, Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=2))
+        beside = app.send("beside")
+        app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "1")
+        app_runs.wait("began")
+        deadly = client.enqueue("default", b"")
+        jobs = [beside.descriptor, deadly]
+        wait_until(lambda: all(info.crashes for info in client.lookup(jobs).values()), "a crash of each", 20)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -177,20 +292,33 @@ def test_a_synchronous_handler_that_dies_at_once_has_started(server: Server, tmp
 
 
 def test_a_running_job_stays_recorded_however_many_start_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: Any = SimpleNamespace(job=SimpleNamespace(id=7))
-    running = [held]
+    """Of two workers of a process, on two shards whose ids coincide."""
     file, memory = shared_memory()
     monkeypatch.setenv(STARTED_VARIABLE, str(os.dup(file.fileno())))
-    start, other = record_started(lambda: running, 5), record_started(lambda: running, 5)
+    one, other = (QueueShard("q", Shard(name, StoreServer("redis://a")), b"") for name in "12")
+    running = [held_job(7, one)]
+    start, start_other = record_started(lambda: running, 5), record_started(list, 5)
     assert start is not None
-    assert other is None
-    assert ids_in(memory) == b""
-    for id_ in (7, *range(100, 150)):
-        start(id_)
-        ids = [int.from_bytes(ids_in(memory)[at : at + 8], "big") for at in range(0, len(ids_in(memory)), 8)]
+    assert start_other is not None
+    assert started_ids(memory, one) == b""
+    start(running[0])
+    assert started_ids(memory, other) == bytes(8)  # some were started, but none of these
+    start_other(held_job(7, other))
+    for id_ in range(100, 150):
+        start(held_job(id_, one))
+        ids = numbers_in(started_ids(memory, one))
         assert {7, id_} <= {*ids}
         assert len(ids) <= 5
+        assert numbers_in(started_ids(memory, other)) == [7]
     file.close()
+
+
+def held_job(id_: int, queue_shard: QueueShard) -> Any:
+    return SimpleNamespace(job=SimpleNamespace(id=id_), lease=SimpleNamespace(queue_shard=queue_shard))
+
+
+def numbers_in(ids: bytes) -> list[int]:
+    return [int.from_bytes(ids[at : at + 8], "big") for at in range(0, len(ids), 8)]
 
 
 @pytest.mark.parametrize("number", ["999", "0"])

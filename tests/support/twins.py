@@ -54,6 +54,7 @@ class Job(NamedTuple):
     token: bytes
     attempts_allowed: int
     attempts_remaining: int
+    crashed: bool = False
 
 
 class Claim(NamedTuple):
@@ -64,6 +65,7 @@ class Claim(NamedTuple):
     left: list[int]
     due_in_ms: int
     paused: bool
+    crashed: bool
 
 
 class AckBatch(NamedTuple):
@@ -228,12 +230,12 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
     if len(records) != len(taken) or not all(isinstance(record, bytes) for record in records):
         raise ValueError("records")
     jobs = []
-    for (priority, id, remaining), record in zip(taken, records, strict=True):
+    for (priority, id, remaining, crashed), record in zip(taken, records, strict=True):
         allowed, _, body = unpack_record(record)
         left_over = allowed if remaining is None else remaining
-        jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over))
+        jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over, crashed))
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1")
+    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1", any(job.crashed for job in jobs))
 
 
 def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool = False) -> list[AckBatch]:
@@ -352,7 +354,7 @@ def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None]]:
+def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None, bool]]:
     at = 0
     while at < len(block):
         try:
@@ -367,11 +369,13 @@ def _read_ids(block: bytes) -> Iterator[tuple[int, int, int | None]]:
         if not 1 <= priority <= MAX_PRIORITY:
             raise ValueError("priority")
         attempts: list[int | None] = [None] * count
-        for index, left in zip(pairs[::2], pairs[1::2], strict=True):
+        crashed = [False] * count
+        for marked, left in zip(pairs[::2], pairs[1::2], strict=True):
+            index = marked % 32768
             if index >= count:
                 raise ValueError("index")
-            attempts[index] = left
-        yield from zip([priority] * count, ids, attempts, strict=True)
+            attempts[index], crashed[index] = left, marked >= 32768
+        yield from zip([priority] * count, ids, attempts, crashed, strict=True)
 
 
 def _target(item: Any, kind: int = 1) -> tuple[str, str, int, int, int, bytes]:

@@ -264,8 +264,8 @@ class Wire:
     ) -> tuple[int, int, int, int, bytes]:
         """Returns leases, jobs tried again, failed, not started, and the next cursor, empty at the end."""
         (packed,) = self.write("end_leases", source, how, started, cursor, version=NO_CONFIG_VERSION)
-        *counts, more = struct.unpack_from(">IIIIB", packed)
-        return *counts, packed[17:] if more else b""
+        *counts, more, failed = struct.unpack_from(">IIIIBH", packed)
+        return *counts, packed[19 + 9 * failed :] if more else b""
 
     def leave_quarantine(
         self, priority: int, id_: bytes, what: int, reservation: bytes = bytes(8), queue: bytes = b""

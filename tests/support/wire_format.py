@@ -31,13 +31,21 @@ class Job(NamedTuple):
     status: bytes = b""
 
 
+#: Added to the index of a job whose last run ended in a crash.
+SUSPECT = 32768
+
+
 class Taken(NamedTuple):
-    """A job as a claim gives it; `left` is None when it has all its attempts."""
+    """A job as a claim gives it; `left` is None when it has all its attempts.
+
+    suspect: its last run ended in a crash.
+    """
 
     priority: int
     id: bytes
     left: int | None
     record: bytes
+    suspect: bool = False
 
     @property
     def body(self) -> bytes:
@@ -196,7 +204,10 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
         (m,) = struct.unpack_from(">H", block, at)
         lefts = dict(struct.unpack_from(">HH", block, at + 2 + 4 * i) for i in range(m))
         at += 2 + 4 * m
-        jobs += [Taken(priority, id_, lefts.get(i), next(records)) for i, id_ in enumerate(ids)]
+        for i, id_ in enumerate(ids):
+            suspect = i + SUSPECT in lefts
+            left_over = lefts.get(i + SUSPECT if suspect else i)
+            jobs.append(Taken(priority, id_, left_over, next(records), suspect))
     assert next(records, None) is None, "more records than ids"
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
     return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == 1)

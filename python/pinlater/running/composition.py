@@ -22,8 +22,20 @@ from pinlater.running.recoverer import Recoverer
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
 from pinlater.running.supervisor_monitor import monitoring
-from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, ProcessSet
+from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
+
+
+class _Listener:
+    """The listener of a supervisor: its status, and the recoverer, which tells ready processes of failed jobs."""
+
+    def __init__(self, status: SupervisorStatus, recoverer: Recoverer) -> None:
+        self._recoverer = recoverer
+        self._status, self.ended = status, status.ended
+
+    def reported(self, process: Process) -> None:
+        self._status.reported(process)
+        self._recoverer.reported(process)
 
 
 def run_supervised(work: Work) -> int | None:
@@ -66,7 +78,13 @@ def supervise(
         status.process_sets = process_sets if reloaded is None else reloaded()
         return status.process_sets
 
-    supervisor = Supervisor(process_sets, burst=work.burst, reloaded=reload, listener=status, recover=recoverer.recover)
+    supervisor = Supervisor(
+        process_sets,
+        burst=work.burst,
+        reloaded=reload,
+        listener=_Listener(status, recoverer),
+        recover=recoverer.recover,
+    )
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:

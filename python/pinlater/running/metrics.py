@@ -35,6 +35,10 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
         "Jobs that a process had started when it died, recovered by its supervisor, by end: retried (enqueued again), "
         "failed (at the crash limit, or after their last attempt).",
     ),
+    "pinlater_failed_by_crash_total": (
+        "counter",
+        "Jobs that failed for good as their worker process died, by task and queue.",
+    ),
     "pinlater_timeouts_total": ("counter", "Runs that took longer than their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that were claimed after they had expired."),
     "pinlater_unreadable_jobs_total": ("counter", "Jobs whose body can not be read."),
@@ -128,6 +132,8 @@ def _task_samples(runner: TaskRunner) -> Samples:
         found["pinlater_job_seconds"] |= _histogram(label, meter)
     newer = {f'{{version="{version}"}}': count for version, count in stats.newer.items()}
     _add(found, {"pinlater_newer_envelopes_total": newer})
+    for (task, queue), count in stats.crashed.items():
+        _add(found, {"pinlater_failed_by_crash_total": {f'{{task="{_escaped(task)}",queue="{queue}"}}': count}})
     unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in stats.unknown.items()}
     _add(found, {_UNKNOWN: unknown})
     return found

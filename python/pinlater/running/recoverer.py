@@ -16,8 +16,9 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from pinlater._core import format_descriptor
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.pauses import Pauses
@@ -27,13 +28,20 @@ from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
-from pinlater.worker.started_jobs import ids_in
+from pinlater.worker.started_jobs import started_ids
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
 #: A supervisor that stops waits this long for unfinished recoveries.
 LAST_S: Final = 2.0
-_COUNTS: Final = struct.Struct(">IIIIB")
+_COUNTS: Final = struct.Struct(">IIIIBH")
+_FAILED_JOB: Final = struct.Struct(">BQ")
+#: At most so many failed jobs go to a process in one message.
+_MOST_FAILED: Final = 100
+
+
+#: Counts (leases, jobs tried again, failed, not started), and the descriptors of jobs that failed.
+_Ended: TypeAlias = tuple[list[int], list[str]]
 
 
 class Recoverer:
@@ -49,6 +57,8 @@ class Recoverer:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Numbers of recovered jobs: enqueued again, and failed.
         self.retried = self.failed = 0
+        #: Descriptors of failed jobs that no process has heard of yet.
+        self._failed: list[str] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -68,6 +78,11 @@ class Recoverer:
         task = asyncio.get_running_loop().create_task(self._recover(process, process.end_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def reported(self, process: Process) -> None:
+        """Tells a process that is ready which jobs failed by a crash: it has the app, and calls `on_failure`."""
+        if self._failed and process.ready and process.tell({"failed": self._failed[:_MOST_FAILED]}):
+            del self._failed[:_MOST_FAILED]
 
     async def _recover(self, process: Process, ending: str) -> None:
         queues = process.report.get("queues") or self._queues
@@ -99,8 +114,7 @@ class Recoverer:
     async def _end_leases(self, queue: str, process: Process, ending: str) -> None:
         session = self._client.session
         queue_shards = await self._client.run(lambda end: known_queue_shards(session, queue, end))
-        arguments = [process.source, ending, ids_in(process.started)]
-        ended = await asyncio.gather(*(self._end_at(queue_shard, arguments) for queue_shard in queue_shards))
+        ended = await asyncio.gather(*(self._end_at(queue_shard, process, ending) for queue_shard in queue_shards))
         leases, retried, failed, not_started = (sum(counts) for counts in zip(*ended, strict=True))
         if leases:
             log.warning(
@@ -114,22 +128,24 @@ class Recoverer:
                 not_started,
             )
 
-    async def _end_at(self, queue_shard: QueueShard, arguments: list[Any]) -> list[int]:
-        """Ends leases on one queue shard. Returns numbers: leases, jobs tried again, jobs failed, jobs not started.
-
-        arguments: the arguments of the script end_leases, without the cursor.
-        """
-        counts = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
+    async def _end_at(self, queue_shard: QueueShard, process: Process, ending: str) -> list[int]:
+        """Ends leases on one queue shard. Returns numbers: leases, jobs tried again, jobs failed, jobs not started."""
+        arguments = [process.source, ending, started_ids(process.started, queue_shard)]
+        counts, failed = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
+        self._failed += failed
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 
 
-def _end_leases_flow(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[list[int]]:
-    total = [0, 0, 0, 0]
+def _end_leases_flow(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
+    total, failed = [0, 0, 0, 0], list[str]()
     cursor, more = b"0:0", True
     while more:
         reply = yield from write(queue_shard, "end_leases", [*arguments, cursor], deadline_s, patient=False)
-        *counts, more = _COUNTS.unpack_from(reply[2])
-        cursor = reply[2][_COUNTS.size :]
+        *counts, more, count = _COUNTS.unpack_from(reply[2])
+        end = _COUNTS.size + count * _FAILED_JOB.size
+        for priority, id_ in _FAILED_JOB.iter_unpack(reply[2][_COUNTS.size : end]):
+            failed.append(format_descriptor(queue_shard.queue, queue_shard.shard.name, priority, id_))
+        cursor = reply[2][end:]
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
-    return total
+    return total, failed

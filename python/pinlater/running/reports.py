@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -41,9 +41,14 @@ class Report:
 
 
 @asynccontextmanager
-async def reporting(descriptor: int, make: Callable[[], Report]) -> AsyncIterator[None]:
-    """Sends reports beside the block. A slow supervisor gets fewer reports, but always the last one."""
-    _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
+async def reporting(
+    descriptor: int, make: Callable[[], Report], heard: Callable[[dict[str, Any]], object]
+) -> AsyncIterator[None]:
+    """Sends reports beside the block. A slow supervisor gets fewer reports, but always the last one.
+
+    heard: gets each message of the supervisor.
+    """
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
 
     def send(report: Report) -> None:
         full = writer.transport.get_write_buffer_size() and report.code is None
@@ -56,8 +61,12 @@ async def reporting(descriptor: int, make: Callable[[], Report]) -> AsyncIterato
             send(report)
             await asyncio.sleep(REPORT_S if report.ready else FIRST_REPORTS_S)
 
+    async def hear() -> None:
+        async for line in reader:
+            heard(orjson.loads(line))
+
     try:
-        async with in_background(send_on()):
+        async with in_background(send_on()), in_background(hear()):
             yield
     finally:
         send(make())

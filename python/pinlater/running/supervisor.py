@@ -4,6 +4,7 @@ Promises:
     A process that dies is replaced.
     A stop lets running jobs end. A second stop signal ends the processes at once.
     If the supervisor is killed, its processes end.
+    Orphans that it inherits, as process 1 of a container, leave no zombies.
 Risks: a synchronous handler that hangs is cut off at a stop. Its job may already run in another process then.
 
 The supervisor has three helpers, one in each file: `restarter`, `replacer`, `stopper`. They share `process_slots`.
@@ -27,6 +28,7 @@ from pinlater.running.replacer import Replacer
 from pinlater.running.restarter import Restarter
 from pinlater.running.stopper import Stopper
 from pinlater.running.worker_process import NEVER_S, RECYCLED, Process, ProcessSet
+from pinlater.worker.os_process import reap_orphans
 from pinlater.worker.stop_signals import STOP_SIGNALS
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -147,6 +149,7 @@ class Supervisor:
             self._replacer.stop_surplus()
         self._stopper.pass_on()
         self._stopper.kill_late()
+        reap_orphans({process.pid for process in self._table.processes})
 
     def _check_slot(self, slot: ProcessSlot, now_s: float) -> None:
         """Checks the processes of a slot for their end, and starts the next process when it is due."""

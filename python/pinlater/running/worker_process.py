@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import orjson
+
 from pinlater.client.base import MARK_VARIABLE, source_of
 from pinlater.running.loop_watch import END_WITH_STACKS, LoopWatch
 from pinlater.worker.os_process import end_with_parent, exit_in_words, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
 from pinlater.worker.stop_signals import OVERTIME_S
+from pinlater.worker.suspect_turn import TURN_VARIABLE, turn_file
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -82,6 +85,7 @@ class Process:
         ours.setblocking(False)
         self.process_set, self._socket, self._on_report, self._unread = process_set, ours, on_report, b""
         descriptors = {STARTED_VARIABLE: file.fileno(), REPORT_VARIABLE: theirs.fileno()}
+        descriptors[TURN_VARIABLE] = turn_file(process_set.name).fileno()
         mark = secrets.token_hex(4)
         try:
             with theirs, file:
@@ -97,7 +101,7 @@ class Process:
         #: The last report (fields of `reports.Report`). reported_s: the time when it came.
         self.report: dict[str, Any] = {}
         self.reported_s = self.started_s
-        #: The jobs that the process has started (see ids_in). It is readable after the end of the process too.
+        #: The jobs that the process has started (see started_ids). It is readable after the end of the process too.
         self.started = memory
         #: The time at which the supervisor kills the process.
         self.kill_s = NEVER_S
@@ -127,6 +131,14 @@ class Process:
     def is_orderly(self, code: int) -> bool:
         """Whether a report announced this exit code. If a handler ends the process, no report announces it."""
         return self.report.get("code") == code
+
+    def tell(self, message: Mapping[str, Any]) -> bool:
+        """Sends a line of JSON. Returns False if that is not possible now."""
+        line = orjson.dumps(message) + b"\n"
+        try:
+            return self._socket.send(line) == len(line)
+        except OSError:
+            return False
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -78,6 +78,7 @@ class WorkerRun:
         self._work, self._report_fd = work, report_fd
         self._stops = self._code = 0
         self._over = False
+        self._failures: set[asyncio.Future[None]] = set()
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
@@ -102,7 +103,7 @@ class WorkerRun:
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
-            yield reporting(self._report_fd, self._report)
+            yield reporting(self._report_fd, self._report, self._on_message)
         elif work.http is not None:
             yield serving(work.http, self._answers())
         if work.memory_mb is not None:
@@ -197,6 +198,15 @@ class WorkerRun:
             code=self._code if self._over else None,
             samples={} if self._work.http is None else self._samples(),
         )
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        """Takes the descriptors of jobs that failed by a crash."""
+        if self._runner is not None:
+            self._failures.add(task := asyncio.ensure_future(self._runner.failed_by_crash(message["failed"])))
+            task.add_done_callback(self._failures.discard)
+        else:
+            for descriptor in message["failed"]:
+                log.error("job %s failed for good: it was started when a process died", descriptor)
 
     async def _watch_memory(self, cap_mb: int) -> None:
         """Asks for another process when this one and its children use more than the cap."""

@@ -22,6 +22,7 @@ from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
+from pinlater.tasks.crash_failures import CrashFailures
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
 from pinlater.tasks.invoke import Invoker
@@ -51,6 +52,7 @@ class TaskStats:
     newer: jobs postponed because their envelope is of a newer version, by that version.
     unreadable: jobs failed because their body can not be read.
     expired: jobs failed because they came after their task's `expires`.
+    crashed: jobs failed by a crash that this process was told of, by task and queue.
     timeouts: attempts that ran longer than the task's timeout.
     """
 
@@ -59,6 +61,7 @@ class TaskStats:
     unreadable: int = 0
     expired: int = 0
     timeouts: int = 0
+    crashed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class RunnableTask(NamedTuple):
@@ -114,6 +117,10 @@ class TaskRunner:
         self._raw = {each.task.queue: each for each in runnable if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
+        self._crash_failures = CrashFailures(client, self._task_of, self._threads)
+        self.stats.crashed = self._crash_failures.counts
+        #: Reports jobs that failed by a crash, by their descriptors.
+        self.failed_by_crash = self._crash_failures.report
         #: Called with each attempt that failed, and its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
         #: The worker whose handler this is. Set it before the first job.

@@ -34,6 +34,8 @@ class HeldJobs:
     running: by the future of their end.
     prefetched: claimed and not started, the next one first.
     bytes: of the bodies of both.
+    has_suspects: some of the prefetched jobs may have crashed before; see suspects.py.
+    alone: the job beside which nothing runs, from its choice until its end is acked.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -42,19 +44,31 @@ class HeldJobs:
         self.running: dict[asyncio.Future[End], Held] = {}
         self.prefetched: deque[Held] = deque()
         self.bytes = 0
+        self.has_suspects = False
+        self.alone: Held | None = None
         self.rate = EndRate()
 
     def room(self, unacked: int) -> int:
         """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits."""
-        held, concurrency = len(self.running) + len(self.prefetched), self.concurrency
+        waiting, concurrency = len(self.prefetched), self.concurrency
+        if self.has_suspects:
+            if self.alone is not None:
+                return 0
+            waiting -= len(self.suspects())
+        held = len(self.running) + waiting
         full = held > 0 and self.bytes >= self._most_bytes
         if full or unacked > concurrency + self.most_prefetched:
             return 0
         free = concurrency + min(self.most_prefetched, int(self.rate.per_s() * PREFETCH_S)) - held
-        return 0 if self.prefetched and 2 * free < concurrency else free
+        return 0 if waiting and 2 * free < concurrency else free
 
-    def prefetch(self, jobs: Sequence[Job], lease: Lease) -> None:
-        """Holds jobs of one claim until they start."""
+    def suspects(self) -> list[Held]:
+        """Prefetched jobs that have crashed before."""
+        return [held for held in self.prefetched if held.job.crashed]
+
+    def prefetch(self, jobs: Sequence[Job], lease: Lease, *, crashed: bool) -> None:
+        """Holds jobs of one claim until they start. crashed: some of them have crashed before."""
+        self.has_suspects = self.has_suspects or crashed
         self.bytes += sum([len(job.body) for job in jobs])
         self.prefetched.extend([Held(job, lease) for job in jobs])
 

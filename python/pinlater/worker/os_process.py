@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +31,28 @@ def memory_bytes(pid: int) -> int:
     """Resident memory of a process and its descendants."""
     try:
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        children = _children(pid)
     except (OSError, IndexError):  # it ended
         return 0
-    return used + sum(memory_bytes(int(child)) for text in texts for child in text.split())
+    return used + sum(map(memory_bytes, children))
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Removes dead children that other processes left to this one, as to process 1 of a container.
+
+    own: children that this process waits for. Those in its process group are its own too.
+    """
+    for pid in _children(os.getpid()):
+        if pid not in own:
+            with suppress(OSError):  # it was another thread's to wait for
+                if os.getpgid(pid) != os.getpgrp():
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def _children(pid: int) -> list[int]:
+    """Raises OSError."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in texts for child in text.split()]
 
 
 def end_with_parent(number: signal.Signals, parent: int) -> None:

@@ -206,7 +206,7 @@ class Worker:
             before = self._stats.claimed
             for queue in self._queues:
                 await self.fetcher.claim_once(queue, self.config.concurrency)
-                while self.running or self.prefetched:
+                while self.running or self.prefetched or self._jobs.has_suspects:
                     await self._progress.wait()
             await self._acker.drain()
             return self._stats.claimed - before
@@ -282,6 +282,8 @@ class Worker:
     def _changed(self) -> None:
         """A job ended or was acked: there may be room."""
         self._progress.made()
+        if self._jobs.has_suspects:
+            self._slots.fill()
         if self._jobs.room(self._acker.count) > 0:
             self.fetcher.wake()
 
@@ -306,7 +308,7 @@ class Worker:
         sent_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
         lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), sent_s, after_s)
         self._stats.claimed += len(jobs)
-        self._jobs.prefetch(jobs, lease)
+        self._jobs.prefetch(jobs, lease, crashed=claim.crashed)
         if sent_s < self.fetcher.heard_since_s:
             self.fetcher.check(jobs)
         return sent_s

@@ -26,6 +26,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
+from pinlater.worker.suspects import Suspects
 from pinlater.worker.time_limits import Limit, TimeLimits
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -61,6 +62,7 @@ class WorkerSlots:
         self._stopping, self._changed = stopping, changed
         self.time_limits = TimeLimits(renewal)
         self.cancellations = Cancellations(handler, self._is_async, acker)
+        self.suspects = Suspects(jobs, acker, changed)
         self._record_started = record_started(
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
@@ -78,6 +80,7 @@ class WorkerSlots:
         """Leaves threads that still run behind."""
         for confirming in self._confirming.values():
             confirming.cancel()
+        self.suspects.close()
         self._threads.close()
         self.time_limits.close()
 
@@ -85,8 +88,17 @@ class WorkerSlots:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
         if not self._stopping.is_set():
+            if jobs.has_suspects:
+                self._fill_but(self.suspects.sort_out())
+                return
             while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
                 pass
+
+    def _fill_but(self, kept: int) -> None:
+        """As fill(), without the last prefetched jobs. Without suspects, this count would cost 0.5 % of a job."""
+        jobs = self._jobs
+        while len(jobs.prefetched) > kept and len(jobs.running) < jobs.concurrency and self._start_next():
+            pass
 
     def drop(self, dropped: set[Held], report: Callable[[Held], None]) -> None:
         """Does not start these prefetched jobs."""
@@ -128,7 +140,7 @@ class WorkerSlots:
         else:
             prefetched.popleft()
         if (record := self._record_started) is not None:
-            record(held.job.id)
+            record(held)
         if self._is_async:
             self._run_task(call_async(self._handler, held.job), held)
         else:
@@ -149,6 +161,8 @@ class WorkerSlots:
             queue_shard = held.lease.queue_shard
             if held.lease.in_doubt and queue_shard not in self._confirming:
                 self._confirming[queue_shard] = self._loop.create_task(self._confirm(queue_shard))
+            elif held.job.crashed and held is not self._jobs.alone:
+                continue  # a suspect waits for its turn
             elif not (held.lease.in_doubt or held.lease.lost or held in self.cancellations.doubted):
                 return held
         return None
