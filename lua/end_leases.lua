@@ -1,7 +1,7 @@
 -- end_leases: recovers the jobs of a worker process that is known to be dead, before its leases run out.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc suspect recover_jobs
--- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score status utc suspect recover_jobs
+-- KEYS   meta waiters extras leases lease_jobs quarantined ready* running* failed*
 -- ARGV   lane sequence version source how started cursor
 -- REPLY  u32 leases, u32 retried, u32 failed, u32 not started, u8 more, u16 n, n × (u8 priority, id) of failed jobs, next cursor
 -- source: of the claim descriptors of that process, and of no other. how: how it ended, for the custom status: 'was killed by SIGKILL'.

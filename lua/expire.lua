@@ -1,8 +1,8 @@
 -- expire: recovers the jobs of expired leases, notifies a waiter of scheduled jobs that nobody saw become due, recovers jobs whose lease is lost, and watches
 -- the clock. One monitor at a time is active.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc suspect recover_jobs
--- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score status utc suspect recover_jobs
+-- KEYS   meta waiters extras leases lease_jobs quarantined ready* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
 -- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or

@@ -2,8 +2,7 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- The end of an unconfirmed lease (lib/lease_end) costs nothing: its jobs never began. The tenth in a row for one job is a crash.
--- reads: SUSPECT admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks
---        SINGLE_LEASE_BYTES utc
+-- reads: SUSPECT append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks SINGLE_LEASE_BYTES utc
 -- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
@@ -42,7 +41,10 @@ local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
   end
   if unstarted[1] then call_in_chunks('HDEL', KEYS[running0 + priority], unstarted) end
   counts.unstarted = counts.unstarted + #unstarted
-  if not crashed[1] then return admit(priority, ready, {}) end
+  if not crashed[1] then
+    if ready[1] then call_in_chunks('ZADD', KEYS[ready0 + priority], ready) end
+    return ready[1] ~= nil
+  end
   local extras = call('HMGET', key_extras, unpack(crashed))
   local failed, more, moving = {}, {}, {}
   for i, id in ipairs(crashed) do
@@ -68,7 +70,8 @@ local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
   if failed[1] then call_in_chunks('ZADD', KEYS[failed0 + priority], failed) end
   if moving[1] then call_in_chunks('HSET', key_quarantined, moving) end
   counts.retried, counts.failed = counts.retried + #ready / 2 - #unstarted, counts.failed + #failed / 2
-  return admit(priority, ready, {})
+  if ready[1] then call_in_chunks('ZADD', KEYS[ready0 + priority], ready) end
+  return ready[1] ~= nil
 end
 
 local function end_single_lease(lease, how, unconfirmed)

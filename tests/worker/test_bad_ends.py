@@ -142,9 +142,9 @@ async def test_a_job_whose_every_end_is_refused_runs_again_when_its_lease_is_ove
     async with clients(server, lease_ms=600, crash_limit=3) as (client, own):
         await client.enqueue_many("q", [NewJob(body, key="one claim", attempts=1) for body in (b"", BAD, b"long")])
         async with Worker(own, "q", handler, WorkerConfig(tick_s=0.2)) as worker:
-            await until(lambda: worker.stats.succeeded == 2, "its second run")
-            gate.set()  # until then the lease of the claim was renewed
-            await until(lambda: worker.stats.succeeded == 3, "the long job")
+            await until(lambda: worker.stats.claimed == 4, "its second claim")
+            gate.set()  # until then the lease of the claim was renewed; its second run waits, as it counts as crashed
+            await until(lambda: worker.stats.succeeded == 3, "the long job, and its second run")
         assert refusals == [2, 1, 1]
         assert (worker.stats.stale, worker.stats.failed, worker.stats.claimed) == (1, 0, 4)
     assert "it runs again when its lease runs out: InvalidArgument: as if" in caplog.text

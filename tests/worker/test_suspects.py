@@ -22,7 +22,7 @@ async def crashed_jobs(server: Server, count: int) -> None:
     async with AsyncClient(server.url) as dying:
         await dying.enqueue_many("q", [b"suspect"] * count)
         assert len(await dying.dequeue("q", limit=count)) == count
-        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"")
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"", end_in_words=str)
         recoverer = Recoverer(lambda: AsyncClient(server.url), ["q"])
         async with recoverer.open():
             recoverer.recover(process, -9)

@@ -44,7 +44,7 @@ async def test_a_worker_goes_on_at_the_new_primary(make_pair: MakePair, server_k
     async with AsyncClient(pair.url) as client, AsyncClient(pair.url) as own:
         for name in names:
             await client.create_queue(name, QueueConfig(lease_ms=LEASE_MS))
-        async with Worker(own, names, handler, WorkerConfig(tick_s=DEADLINE_S)) as worker:
+        async with Worker(own, names, handler, WorkerConfig(monitor=False)) as worker:
             deleted, _ = [await client.enqueue("q0", body) for body in (b"deleted", b"long")]
             await until(lambda: len(started) == 2, "two running jobs", DEADLINE_S)
             await asyncio.to_thread(pair.fail_over)
