@@ -52,7 +52,7 @@ if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
 local wake = earliest <= now
 local expired = call('ZRANGE', key_leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
-  if counts.jobs >= 1000 or counts.leases >= 1000 then break end
+  if is_full() then break end
   wake = end_lease(lease, '') or wake
 end
 

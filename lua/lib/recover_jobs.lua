@@ -2,14 +2,20 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- reads: admit append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score call_in_chunks SINGLE_LEASE_BYTES utc
--- sets:  APART APART_MS started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs last_chances moves
+-- sets:  APART APART_MS started_ids counts crash_limit end_lease end_single_lease evidence is_full recover_jobs last_chances moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
 -- Jobs with one crash left come back one after the other, so that the one to blame takes no others with it: a thirtieth of a
 -- lease apart, and after a hundred from the beginning again.
 local APART_MS, APART = unp('>I4', config, CONFIG_LEASE_MS) / 30, 100
 local last_chances = 0
-local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unstarted = 0 }
+local counts = { leases = 0, jobs = 0, bytes = 0, retried = 0, failed = 0, unstarted = 0 }
+
+-- Whether a call is to end no more leases. The jobs of one lease are recovered together.
+local function is_full()
+  return counts.jobs >= CALL_JOBS or counts.leases >= CALL_JOBS or counts.bytes >= CALL_BYTES
+end
+
 -- ids as keys: only these jobs have crashed. nil: all have.
 local started_ids
 
@@ -41,6 +47,7 @@ local function recover_jobs(priority, ids, lease, claim, how)
   local scheduled, failed, more, moving = {}, {}, {}, {}
   for i, id in ipairs(crashed) do
     local old = byte(held[i], 11) % 2 == 1 and extras[i]
+    counts.bytes = counts.bytes + (old and #old or 0)
     local crashes = math.min((old and unp('>I2', old, 9) or 0) + 1, 65535)
     local left, status, apart = unp('>I2', held[i], 9), old and sub(old, 11) or '', 0
     if crash_limit == 0 then

@@ -57,6 +57,7 @@ BOUNDED = {
     "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
+    "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
     "ids": "ids of one call or one lease, 1,000 at most",
     "crashed": "ids of one lease",
     "candidates": "two forms an id of one call: 2,000",

@@ -8,20 +8,24 @@ PartialOutcome has the jobs that are done.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, QueueNotFound, checked
 from pinlater.model.jobs import Checkpoint, Claimed, NewJob
 from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
-from pinlater.operations.enqueue import pack_jobs, when
+from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, PART_BYTES, pack_jobs, when
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import Session
 
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
+
+#: A checkpoint as the script takes it: its item, its status, and its body if it has one.
+_PackedCheckpoint: TypeAlias = tuple[bytes, bytes, bytes | None]
 
 
 def ack(
@@ -32,7 +36,7 @@ def ack(
     tombstone: keep the id of each job that ends, and when it ended.
     """
     succeeded, failed = list(succeeded), list(failed)
-    batches = checked(_core.group_acks, succeeded, failed, tombstone)
+    batches = _ack_batches(session, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
     flows = []
     for batch in _with_source(batches, source):
@@ -45,6 +49,21 @@ def ack(
 
         flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
+
+
+def _ack_batches(session: Session, succeeded: list[Any], failed: list[Any], tombstone: bool) -> list[_core.AckBatch]:
+    """The calls of an ack. A call that may read or write statuses has fewer jobs."""
+    most = CALL_JOBS if failed else MAX_BATCH
+    batches: list[_core.AckBatch] = checked(_core.group_acks, succeeded, failed, tombstone, most)
+    if len(succeeded) > CALL_JOBS and any(_keeps(session, batch) for batch in batches):
+        batches = checked(_core.group_acks, succeeded, failed, tombstone, CALL_JOBS)
+    return batches
+
+
+def _keeps(session: Session, batch: _core.AckBatch) -> bool:
+    """Whether the queue may keep succeeded jobs, and their statuses."""
+    stored = session.queue_shard(batch.queue, batch.shard).stored
+    return stored is None or stored.config.keep_succeeded > 0
 
 
 def _more(batch: _core.AckBatch, source: str) -> bytes:
@@ -80,7 +99,7 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     """
     jobs = list(jobs)
     flows = []
-    batches = checked(_core.group_releases, jobs)
+    batches = checked(_core.group_releases, jobs, CALL_JOBS if own else MAX_BATCH)
     for batch in batches:
         if batch.tokenless:
             raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
@@ -121,14 +140,12 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
         checked(_checkpoint_as_job, item)
     # if a job is named twice, only its first checkpoint is carried out, and the others are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
-    flows = []
-    for batch in _with_source(batches, source):
-        chosen = [checkpoints[position] for position in batch.positions]
-
-        def arguments(config: QueueConfig, batch: Any = batch, chosen: Any = chosen) -> list[Argument]:
-            return [source, *_pack_checkpoints(batch, chosen, config)]
-
-        flows.append(_held_batch(session, batch, "checkpoint", arguments, deadline_s))
+    flows = [
+        _CheckpointCalls(session, batch, [checkpoints[position] for position in batch.positions], source).run(
+            deadline_s
+        )
+        for batch in _with_source(batches, source)
+    ]
     return (
         yield from all_of(
             flows,
@@ -138,14 +155,69 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
     )
 
 
-def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[Argument]:
-    items, statuses, bodies = [], [], []
-    for position, ((priority, token), id_, item) in enumerate(
-        zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True)
-    ):
+class _CheckpointCalls:
+    """The checkpoints of one queue shard, in calls of at most CALL_JOBS jobs and PART_BYTES. The script ends a call
+    early if the records that it changes are large.
+    """
+
+    def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str) -> None:
+        self._queue_shard = session.queue_shard(check_queue_name(batch.queue), batch.shard)
+        self._batch, self._chosen, self._source = batch, chosen, source
+        self._packed: tuple[QueueConfig, list[_PackedCheckpoint]] | None = None
+
+    def run(
+        self, deadline_s: float, done: int = 0, refused: Sequence[int] = (), call: Flow[list[Any]] | None = None
+    ) -> Flow[list[int]]:
+        """Returns the positions, in the caller's list, of the refused jobs.
+
+        done, refused: of the calls before. call: the next call, if it was sent before.
+        If a call after the first one fails, it raises OutcomeUnknown, and resolve() does the rest.
+        """
+        found = list(refused)
+        while done < len(self._chosen):
+            try:
+                reply = yield from call or self._write(done, deadline_s)
+            except OutcomeUnknown as error:
+                raise self._unknown(error, done, found, error.resume) from None
+            except PinLaterError as error:
+                if not done or isinstance(error, QueueNotFound):
+                    raise
+                raise self._unknown(error, done, found, partial(self._write, done)) from None
+            call = None
+            count, *positions = struct.unpack(f">{len(reply[2]) // 2}H", reply[2])
+            found += [self._batch.positions[done + position] for position in positions]
+            done += count
+        return found
+
+    def _write(self, first: int, deadline_s: float) -> Flow[list[Any]]:
+        return write(self._queue_shard, "checkpoint", partial(self._arguments, first), deadline_s)
+
+    def _unknown(
+        self, error: PinLaterError, done: int, refused: list[int], resume: Callable[[float], Flow[list[Any]]]
+    ) -> OutcomeUnknown:
+        return OutcomeUnknown(str(error), lambda deadline_s: self.run(deadline_s, done, refused, resume(deadline_s)))
+
+    def _arguments(self, first: int, config: QueueConfig) -> list[Argument]:
+        """The arguments of the call that begins with checkpoint number `first`. Checks all, before any is sent."""
+        if self._packed is None or self._packed[0] != config:
+            self._packed = config, _pack_checkpoints(self._batch, self._chosen, config)
+        part: list[_PackedCheckpoint] = []
+        room = PART_BYTES
+        for packed in self._packed[1][first : first + CALL_JOBS]:
+            room -= len(packed[1]) + len(packed[2] or b"")
+            if part and room < 0:
+                break
+            part.append(packed)
+        statuses = [struct.pack(">HH", at, len(text)) + text for at, (_, text, _) in enumerate(part) if text]
+        bodies = [body for _, _, body in part if body is not None]
+        return [self._source, b"".join(item for item, _, _ in part), b"".join(statuses), *bodies]
+
+
+def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[_PackedCheckpoint]:
+    found: list[_PackedCheckpoint] = []
+    for (priority, token), id_, item in zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True):
         # the limits are those of a new job
-        as_job = checked(_checkpoint_as_job, item)
-        record = pack_jobs([as_job], config)[2][0]
+        pack_jobs([checked(_checkpoint_as_job, item)], config)
         what = (
             (_BODY if item.body is not None else 0)
             | (_MOVE if item.move_to_pending else 0)
@@ -153,13 +225,9 @@ def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: Q
             | (_STATUS if item.status else 0)
         )
         kind, ms = when(item.run_after_ms, item.delay_ms)
-        items.append(_ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0))
-        if item.status:
-            text = item.status.encode()
-            statuses.append(struct.pack(">HH", position, len(text)) + text)
-        if item.body is not None:
-            bodies.append(record[4:])
-    return [b"".join(items), b"".join(statuses), *bodies]
+        packed = _ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0)
+        found.append((packed, item.status.encode(), None if item.body is None else bytes(item.body)))
+    return found
 
 
 def _checkpoint_as_job(item: Checkpoint) -> NewJob:

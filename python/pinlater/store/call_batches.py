@@ -27,7 +27,7 @@ _Batch: TypeAlias = tuple[list[T], list[asyncio.Future[Any]]]
 #: Most items of a flush: as many as one script call takes.
 MAX_ITEMS: Final = 1000
 #: Most bytes of a flush.
-MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 
 
 class Coalescer(Generic[T]):

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
 from pinlater.model.pauses import Pauses
-from pinlater.operations.enqueue import MAX_BATCH
+from pinlater.operations.enqueue import CALL_JOBS
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.held_jobs import Held
@@ -238,4 +238,4 @@ def _checkpoint(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | N
 
 def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
     """Each is one script call, so that it applies to all of its jobs or to none."""
-    return (items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH))
+    return (items[first : first + CALL_JOBS] for first in range(0, len(items), CALL_JOBS))
