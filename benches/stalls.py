@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -568,8 +569,10 @@ def measure(kind: Kind, sizes: list[str], only: list[str], rounds: int) -> tuple
                 for _ in range(rounds):
                     worst = measure_step(stage, pinger, STEPS[name], Case(size))
                     pings[name, size] = min(pings.get((name, size), worst), worst)
-                    for number, (verb, ms) in enumerate(slow_log(stage.raw, verbs)):
-                        call = (name, size, verb, number)
+                    numbers = Counter[str]()
+                    for verb, ms in slow_log(stage.raw, verbs):
+                        numbers[verb] += 1
+                        call = (name, size, verb, numbers[verb])
                         calls[call] = min(calls.get(call, ms), ms)
     return calls, pings
 

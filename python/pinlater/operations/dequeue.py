@@ -16,7 +16,6 @@ from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.claim import claim_at
-from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.operations.shard_quotas import refresh_hints, share_out
@@ -176,12 +175,12 @@ def claim_round(
 def _claim_at_one(
     session: Session, queue_shard: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
-    """Claims until it has enough, or nothing is left: a claim takes at most 1,000 jobs and REPLY_BYTES."""
-    claims = [(yield from claim_at(session, queue_shard, min(limit, MAX_BATCH), None, wait, source, deadline_s))]
+    """Claims until it has enough, or nothing is left: a claim takes at most CLAIM_JOBS and REPLY_BYTES."""
+    claims = [(yield from claim_at(session, queue_shard, limit, None, wait, source, deadline_s))]
     while _may_have_more(claims, limit):
         want = limit - _taken(claims)
         try:
-            claim = yield from claim_at(session, queue_shard, min(want, MAX_BATCH), None, False, source, deadline_s)
+            claim = yield from claim_at(session, queue_shard, want, None, False, source, deadline_s)
         except PinLaterError as error:
             queue_shard.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
             break
