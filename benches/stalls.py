@@ -1,6 +1,7 @@
 """How long one call of a script holds the server: every verb, at many sizes of bodies, statuses and calls.
 
-    python benches/stalls.py [--server valkey|redis] [--rounds 3] [--sizes 100,65536,mixed] [--only claim,ack] [--json FILE]
+    python benches/stalls.py [--server valkey|redis] [--rounds 3] [--sizes 100,65536,mixed]
+                             [--only ack_failed,expire] [--json FILE]
 
 The server's own slow log times each call, so other processes count only while they take its core away. A second
 connection sends a PING every millisecond: it also waits for what the slow log leaves out, the reading of arguments and
@@ -28,12 +29,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import redis
 
 from pinlater import Ack, Checkpoint, Client, Job, NewJob, QueueConfig
 from pinlater.operations import results
+from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.quarantine import move_quarantined
-from pinlater.store.requests import write
+from pinlater.store.requests import read, write
 from pinlater.store.scripts import load_scripts
 from tests.support.servers import KINDS, Kind, Server
 
@@ -75,7 +76,7 @@ class Stage:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.client = Client(server.url, source=SOURCE, timeout_s=120)
-        self.raw: redis.Redis = server.client(socket_timeout=120)
+        self.raw: Any = server.client(socket_timeout=120)
         self.queue = ""
         self._count = 0
 
@@ -492,8 +493,8 @@ def keep_results(stage: Stage, case: Case) -> Iterator[None]:
     time.sleep(0.05)
     stage.client.run(lambda end: results.store(session, again, end))
     shard = session.queue_shards(stage.queue)[0]
-    asked = [(1, int(name.rpartition(":")[2]).to_bytes(8, "big"), time.monotonic() + 60) for name in names]
-    stage.client.run(lambda end: results._look(shard, asked))  # noqa: SLF001
+    ids = [int(name.rpartition(":")[2]).to_bytes(8, "big") for name in names]
+    stage.client.run(lambda end: read(shard, "outcome", [REPLY_BYTES, bytes([1]) * len(ids), *ids], end))
 
 
 @step
@@ -524,7 +525,7 @@ class Pinger(threading.Thread):
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
-        self._raw: redis.Redis = server.client(socket_timeout=120)
+        self._raw: Any = server.client(socket_timeout=120)
         self._ended = threading.Event()
         self.worst_ms = 0.0
         self._pings = 0
@@ -587,7 +588,7 @@ def measure_step(stage: Stage, pinger: Pinger, make: Step, case: Case) -> float:
     return pinger.worst_ms
 
 
-def slow_log(raw: redis.Redis, verbs: dict[bytes, str]) -> list[tuple[str, float]]:
+def slow_log(raw: Any, verbs: dict[bytes, str]) -> list[tuple[str, float]]:
     """Verb and ms of each call of a script since the last reset, in order."""
     entries: Any = raw.execute_command("SLOWLOG", "GET", -1)
     found = []
