@@ -2,4 +2,4 @@
 -- reads: earliest h lane largest payload sequence waiting
 -- sets:  answer
 local answer = sequence .. h .. payload
-call('HSET', key_meta, 'head', h .. pack('>I6BI4', earliest, waiting and 1 or 0, largest), lane, answer)
+call('HSET', key_meta, 'head', h .. pack('>I6I5', earliest, waiting and largest + HEAD_WAITING or largest), lane, answer)
