@@ -288,3 +288,31 @@ def test_the_error_of_a_failed_round_has_the_count_of_those_before(
     server.call("CONFIG", "SET", "min-replicas-to-write", 0)
     assert IN_ROUNDS[verb](calls) == 2500 - round_of(verb)
     assert calls.count("q").failed == 0
+
+
+@pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_resolve_does_the_rest_of_a_checkpoint_in_several_calls(kind: str, cut: Cut, server: Server) -> None:
+    sha, seen = load_scripts()["checkpoint"].sha, list[Any]()
+
+    def is_second(command: Any) -> bool:
+        if command[1] == sha and command not in seen:
+            seen.append(command)
+        return command[1] == sha and len(seen) > 1
+
+    with CutProxy(server.port) as proxy:
+        calls = make_calls(kind, proxy.url)
+        calls.create_queue("q")
+        names = calls.enqueue_many("q", [b""] * 600)
+        jobs = calls.dequeue("q", 600)
+        calls.release(jobs[-1:])
+        proxy.arm(cut, match=is_second, count=ALWAYS)
+        calls.client.settings.timeout_s = SHORT_S
+        progress = [Checkpoint(job=job, status="half way") for job in jobs]
+        with pytest.raises(OutcomeUnknown) as raised:
+            calls.checkpoint(*progress)
+        calls.client.settings.timeout_s = 10.0
+        proxy.disarm()
+        assert calls.resolve(raised.value) == progress[-1:]
+        assert [info.status for info in calls.lookup(names).values()] == ["half way"] * 599 + [""]
+        calls.close()
