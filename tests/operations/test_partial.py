@@ -292,7 +292,7 @@ def test_the_error_of_a_failed_round_has_the_count_of_those_before(
 
 @pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
 @pytest.mark.parametrize("kind", CALLS_KINDS)
-def test_resolve_does_the_rest_of_a_checkpoint_in_several_calls(kind: str, cut: Cut, server: Server) -> None:
+def test_resolve_does_the_rest_of_a_checkpoint_in_several_calls(kind: Any, cut: Cut, server: Server) -> None:
     sha, seen = load_scripts()["checkpoint"].sha, list[Any]()
 
     def is_second(command: Any) -> bool:
