@@ -83,6 +83,7 @@ bench: setup
 	$(BIN)/python benches/core.py
 	$(BIN)/python benches/tasks.py
 	$(BIN)/python benches/worker.py $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python benches/redelivery.py
 
 # BEFORE=FILE compares with what an earlier run wrote by --json; TREE=FOLDER counts another built checkout.
 bench-instructions: setup

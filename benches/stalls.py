@@ -474,9 +474,10 @@ def quarantine(stage: Stage, case: Case) -> Iterator[None]:
     stage.take()
     stage.expire()
     yield
-    shard = stage.client.session.queue_shards(stage.queue)[0]
-    while stage.client.run(lambda end: move_quarantined(stage.client.session, shard, end)):
-        pass
+    shard, cursor = stage.client.session.queue_shards(stage.queue)[0], b""
+    while cursor != b"0":
+        at = cursor or b"0"
+        cursor = stage.client.run(lambda end, at=at: move_quarantined(stage.client.session, shard, at, end))  # type: ignore[misc]
     stage.client.purge("other")
 
 

@@ -72,9 +72,9 @@ for _, job in ipairs(jobs) do
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
     wake = admit(job.priority, at <= now and { at, job.id .. DECORATED } or {}, at > now and { at, job.id } or {}) or wake
   else
-    local marks = byte(running, 11)
+    local job_flags = byte(running, 11)
     call('HSET', KEYS[running0 + job.priority], job.id,
-      sub(running, 1, 8) .. pack('>I2B', left, marks % 2 == 1 and marks or marks + 1) .. sub(running, 12))
+      sub(running, 1, 8) .. pack('>I2B', left, job_flags % 2 == 1 and job_flags or job_flags + 1) .. sub(running, 12))
     call('ZADD', key_leases, 'GT', expires, lease)
   end
 end

@@ -6,7 +6,7 @@
 -- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 priorities,
 --        left (u32 a priority), jobs block; then lists of records. Of one job it may be one string: u8 priority, id (8), token (8), record
 -- A call without what stands behind the bars asks for one simple job. The reply is empty if there is none: the caller then asks with everything.
--- claim: claim descriptor. limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. waiter: '' (do not wait) or what to notify (lib/notify_waiter).
+-- claim: claim descriptor. limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. waiter: '' (do not wait) or whom to notify (lib/notify_waiter).
 -- budget: bytes of records; one job is always given.
 
 -- A worker that holds the timer of the next scheduled job and was silent for so long is dead: safety claims come every 10 to 15 s.
@@ -54,9 +54,9 @@ if any_due then earliest = NEVER end
 -- full: the byte budget is used up. holes: there were ids without a record
 local total, full, holes = 0, false, false
 local blocks, held, lists, left = {}, {}, {}, {}
--- marks of a job whose lease is of one job: its jobs need no count
-local single_mark = want == 1 and 4 or 0
-local simple_marks = string.char(single_mark)
+-- Flags of a job whose lease covers that job alone (lib/lease): such a lease needs no count of its jobs.
+local single_flags = want == 1 and 4 or 0
+local simple_flags = string.char(single_flags)
 
 local move_due
 if any_due then

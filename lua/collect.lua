@@ -12,9 +12,10 @@ local HOUR_MS = 3600000
 -- A waiter registers again every 10 to 15 s, so one that did not for a minute is dead.
 local WAITER_MS = 60000
 
--- After a jump of the clock ages mean nothing; in an hour every lane in use has a new time.
+-- After a jump of the clock ages are wrong. So nothing is removed for one lease from then on, and a lane, a reservation or a waiter that is older than
+-- the jump counts as used then.
 local jumped_at = tonumber(call('HGET', key_meta, 'jumped') or '0')
-if jumped_at > 0 and now < jumped_at + HOUR_MS then return finish(pack('>I4I4I4I4I4B', 0, 0, 0, 0, 0, 0) .. '0') end
+if jumped_at > 0 and now < jumped_at + unp('>I4', config, CONFIG_LEASE_MS) then return finish(pack('>I4I4I4I4I4B', 0, 0, 0, 0, 0, 0) .. '0') end
 
 local keep, succeeded_s, failed_s = unp('>I4I4I4', config, CONFIG_KEEP)
 local budget, more = 1000, 0
@@ -60,7 +61,7 @@ local function remove_silent(key, from, time_of)
   local page = call('HSCAN', key, from, 'COUNT', 500)
   local old = {}
   for i = 1, #page[2], 2 do
-    if time_of(page[2][i], page[2][i + 1]) < now - HOUR_MS and #old < 1000 then old[#old + 1] = page[2][i] end
+    if math.max(jumped_at, time_of(page[2][i], page[2][i + 1])) < now - HOUR_MS and #old < 1000 then old[#old + 1] = page[2][i] end
   end
   if old[1] then call_in_chunks('HDEL', key, old) end
   if page[1] ~= '0' and #old >= #page[2] / 20 then more = 1 end
@@ -70,7 +71,7 @@ end
 local lane_cursor, reservation_cursor = string.match(cursor, '^(%d+):(%d+)$')
 local lanes, next_lane = remove_silent(key_meta, lane_cursor or '0', lane_ms)
 local reservations, next_reservation = remove_silent(key_reservations, reservation_cursor or '0', reservation_ms)
-local waiters = call('ZREMRANGEBYSCORE', key_waiters, '-inf', now - WAITER_MS)
+local waiters = jumped_at < now - WAITER_MS and call('ZREMRANGEBYSCORE', key_waiters, '-inf', now - WAITER_MS) or 0
 if call('HLEN', key_jobs) == 0 then largest = 0 end
 local next_cursor = next_lane == '0' and next_reservation == '0' and '0' or next_lane .. ':' .. next_reservation
 return finish(pack('>I4I4I4I4I4B', succeeded, failed, lanes, reservations, waiters, more) .. next_cursor)

@@ -4,7 +4,7 @@
 -- KEYS   meta jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version state priority limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
--- channel: where workers hear the ids of removed running jobs, joined; '': nowhere.
+-- channel: where workers hear the ids of removed running jobs, joined; '': nowhere. A user that may not publish there removes them all the same.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
 
 if replay then return stored end
@@ -72,5 +72,7 @@ if removed[1] then
 end
 settle_leases()
 local reply = finish(pack('>I4B', #removed, more))
-if ran > 0 and channel ~= '' then call('PUBLISH', channel, concat(removed, '', 1, ran)) end
+if ran > 0 and channel ~= '' and redis.acl_check_cmd('PUBLISH', channel, '') then
+  call('PUBLISH', channel, concat(removed, '', 1, ran))
+end
 return reply

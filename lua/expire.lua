@@ -4,53 +4,65 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify admit lease original_score status utc recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* scheduled* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
--- REPLY  u8 active, u8 jumped, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
+-- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
--- u48 earliest, u48 latest TIME that its own monotonic clock allows. sweep: '' or where to look on for jobs whose lease is lost: priority, ':',
--- cursor; '1:0' at first, then that of the last reply.
+-- u48 earliest, u48 latest TIME that its own clock allows, u48 TIME of its last look, u8 1 if the last look showed that the clock had jumped.
+-- sweep: '' or where to look on for jobs whose lease is lost: priority, ':', cursor; '1:0' at first, then that of the last reply.
+-- rests: 0 (leases end), 1 (none ends now), 2 (none ends from now on, as TIME is not what was expected).
 
 if replay then return stored end
 if #KEYS - failed0 < priorities then return redis.error_reply('CONFIG_CHANGED the queue has more priorities now') end
 local lease_ms = unp('>I4', config, CONFIG_LEASE_MS)
 local hold_ms = tonumber(hold)
 
-local function report(active, jumped, more, leases, retried, failed, until_ms)
-  return finish(pack('>BBBI6I4I4I4I6', active, jumped, more, now, leases, retried, failed, until_ms) .. sweep)
+local rests = 0
+
+local function report(active, more, until_ms)
+  return finish(pack('>BBBI6I4I4I4I6', active, rests, more, now, counts.leases, counts.retried, counts.failed, until_ms) .. sweep)
 end
 
--- A clock that jumped would end every lease at once, or keep a dead worker's for as long as it went back. So for one lease from
--- then on nothing expires (live workers renew), and no lease may be longer than one from now.
-local watch = call('HMGET', key_meta, 'jumped', 'monitor')
-local jumped_at, monitor = watch[1] and tonumber(watch[1]) or 0, watch[2]
-local jumped = jumped_at > now
-if expected ~= '' then
-  local earliest, latest = unp('>I6I6', expected)
-  jumped = jumped or now < earliest or now > latest
-end
-if jumped then
+-- TIME is unexpected if the clock jumped or the server stood still. A clock that jumped would end every lease at once, or keep a dead worker's for as
+-- long as it went back; a server that stood still was renewed by nobody. So nothing expires for one lease from then on (live workers renew). After a
+-- jump no lease may be longer than one from now. Only the monitor can tell the two apart: it knows how long its call took.
+local watch = call('HMGET', key_meta, 'rests', 'jumped', 'monitor')
+local rests_at, jumped_at, monitor = tonumber(watch[1] or '0'), tonumber(watch[2] or '0'), watch[3]
+local earliest_ms, latest_ms, seen_ms, jumped = 0, now, now, 0
+if expected ~= '' then earliest_ms, latest_ms, seen_ms, jumped = unp('>I6I6I6B', expected) end
+if jumped == 1 or jumped_at > now then
   jumped_at = now
   call('HSET', key_meta, 'jumped', now)
 end
-local flag = jumped and 1 or 0
+if now < earliest_ms or now > latest_ms or rests_at > now or jumped_at == now then
+  rests, rests_at = 2, now
+  call('HSET', key_meta, 'rests', now)
+elseif rests_at > 0 and now < rests_at + lease_ms then
+  rests = 1
+end
 
 if monitor and sub(monitor, 1, 8) ~= owner then
   local until_ms = unp('>I6', monitor, 9)
   -- an end that is further off than a monitor may ask for was written before the clock went back
-  if until_ms > now and until_ms <= now + 2 * hold_ms and not jumped then return report(0, 0, 0, 0, 0, 0, until_ms) end
+  if until_ms > now and until_ms <= now + 2 * hold_ms and rests < 2 then return report(0, 0, until_ms) end
 end
 call('HSET', key_meta, 'monitor', owner .. pack('>I6', now + hold_ms))
 
-if jumped_at > 0 and now < jumped_at + lease_ms then
-  local long = call('ZRANGE', key_leases, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
-  for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
-  if long[1] then call_in_chunks('ZADD', key_leases, long) end
-  return report(1, flag, #long == 2000 and 1 or 0, 0, 0, 0, now + hold_ms)
+if rests > 0 then
+  local long = {}
+  if jumped_at > 0 and now < jumped_at + lease_ms then
+    long = call('ZRANGE', key_leases, string.format('(%d', now + lease_ms), '+inf', 'BYSCORE', 'LIMIT', 0, 1000)
+    for i = #long, 1, -1 do long[2 * i - 1], long[2 * i] = now + lease_ms, long[i] end
+    if long[1] then call_in_chunks('ZADD', key_leases, long) end
+  end
+  return report(1, #long == 2000 and 1 or 0, now + hold_ms)
 end
-if expected == '' then return report(1, flag, 0, 0, 0, 0, now + hold_ms) end
+if expected == '' then return report(1, 0, now + hold_ms) end
 
 -- A job is due and somebody waits: the holder of its timer died or is stuck.
 local wake = earliest <= now
-local expired = call('ZRANGE', key_leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1001)
+-- Since the last look the server may have been away, so that nobody could renew. A live worker's lease outlasts less than two thirds of its length.
+-- After a longer time only leases end that had run out by the last look, and the others at the next one.
+local before_ms = now - seen_ms > 0.6 * lease_ms and seen_ms or now
+local expired = call('ZRANGE', key_leases, '-inf', before_ms, 'BYSCORE', 'LIMIT', 0, 1001)
 for _, lease in ipairs(expired) do
   if is_full() then break end
   wake = end_lease(lease, '') or wake
@@ -92,4 +104,4 @@ if sweep ~= '' then
   sweep = page[1] ~= '0' and priority .. ':' .. page[1] or (priority % priorities + 1) .. ':0'
 end
 if wake then notify() end
-return report(1, flag, more, counts.leases, counts.retried, counts.failed, now + hold_ms)
+return report(1, more, now + hold_ms)

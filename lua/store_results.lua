@@ -33,5 +33,8 @@ if values[1] then
   call_in_chunks('ZADD', key_result_expiries, expiries)
 end
 local reply = finish(concat(refused))
-for _, one in ipairs(channels) do call('PUBLISH', one, key_meta) end
+-- a user that may not publish stores results all the same: waits look by themselves, too
+if channels[1] and redis.acl_check_cmd('PUBLISH', channels[1], '') then
+  for _, one in ipairs(channels) do call('PUBLISH', one, '') end
+end
 return reply

@@ -93,7 +93,7 @@ FAULTS = [
         f"{PACKAGE}/running/recoverer.py",
         "                await self._end_leases(queue, process, ending)\n",
         "                pass\n",
-        "tests/running/test_deaths.py",
+        "tests/running/test_recoverer.py",
     ),
     Fault(
         "cli: the doctor's exit code is always 0",

@@ -6,9 +6,9 @@ call('HDEL', key_jobs, unpack(argv, first, first + n - 1))
 i, at = 0, runs
 while i < n do
   local token, run = unp('>c8I2', groups, at)
-  local marks, ended, lease = byte(values[i + 1], 11), run, token
-  if marks >= 8 then lease = string.char(priority) .. argv[first + i] .. token end
-  local left = marks < 4 and tonumber(call('HGET', key_lease_jobs, token .. 'n') or '0') or 0
+  local job_flags, ended, lease = byte(values[i + 1], 11), run, token
+  if job_flags >= 8 then lease = string.char(priority) .. argv[first + i] .. token end
+  local left = job_flags < 4 and tonumber(call('HGET', key_lease_jobs, token .. 'n') or '0') or 0
   -- an id that is named twice leaves its lease once; the second mention is refused
   if twice then
     seen, refused = seen or {}, refused or {}
@@ -22,12 +22,12 @@ while i < n do
   if left > ended then
     call('HINCRBY', key_lease_jobs, token .. 'n', -ended)
   elseif run == n then
-    if marks < 8 then call('HDEL', key_lease_jobs, token, marks >= 4 and token or token .. 'n') end
+    if job_flags < 8 then call('HDEL', key_lease_jobs, token, job_flags >= 4 and token or token .. 'n') end
     call('ZREM', key_leases, lease)
   else
     leases, entries = leases or {}, entries or {}
     leases[#leases + 1] = lease
-    if marks < 8 then entries[#entries + 1], entries[#entries + 2] = token, token .. 'n' end
+    if job_flags < 8 then entries[#entries + 1], entries[#entries + 2] = token, token .. 'n' end
   end
 end
 if leases then

@@ -1,13 +1,13 @@
--- running[id] = token (8), attempts left (2), marks (1), [own lease (8)], [original run-after, if it is not the id's own ms].
--- marks: 1 = has extras, 2 = own lease follows, 4 = its lease is of one job, 8 = that lease has no entry in lease_jobs: its name is priority, id, token,
--- and the claim descriptor alone follows.
+-- running[id] = token (8), attempts left (2), flags of the job (1), [own lease (8)], [original run-after, if it is not the id's own ms].
+-- Flags (job_flags): 1 = the job has extras. 2 = its own lease follows. 4 = its lease covers this job alone. 8 = that lease has no entry in lease_jobs:
+-- the name of the lease is priority, id and token, and only the claim descriptor follows.
 -- sets:  claim_of claims lease_of SINGLE_LEASE_BYTES source_in
 local SINGLE_LEASE_BYTES = 17
 
 local function lease_of(running, priority, id)
-  local marks = byte(running, 11)
-  if marks >= 8 then return string.char(priority) .. id .. sub(running, 1, 8) end
-  if floor(marks / 2) % 2 == 1 then return sub(running, 12, 19) end
+  local job_flags = byte(running, 11)
+  if job_flags >= 8 then return string.char(priority) .. id .. sub(running, 1, 8) end
+  if floor(job_flags / 2) % 2 == 1 then return sub(running, 12, 19) end
   return sub(running, 1, 8)
 end
 

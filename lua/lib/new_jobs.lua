@@ -12,14 +12,14 @@ for at = 1, #spec, RUN_BYTES do
   if priority < 1 or priority > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. priority) end
   if n < 1 or done + n > count then return redis.error_reply('BAD_REQUEST the spec does not fit ' .. count .. ' records') end
   if kind == 2 then ms = now + ms end
-  local sets, score, mark = ready, arrival, nil
+  local sets, score, suffix = ready, arrival, nil
   if kind > 0 then
     score = format('%d', ms)
     if ms > now then
       scheduled = scheduled or {}
       sets, first_due = scheduled, math.min(first_due, ms)
     else
-      mark = DECORATED
+      suffix = DECORATED
     end
   end
   local entries = sets[priority] or {}
@@ -36,7 +36,7 @@ for at = 1, #spec, RUN_BYTES do
     local id = prefix .. char(final)
     field, last = field + 2, last + 2
     fields[field - 1], fields[field] = id, record
-    entries[last - 1], entries[last] = score, mark and id .. mark or id
+    entries[last - 1], entries[last] = score, suffix and id .. suffix or id
   end
   done = done + n
 end

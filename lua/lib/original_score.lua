@@ -2,8 +2,8 @@
 -- reads: created_ms DECORATED
 -- sets:  original_score
 local function original_score(id, running)
-  local marks = byte(running, 11)
-  local run_after = marks >= 8 and '' or sub(running, floor(marks / 2) % 2 == 1 and 20 or 12)
+  local job_flags = byte(running, 11)
+  local run_after = job_flags >= 8 and '' or sub(running, floor(job_flags / 2) % 2 == 1 and 20 or 12)
   if run_after ~= '' then return run_after, id .. DECORATED end
-  return string.format('%d', created_ms(id)), marks % 2 == 1 and id .. DECORATED or id
+  return string.format('%d', created_ms(id)), job_flags % 2 == 1 and id .. DECORATED or id
 end

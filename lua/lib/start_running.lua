@@ -1,5 +1,5 @@
 -- Moves the first `taken` jobs of a priority from ready to running, under the claim's token. Adds them to its lease and to the reply.
--- reads: blocks held ids priority lists decorated packed simple_marks ready records single_mark taken token
+-- reads: blocks held ids priority lists decorated packed simple_flags ready records single_flags taken token
 -- sets:  block first i lefts entries running second
 local entries, i, first, second, running = {}, 0, nil, nil, nil
 for r = 1, #records do
@@ -8,7 +8,7 @@ for r = 1, #records do
     -- attempts allowed, a byte at a time: a string would have to be made
     local high_byte, low_byte = byte(list[k], 2, 3)
     if low_byte ~= second or high_byte ~= first then
-      first, second, running = high_byte, low_byte, token .. sub(list[k], 2, 3) .. simple_marks
+      first, second, running = high_byte, low_byte, token .. sub(list[k], 2, 3) .. simple_flags
     end
     entries[2 * i + 1], entries[2 * i + 2] = ids[i + 1], running
     i = i + 1
@@ -29,7 +29,7 @@ if decorated then
       k = k + 1
       local attempts = extras[k] and sub(extras[k], 1, 2)
       if attempts then lefts[#lefts + 1] = pack('>I2', i - 1) .. attempts end
-      entries[2 * i] = token .. (attempts or sub(entries[2 * i], 9, 10)) .. string.char(attempts and single_mark + 1 or single_mark) .. scores[k]
+      entries[2 * i] = token .. (attempts or sub(entries[2 * i], 9, 10)) .. string.char(attempts and single_flags + 1 or single_flags) .. scores[k]
     end
   end
 end

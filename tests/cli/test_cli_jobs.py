@@ -31,7 +31,7 @@ def test_create_and_info(run: Run) -> None:
     assert ran.document["config"]["lease_ms"] == 5000
     shown = run("queue", "info", "mail", "--json").document
     assert shown["config"] == {**ran.document["config"], "priorities": 2, "paused": True}
-    assert [level["priority"] for level in shown["priorities"]] == [1, 2]
+    assert [row["priority"] for row in shown["priorities"]] == [1, 2]
     (shard,) = shown["shards"]
     assert (shard["shard"], shard["monitor_active"], shard["lost"], shard["error"]) == ("1", False, 0, "")
     assert shard["version"] > 0

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, CountsByState, Job, NewJob, QueueConfig, State
-from pinlater.model.errors import ClientClosed, InvalidArgument, OutcomeUnknown
+from pinlater.model.errors import ClientClosed, InvalidArgument, OutcomeUnknown, ServerReplyError
 from pinlater.store.keys import queue_key
 from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import shard_for_key
+from tests.conftest import FreshServer
 from tests.support.both_clients import CALLS_KINDS, CallsKind, make_calls
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.servers import Server, wait_until
@@ -268,6 +270,88 @@ def test_a_bad_call_fails_alone(server: Server) -> None:
             assert await client.count("q") == CountsByState(pending=1)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_job_above_a_limit_that_was_lowered_meanwhile_fails_alone(server: Server, shards: int) -> None:
+    async def run() -> None:
+        urls = {str(number): server.url for number in range(shards)}
+        async with AsyncClient(shards=urls) as client, AsyncClient(shards=urls) as other:
+            await client.create_queue("q", QueueConfig(body_limit=1000))
+            await client.count("q")  # it knows the old limit
+            await other.configure_queue("q", body_limit=10)
+            bodies = [bytes(11) if number in (0, 30, 99) else b"%d" % number for number in range(100)]
+            results = await gathered(*(client.enqueue("q", body) for body in bodies))
+            found = await other.lookup([result for result in results if isinstance(result, str)], with_body=True)
+            assert [found[result].body if isinstance(result, str) else type(result) for result in results] == [
+                InvalidArgument if len(body) == 11 else body for body in bodies
+            ]
+            assert await other.count("q") == CountsByState(pending=97)
+
+    asyncio.run(run())
+
+
+def test_a_job_past_a_limit_of_the_server_fails_alone(fresh_server: FreshServer) -> None:
+    server = fresh_server(config={"proto-max-bulk-len": "1mb"})
+
+    async def run() -> None:
+        async with AsyncClient(server.url, timeout_s=0.5) as client:
+            await client.create_queue("q", QueueConfig(body_limit=4_000_000))
+            await client.count("q")
+            bodies = [b"", bytes(2_000_000), b""]
+            results = await gathered(*(client.enqueue("q", body) for body in bodies))
+            assert [isinstance(result, str) for result in results] == [True, False, True]
+            assert isinstance(results[1], ServerReplyError | OutcomeUnknown)
+
+    asyncio.run(run())
+
+
+def test_no_enqueue_waits_for_the_shard_of_another(server: Server, fresh_server: FreshServer) -> None:
+    silent = fresh_server(aof_always=True)
+
+    async def run() -> None:
+        shards = {"1": server.url, "2": silent.url}
+        async with AsyncClient(shards=shards, timeout_s=60) as client:
+            await client.create_queue("q")
+            await client.count("q")
+            keys = [str(number) for number in range(20)]
+            here = {key: shard_for_key(key.encode(), list(shards)) == "1" for key in keys}
+            silent.stop()
+            calls = {key: asyncio.ensure_future(client.enqueue("q", b"", key=key)) for key in keys}
+            await asyncio.gather(client.enqueue("q", b""), *(calls[key] for key in keys if here[key]))
+            assert [calls[key].done() for key in keys] == list(here.values())
+            silent.start()
+            await asyncio.gather(*calls.values())
+
+    asyncio.run(run())
+
+
+@pytest.mark.real_server("a proxy stands before its port")
+def test_no_ack_shares_the_outcome_of_another_script_call(server: Server) -> None:
+    async def run(proxy: CutProxy) -> None:
+        async with AsyncClient(proxy.url, timeout_s=0.1) as client, AsyncClient(server.url) as direct:
+            await direct.create_queue("q")
+            await direct.enqueue_many("q", [b""] * 1200)
+            first, second = await direct.dequeue("q", 600), await direct.dequeue("q", 600)
+            requests: list[list[bytes]] = []  # lane and sequence: a resend has the same
+
+            def of_the_second(command: list[bytes]) -> bool:
+                if command[1:2] != [load_scripts()["ack"].sha]:
+                    return False
+                requests.append(command[3 + int(command[2]) :][:2])
+                return requests[-1] != requests[0]
+
+            await client.ack(succeeded=[("q:s1:p1:5", bytes(7) + b"\1")])  # the server knows the script
+            proxy.arm(Cut.AFTER, match=of_the_second, count=10**9)
+            known, lost = await gathered(client.ack(succeeded=first), client.ack(succeeded=second))
+            proxy.disarm()
+            assert known == []
+            assert isinstance(lost, OutcomeUnknown)
+            assert await lost.resolve() == []
+            assert await direct.count("q") == CountsByState()
+
+    with CutProxy(server.port) as proxy:
+        asyncio.run(run(proxy))
 
 
 def test_an_ack_of_a_deleted_queue_fails_alone(server: Server) -> None:

@@ -108,11 +108,8 @@ INSIDE = {
     "enqueue_job",
     "cancelling",
     "config",
-    "give_up",
     "held_bytes",
-    "is_current",
     "jobs",
-    "limit",
     "limited",
     "look",
 }

@@ -104,7 +104,7 @@ def test_the_renew_script_itself(server: Server, client: redis.Redis, make: Make
     assert renewer.stats().failures == 0
 
 
-def test_a_claim_of_a_level_that_the_worker_does_not_know_yet_is_renewed_too(server: Server) -> None:
+def test_a_claim_of_a_priority_that_the_worker_does_not_know_yet_is_renewed_too(server: Server) -> None:
     lease = QueueConfig(lease_ms=300)
     renewal = LeaseRenewal(5.0)
     with Client(server.url) as client, connect(server) as raw:
@@ -210,7 +210,7 @@ def test_a_stopped_process_renews_nothing(server: Server, client: redis.Redis) -
         assert renewed(client) == 1
 
 
-def test_lost_tokens_are_told_once_and_let_go(server: Server, client: redis.Redis, make: Make) -> None:
+def test_lost_tokens_are_reported_once_and_dropped(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server)
     take(client, 1, 3)
     queue = renewer.add_queue(keys())
@@ -224,9 +224,7 @@ def test_lost_tokens_are_told_once_and_let_go(server: Server, client: redis.Redi
     assert renewed(client) == 2
 
 
-def test_a_queue_that_is_gone_loses_all_its_tokens_and_no_other(
-    server: Server, client: redis.Redis, make: Make
-) -> None:
+def test_a_deleted_queue_loses_all_its_tokens_and_no_other(server: Server, client: redis.Redis, make: Make) -> None:
     renewer = make(server)
     gone, kept = renewer.add_queue(keys(b"gone")), renewer.add_queue(keys(b"kept"))
     client.set(keys(b"gone")[2], "QUEUE_NOT_FOUND no queue gone")
@@ -357,7 +355,7 @@ assert renewer.stats().failures == 0, renewer.stats().last_error
 """
 
 
-def test_a_forked_child_is_told_and_its_parent_goes_on(server: Server, client: redis.Redis) -> None:
+def test_a_forked_child_is_refused_and_its_parent_goes_on(server: Server, client: redis.Redis) -> None:
     take(client, 1)
     arguments = [f"127.0.0.1:{server.port}", RENEW.decode(), *(key.decode() for key in keys())]
     done = subprocess.run(

@@ -1,6 +1,6 @@
 """The lease renewer outlives servers that die, hang, refuse or talk nonsense, and tells what went wrong.
 
-Promises: every failure is counted, told without secrets, and over once its cause is.
+Promises: every failure is counted, is reported without secrets, and ends when its cause ends.
 Risks: the script is a stand-in (tests/support/renewing.py), not lua/renew.lua.
 """
 
@@ -149,7 +149,7 @@ def test_acl_user_select_and_name(server: Server, client: redis.Redis, make: Mak
     client.acl_deluser("keeper")
 
 
-def test_a_wrong_password_is_told_without_it(server: Server, client: redis.Redis, make: Make) -> None:
+def test_a_wrong_password_is_reported_without_it(server: Server, client: redis.Redis, make: Make) -> None:
     server.call("ACL", "SETUSER", "late", "on", ">first", "~*", "+@all")
     handshake = [command("AUTH", "late", "canary-secret"), command("CLIENT", "SETNAME", "late")]
     renewer = make(server, handshake)

@@ -184,7 +184,7 @@ def test_the_header_of_a_part_lists_the_locals_it_reads_and_sets(path: Path) -> 
         ("call('HGET', key_meta, ready0 + priority)", {"priority"}, set()),
     ],
 )
-def test_what_code_reads_and_sets_is_told(code: str, reads: set[str], sets: set[str]) -> None:
+def test_finds_what_code_reads_and_sets(code: str, reads: set[str], sets: set[str]) -> None:
     assert lua_names.names(code) == (reads, sets)
 
 

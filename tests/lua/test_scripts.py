@@ -69,7 +69,7 @@ def make_scene(client: redis.Redis) -> Scene:
     reservation = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
-    client.zadd(setup.key("waiters"), {b"pl:wake:dead": FAR_MS})
+    client.zadd(setup.key("waiters"), {b"dead": FAR_MS})
     setup.set_head(waiting=True)
     client.hset(setup.key("meta"), "lost", 2)
     client.hset(setup.key("quarantined"), b"\1" + ended.jobs[3].id, b"")
@@ -80,7 +80,7 @@ def make_scene(client: redis.Redis) -> Scene:
 REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "ack": lambda s: s.wire.ack(s.end(0), s.end(1, failed=True, delay_ms=5, status=b"no"), tombstones=True),
     "checkpoint": lambda s: s.wire.checkpoint(s.end(status=b"half"), body=b"rest", attempts=7),
-    "claim": lambda s: s.wire.claim(5, channel=b"pl:wake:me"),
+    "claim": lambda s: s.wire.claim(5, channel=b"me"),
     "claim_one": lambda s: s.wire.claim_one(),
     "collect": lambda s: s.wire.collect(),
     "configure": lambda s: s.wire.write("configure", settings(lease_ms=1234), b""),

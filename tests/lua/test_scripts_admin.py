@@ -160,7 +160,7 @@ def test_a_draining_queue_refuses_new_jobs_and_gives_its_old_ones(wire: Wire) ->
     assert drain(wire) == [b"a"]
 
 
-def test_a_reservation_is_used_once_and_its_jobs_take_its_place(wire: Wire) -> None:
+def test_a_reservation_is_used_once_and_its_jobs_get_its_ids(wire: Wire) -> None:
     reservation = wire.prepare(3)
     behind = wire.enqueue_bodies(b"behind")
     ids = wire.load(reservation, *(Job(b"%d" % i) for i in range(3)))
@@ -306,8 +306,11 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
             wire.prepare(1)
         seen_ms = wire.expire().now_ms
         jump(server, 7200)
-        assert wire.expire((seen_ms - 5000, seen_ms + 5000)).jumped == 1
+        assert wire.expire((seen_ms - 5000, seen_ms + 5000)).rests == 2
+        assert wire.expire(jumped=True).rests == 2
         assert wire.collect() == ([0] * 6, b"0")
+        jump(server, 31)  # more than the lease
+        assert wire.collect()[0] == [1000, 0, 0, 0, 0, 1]  # lanes and reservations count as used at the jump
         jump(server, 3601)
         fresh = {wire.prepare(1) for _ in range(1200)}
         totals, cursor, more, calls = [0] * 5, b"0", 1, 0
@@ -315,7 +318,7 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
             counts, cursor = wire.collect(cursor)
             assert counts[0] + counts[1] <= 1000
             totals, more, calls = [a + b for a, b in zip(totals, counts, strict=False)], counts[5], calls + 1
-        assert (totals, more, cursor) == ([2000, 0, 1200, 1200, 0], 0, b"0")
+        assert (totals, more, cursor) == ([1000, 0, 1200, 1200, 0], 0, b"0")
         assert set(client.hkeys(wire.key("reservations"))) == fresh
         client.delete(wire.key("reservations"))
         assert is_clean(snapshot(wire))

@@ -49,14 +49,14 @@ def crash(timed: Timed) -> None:
 
 def test_a_crash_costs_no_attempt_and_the_last_one_allowed_fails_the_job(timed: Timed) -> None:
     wire = timed.wire
-    (id_,) = wire.enqueue(Job(b"poison", allowed=1, status=b"told before\n"))
+    (id_,) = wire.enqueue(Job(b"poison", allowed=1, status=b"set before\n"))
     for crashes in (1, 2, 3):
         assert wire.claim(claim=CLAIM).bodies == [b"poison"]
         crash(timed)
         info = known(wire, id_)
         assert info.crashes == crashes
         assert (info.state, info.remaining) == ((int(PENDING), 1) if crashes < 3 else (int(FAILED), 0))
-    assert info.status.startswith(b"told before\nlease ran out (crash 1 of 3)\n  claim host:0:17:python:host:5:ab:1, ")
+    assert info.status.startswith(b"set before\nlease ran out (crash 1 of 3)\n  claim host:0:17:python:host:5:ab:1, ")
     assert [int(n) for n in re.findall(rb"crash (\d) of 3", info.status)] == [1, 2, 3]
     assert wire.retry_failed(attempts=2) == 1
     again = known(wire, id_)
@@ -65,7 +65,7 @@ def test_a_crash_costs_no_attempt_and_the_last_one_allowed_fails_the_job(timed: 
 
 @pytest.mark.parametrize("day", ["1999-12-31", "2000-02-29", "2024-02-29", "2025-03-01", "2100-03-01", "2026-11-21"])
 def test_the_times_in_the_status(wire: Wire, day: str) -> None:
-    """Of a claim whose token is of any day."""
+    """The claim's token is of that day."""
     claimed_at = datetime.datetime.fromisoformat(f"{day}T23:59:58Z")
     (id_,) = wire.enqueue(Job())
     wire.claim(claim=CLAIM)
@@ -81,35 +81,39 @@ def test_the_times_in_the_status(wire: Wire, day: str) -> None:
     assert f"claimed {day}T23:59:58Z, recovered 20".encode() in known(wire, id_).status
 
 
-BODIES = (b"0", b"1", b"2", b"3", b"other", b"short", b"sole")
+BODIES = (b"0", b"1", b"2", b"3", b"other", b"short", b"single")
 
 
 def test_the_leases_of_a_dead_process_end_at_once_and_no_others(wire: Wire) -> None:
-    ids = wire.enqueue(*(Job(b"%d" % i, 1 + i % 2) for i in range(4)), Job(b"other"), Job(b"short"), Job(b"sole"))
-    dead, sole = wire.claim(4, claim=CLAIM), wire.claim(1, claim=CLAIM)
+    ids = wire.enqueue(*(Job(b"%d" % i, 1 + i % 2) for i in range(4)), Job(b"other"), Job(b"short"), Job(b"single"))
+    dead, single = wire.claim(4, claim=CLAIM), wire.claim(1, claim=CLAIM)
     lives = [wire.claim(1, claim=claim) for claim in (CLAIM.replace(b"ab:", b"abc:"), b"host:0:17:python:host:5:1")]
     assert wire.end_leases(SOURCE, b"was killed by SIGSEGV") == (2, 5, 0, 0, b"")
-    gone, held = {*dead.bodies, *sole.bodies}, {body for claim in lives for body in claim.bodies}
+    recovered, held = {*dead.bodies, *single.bodies}, {body for claim in lives for body in claim.bodies}
     for id_, body, priority in zip(ids, BODIES, (1, 2, 1, 2, 1, 1, 1), strict=True):
         info = known(wire, id_, priority)
-        assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in gone else (False, 0))
-        assert (body in held) != (body in gone)
+        assert (info.state == int(PENDING), info.crashes) == ((True, 1) if body in recovered else (False, 0))
+        assert (body in held) != (body in recovered)
     assert b"worker process was killed by SIGSEGV (crash 1 of 3)" in known(wire, dead.jobs[0].id, 1).status
     assert wire.end_leases(SOURCE) == (0, 0, 0, 0, b"")
     assert lease_fields(wire) == (2, 0)
-    assert [wire.succeed(claim) for claim in (dead, sole, *lives)] == [[0, 1, 2, 3], [0], [], []]
+    assert [wire.succeed(claim) for claim in (dead, single, *lives)] == [[0, 1, 2, 3], [0], [], []]
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) -> None:
-    """At its place in line too; what it had begun has crashed."""
+def test_what_a_dead_process_had_not_started_is_as_it_was(wire: Wire, limit: int) -> None:
+    """Their order in the queue too; a job that it had started has crashed."""
     wire.configure(settings(crash_limit=limit))
-    told = Job(b"told", 2, status=b"told before\n")
+    with_status = Job(b"status", 2, status=b"set before\n")
     ids = wire.enqueue(
-        Job(b"begun", allowed=1), Job(b"plain"), Job(b"due", kind=ABSOLUTE, ms=5), told, Job(b"begun too", 2, allowed=1)
+        Job(b"started", allowed=1),
+        Job(b"simple"),
+        Job(b"due", kind=ABSOLUTE, ms=5),
+        with_status,
+        Job(b"started too", 2, allowed=1),
     )
 
-    def line() -> list[tuple[bytes, float]]:
+    def order() -> list[tuple[bytes, float]]:
         found: list[list[Any]] = [
             list(wire.client.zrange(wire.key(key), 0, -1, withscores=True)) for key in ("ready:1", "ready:2")
         ]
@@ -118,22 +122,22 @@ def test_what_a_dead_process_had_not_begun_is_as_it_was(wire: Wire, limit: int) 
     def not_started() -> list[Info]:
         return [known(wire, id_, priority) for id_, priority in zip(ids[1:4], (1, 1, 2), strict=True)]
 
-    before = line(), not_started()
+    before = order(), not_started()
     assert len(wire.claim(5, claim=CLAIM).bodies) == 5
     assert wire.end_leases(SOURCE, b"was killed by SIGKILL", started=ids[0] + ids[4] + bytes(8)) == (1, 0, 2, 3, b"")
     for info in known(wire, ids[0]), known(wire, ids[4], 2):
         assert (info.state, info.crashes) == (int(FAILED), 1)
-    assert (line(), not_started()) == before
+    assert (order(), not_started()) == before
     assert lease_fields(wire) == (0, 0)
     assert len(wire.claim(5, claim=CLAIM).bodies) == 3
     assert wire.end_leases(SOURCE, started=ids[0])[:4] == (1, 0, 0, 3)
-    assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"plain", b"told"]
+    assert wire.claim(5, claim=CLAIM).bodies == [b"due", b"simple", b"status"]
 
 
-def test_what_a_dead_process_had_not_begun_of_a_claim_of_one_is_as_it_was(wire: Wire) -> None:
-    ids = wire.enqueue_bodies(b"waited", b"begun")
+def test_what_a_dead_process_had_not_started_of_a_claim_of_one_is_as_it_was(wire: Wire) -> None:
+    ids = wire.enqueue_bodies(b"waited", b"started")
     before = known(wire, ids[0])
-    assert [wire.claim(1, claim=CLAIM).bodies for _ in ids] == [[b"waited"], [b"begun"]]
+    assert [wire.claim(1, claim=CLAIM).bodies for _ in ids] == [[b"waited"], [b"started"]]
     assert wire.end_leases(SOURCE, started=ids[1]) == (2, 1, 0, 1, b"")
     assert (known(wire, ids[0]), known(wire, ids[1]).crashes) == (before, 1)
     assert lease_fields(wire) == (0, 0)
@@ -189,19 +193,25 @@ def test_what_is_to_be_moved_is_known_until_it_was(wire: Wire) -> None:
     assert wire.end_leases(SOURCE) == (1, 0, 3, 0, b"")
     assert wire.retry_failed(ids=[ids[2]], limit=0) == 1
 
-    def told() -> dict[bytes, tuple[bytes, bytes]]:
-        """id -> whether it is there, reservation"""
-        return {one[1:9]: (one[9:10], one[10:18]) for one in wire.read("quarantined", 10)}
+    def quarantined() -> dict[bytes, bytes]:
+        """The reservation of each job with its queue, by id."""
+        cursor, *jobs = wire.read("quarantined", 0)
+        assert cursor == b"0"
+        return {one[1:9]: one[9:] for one in jobs}
 
-    assert told() == {ids[0]: (b"\1", NONE), ids[1]: (b"\1", NONE), ids[2]: (b"\0", NONE)}
-    assert {one[-1:] for one in wire.read("quarantined", 10)} == {b"a", b"b", b"c"}
+    assert quarantined() == dict.fromkeys(ids, b"")
     reservation, other = b"reserve1", b"reserve2"
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == reservation + b"big"
     assert wire.leave_quarantine(1, ids[0], 1, other, b"other") == reservation + b"big"
-    assert told()[ids[0]] == (b"\1", reservation)
-    assert wire.leave_quarantine(1, ids[0], 2) == reservation + b"big"
-    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2))] == [NONE, NONE]
-    assert told() == {}
+    assert quarantined()[ids[0]] == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, other, b"big") == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, reservation, b"other") == reservation + b"big"
+    assert wire.leave_quarantine(1, ids[0], 3, reservation, b"big") == NONE
+    assert quarantined()[ids[0]] == b""
+    assert wire.leave_quarantine(1, ids[0], 1, other, b"big") == other + b"big"
+    assert wire.leave_quarantine(1, ids[0], 2) == other + b"big"
+    assert [wire.leave_quarantine(1, ids[at], what) for at, what in ((1, 0), (2, 2), (1, 3))] == [NONE] * 3
+    assert quarantined() == {}
     assert wire.leave_quarantine(1, ids[0], 1, reservation, b"big") == NONE
     assert wire.lookup([ids[0]]) == [None]
     assert (known(wire, ids[1]).state, known(wire, ids[2]).state) == (int(FAILED), int(PENDING))

@@ -13,7 +13,7 @@ import pytest
 from tests.support.memory import EVERY_KIND
 from tests.support.servers import Server
 from tests.support.wire import Timed, Wire, connect, expiries, known, lease_fields
-from tests.support.wire_format import FAILED, PENDING, Expiry, Job, ends
+from tests.support.wire_format import FAILED, FAR_MS, PENDING, Expiry, Job, ends, settings
 
 FreshServer = Callable[..., Server]
 LEASE_S = 30
@@ -98,13 +98,14 @@ def test_a_clock_that_jumps_ahead_expires_nothing_for_one_lease(timed: Timed) ->
     dead, alive = wire.claim(1), wire.claim(1)
     seen_ms = wire.expire().now_ms
     timed.later(3600)
-    jumped = wire.expire(window(seen_ms))
-    assert (jumped.active, jumped.jumped, jumped.leases) == (1, 1, 0)
+    found = wire.expire(window(seen_ms))
+    assert (found.active, found.rests, found.leases) == (1, 2, 0)
     timed.later(LEASE_S - 5)
     assert wire.renew(*ends(alive)) == []
-    assert (wire.expire().jumped, wire.expire().leases) == (0, 0)
+    assert (wire.expire().rests, wire.expire().leases) == (1, 0)
     timed.later(6)
-    assert wire.expire().leases == 1
+    ended = wire.expire()
+    assert (ended.rests, ended.leases) == (0, 1)
     assert (wire.succeed(dead), wire.succeed(alive)) == ([0], [])
 
 
@@ -116,13 +117,49 @@ def test_a_clock_that_jumps_back_leaves_no_lease_longer_than_one_from_now(timed:
         wire.claim(1)
     seen_ms = wire.expire().now_ms
     timed.later(-3600)
-    jumped = wire.expire(window(seen_ms))
-    assert (jumped.jumped, jumped.more, jumped.leases) == (1, 1, 0)
+    assert wire.expire(window(seen_ms)).rests == 2
+    told = wire.expire(jumped=True)
+    assert (told.rests, told.more, told.leases) == (2, 1, 0)
     assert (wire.expire().more, wire.expire().more) == (0, 0)
     latest_ms = max(expiries(wire).values())
     assert latest_ms <= wire.expire().now_ms + LEASE_S * 1000
     timed.later(LEASE_S + 1)
     assert [wire.expire().leases for _ in range(5)] == [250, 250, 250, 250, 3]
+
+
+def test_a_server_that_stood_still_expires_nothing_for_one_lease_and_collects(timed: Timed) -> None:
+    """Only the monitor knows that the clock had not jumped. Leases that are longer for a reason stay as they are."""
+    wire = timed.wire
+    wire.configure(settings(keep=10, succeeded_s=1))
+    wire.enqueue(Job(b"ended"), Job(b"late"), Job(b"long"))
+    wire.succeed(wire.claim(1))
+    late, long = wire.claim(1), wire.claim(1)
+    assert wire.renew(*ends(long), lease_ms=3 * LEASE_S * 1000) == []
+    seen_ms = wire.expire().now_ms
+    timed.later(LEASE_S + 1)
+    assert (found := wire.expire(window(seen_ms))).rests == 2
+    assert wire.collect()[0][0] == 1
+    timed.later(LEASE_S - 2)
+    assert (wire.expire().rests, wire.expire().leases) == (1, 0)
+    assert max(expiries(wire).values()) > found.now_ms + LEASE_S * 1000
+    timed.later(2)
+    assert wire.expire().leases == 1
+    assert (wire.succeed(late), wire.succeed(long)) == ([0], [])
+
+
+def test_after_long_without_a_look_a_lease_ends_at_the_second_one(timed: Timed) -> None:
+    """The server may have been away since the last look, so that nobody could renew."""
+    wire = timed.wire
+    wire.enqueue_bodies(b"before", b"since")
+    wire.claim(1)
+    timed.later(LEASE_S / 2)
+    wire.claim(1)
+    timed.later(LEASE_S / 2 + 1)
+    seen_ms = wire.expire(None).now_ms
+    timed.later(LEASE_S * 0.7)
+    looked = wire.expire((0, FAR_MS, seen_ms))
+    assert looked.leases == 1
+    assert wire.expire((0, FAR_MS, looked.now_ms)).leases == 1
 
 
 def test_after_a_jump_back_nobody_waits_for_the_end_of_another_monitor(timed: Timed) -> None:
@@ -144,19 +181,19 @@ def test_a_damaged_lease_does_not_stop_the_others(timed: Timed) -> None:
     assert wire.succeed(lost) == []
 
 
-def test_a_job_whose_lease_is_gone_comes_back(wire: Wire) -> None:
-    ids = wire.enqueue(Job(b"gone"), Job(b"last", allowed=1))
-    gone, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
+def test_a_job_whose_lease_was_removed_comes_back(wire: Wire) -> None:
+    ids = wire.enqueue(Job(b"lost"), Job(b"last", allowed=1))
+    lost, kept = wire.claim(2), [wire.enqueue(Job(b"kept"))[0]]
     held = wire.claim()
-    wire.client.zrem(wire.key("leases"), gone.token)
-    wire.client.hdel(wire.key("lease_jobs"), gone.token, gone.token + b"n")
+    wire.client.zrem(wire.key("leases"), lost.token)
+    wire.client.hdel(wire.key("lease_jobs"), lost.token, lost.token + b"n")
     assert wire.expire().retried == 0
     expiry = wire.expire(sweep=b"1:0")
     assert (expiry.leases, expiry.retried, expiry.failed, expiry.next_sweep) == (1, 1, 1, b"2:0")
     again, last = known(wire, ids[0]), known(wire, ids[1])
     assert (again.state, again.remaining, again.crashes) == (int(PENDING), 9, 1)
     assert (last.state, last.remaining, last.crashes) == (int(FAILED), 0, 1)
-    assert wire.succeed(gone) == [0, 1]
+    assert wire.succeed(lost) == [0, 1]
     assert [job.id for job in held.jobs] == kept
     assert wire.expire(sweep=b"1:0").leases == 0
     assert wire.succeed(held) == []

@@ -163,16 +163,16 @@ def test_a_checkpoint_puts_its_status_in_front_and_cuts_the_end(wire: Wire) -> N
 def test_without_a_token_the_source_decides(wire: Wire, source: bytes) -> None:
     wire.enqueue_bodies(b"a", b"b", b"c", b"d")
     claim = b"host:9010:1700000000000:" + source + b":42"
-    bare = [end._replace(token=NO_TOKEN) for end in ends(wire.claim(claim=claim))]
+    without_token = [end._replace(token=NO_TOKEN) for end in ends(wire.claim(claim=claim))]
     for wrong in (b"other", source + b":42", b"1700000000000:" + source):
-        assert wire.ack(*bare, source=wrong) == [0, 1, 2, 3]
-        assert wire.release(*bare, source=wrong) == [0, 1, 2, 3]
-        assert wire.checkpoint(bare[0], body=b"no", source=wrong) == [0]
-    assert wire.ack(bare[0], source=source) == []
-    assert wire.ack(bare[1]._replace(failed=True), source=source) == []
-    assert wire.release(bare[2], source=source) == []
-    assert wire.checkpoint(bare[3], move=(NOW, 0), source=source) == []
-    assert wire.ack(bare[0], source=source) == [0]
+        assert wire.ack(*without_token, source=wrong) == [0, 1, 2, 3]
+        assert wire.release(*without_token, source=wrong) == [0, 1, 2, 3]
+        assert wire.checkpoint(without_token[0], body=b"no", source=wrong) == [0]
+    assert wire.ack(without_token[0], source=source) == []
+    assert wire.ack(without_token[1]._replace(failed=True), source=source) == []
+    assert wire.release(without_token[2], source=source) == []
+    assert wire.checkpoint(without_token[3], move=(NOW, 0), source=source) == []
+    assert wire.ack(without_token[0], source=source) == [0]
     assert lease_fields(wire) == (0, 0)
     assert sorted(drain(wire)) == [b"b", b"c", b"d"]
     assert is_clean(snapshot(wire))
@@ -201,7 +201,7 @@ def test_succeeded_jobs_are_kept_up_to_the_cap(wire: Wire) -> None:
 # -- renew
 
 
-def test_renew_keeps_a_lease_and_refuses_what_is_gone(timed: Timed) -> None:
+def test_renew_keeps_a_lease_and_refuses_ended_jobs(timed: Timed) -> None:
     wire = timed.wire
     wire.enqueue_bodies(b"a", b"b")
     kept, lost = wire.claim(1), wire.claim(1)

@@ -43,8 +43,8 @@ def wire(server: Server) -> Iterator[Wire]:
         yield made
 
 
-def places(wire: Wire) -> dict[str, Any]:
-    """Which keys there are, how large, and what is told of running jobs. A lease of one job may have no entry."""
+def contents(wire: Wire) -> dict[str, Any]:
+    """The size of each key, and what is known of the running jobs. A lease of one job may have no entry."""
     found = {name: len(value) for name, value in snapshot(wire, lane=False).items() if name != "lease_jobs"}
     running = [
         (priority, info.state, info.remaining, info.claim)
@@ -78,7 +78,7 @@ def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, prior
             (id_, priority, None, record(Job(b"x", priority, allowed=7)))
         ]
         assert wire.replayed_claim().bodies == claimed.bodies
-        found.append(places(wire))
+        found.append(contents(wire))
         assert wire.succeed(claimed) == []
         assert is_clean(snapshot(wire))
     assert found[0] == found[1] == found[2]
@@ -86,10 +86,10 @@ def test_a_claim_of_one_leaves_what_a_claim_with_quotas_leaves(wire: Wire, prior
 
 @pytest.mark.parametrize(
     "job",
-    [None, Job(b"odd", 2, ABSOLUTE, 1), Job(b"told", 1, status=b"s")],
+    [None, Job(b"early", 2, ABSOLUTE, 1), Job(b"status", 1, status=b"s")],
     ids=["nothing", "early", "status"],
 )
-def test_a_claim_of_one_plain_job_leaves_others_where_they_are(wire: Wire, job: Job | None) -> None:
+def test_a_claim_of_one_simple_job_leaves_other_jobs(wire: Wire, job: Job | None) -> None:
     if job is not None:
         wire.enqueue(job)
     before = snapshot(wire, lane=False)
@@ -98,12 +98,12 @@ def test_a_claim_of_one_plain_job_leaves_others_where_they_are(wire: Wire, job: 
     assert len(wire.claim(1).jobs) == (job is not None)
 
 
-def test_a_claim_of_one_plain_job_gives_none_while_another_is_due(wire: Wire) -> None:
-    wire.enqueue(Job(b"plain", 3), Job(b"due", 1, DELAY, 1))
-    wait_until(lambda: wire.dry_run().bodies == [b"due", b"plain"], "the other to be due")
+def test_a_claim_of_one_simple_job_gives_none_while_another_is_due(wire: Wire) -> None:
+    wire.enqueue(Job(b"simple", 3), Job(b"due", 1, DELAY, 1))
+    wait_until(lambda: wire.dry_run().bodies == [b"due", b"simple"], "the other to be due")
     assert wire.claim_one().jobs == []
     assert wire.claim(1).bodies == [b"due"]
-    assert wire.claim_one().bodies == [b"plain"]
+    assert wire.claim_one().bodies == [b"simple"]
 
 
 def names(held: Iterable[list[End]]) -> set[bytes]:
@@ -142,7 +142,7 @@ def test_a_lease_of_one_job_that_lost_its_expiry_gets_one_again(wire: Wire) -> N
     assert wire.ack(end) == []
 
 
-def test_a_claim_of_one_plain_job_gives_none_of_a_paused_queue_and_none_without_a_record(wire: Wire) -> None:
+def test_a_claim_of_one_simple_job_gives_none_of_a_paused_queue_and_none_without_a_record(wire: Wire) -> None:
     ids = wire.enqueue_bodies(b"a", b"b")
     wire.client.hdel(wire.key("jobs"), ids[0])
     before = snapshot(wire, lane=False)
@@ -170,17 +170,17 @@ def test_claims_of_one_take_the_most_urgent_job_of_whatever_kind(wire: Wire) -> 
     past_ms = created_ms(wire.h) - 1000
     ids = wire.enqueue(
         Job(b"late", 3),
-        Job(b"odd", 2, ABSOLUTE, past_ms),
-        Job(b"bare", 2),
+        Job(b"early", 2, ABSOLUTE, past_ms),
+        Job(b"simple", 2),
         Job(b"gone", 1),
-        Job(b"told", 2, status=b"s"),
+        Job(b"status", 2, status=b"s"),
     )
     wire.client.hdel(wire.key("jobs"), ids[3])
     bodies = []
     while (claimed := wire.claim(1)).jobs:
         bodies += claimed.bodies
         assert wire.succeed(claimed) == []
-    assert bodies == [b"odd", b"bare", b"told", b"late"]
+    assert bodies == [b"early", b"simple", b"status", b"late"]
     assert wire.read("config")[2] == b"1"
     assert is_clean(snapshot(wire))
 

@@ -79,7 +79,7 @@ def test_a_dry_run_tells_the_attempts_that_are_left(wire: Wire) -> None:
     assert [(job.body, job.left) for job in wire.dry_run().jobs] == [(b"b", None), (b"a", 9)]
 
 
-def test_a_released_job_goes_back_to_its_place(wire: Wire) -> None:
+def test_a_released_job_goes_back_to_its_position(wire: Wire) -> None:
     wire.enqueue_bodies(b"a", b"b", b"c", b"d")
     first = wire.claim(2)
     assert wire.release(*ends(first)) == []
@@ -138,15 +138,15 @@ def test_a_repeated_claim_gives_what_is_still_held(wire: Wire) -> None:
 
 def test_ids_without_records_are_dropped_and_counted(wire: Wire) -> None:
     ids = wire.enqueue(*(Job(b"%d" % i, status=b"s") for i in range(60)))
-    gone = {*ids[0:5], *ids[20:50:3], ids[-1]}
-    wire.client.hdel(wire.key("jobs"), *gone)
-    expected = [b"%d" % i for i, id_ in enumerate(ids) if id_ not in gone]
+    lost = {*ids[0:5], *ids[20:50:3], ids[-1]}
+    wire.client.hdel(wire.key("jobs"), *lost)
+    expected = [b"%d" % i for i, id_ in enumerate(ids) if id_ not in lost]
     assert wire.dry_run().bodies == expected
     first = wire.claim(10)
     assert first.bodies == expected[:5]  # five of the ten at the head could not run
     assert first.left == [50, 0, 0]
     assert first.bodies + wire.claim().bodies == expected
-    assert wire.read("config")[2] == b"%d" % len(gone)
+    assert wire.read("config")[2] == b"%d" % len(lost)
     assert set(snapshot(wire)) == {"meta", "jobs", "extras", "leases", "lease_jobs", "running:1"}
     assert wire.client.hlen(wire.key("extras")) == len(expected)
 

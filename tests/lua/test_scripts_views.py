@@ -58,14 +58,14 @@ def test_a_scan_gives_each_job_that_stays_put_once_though_others_come_and_go(wir
     def disturb() -> None:
         wire.delete_jobs(PENDING, ids=[go.pop(chance.randrange(len(go)))])
         wire.enqueue(Job(b"new", 1, ABSOLUTE, now_ms - chance.randint(0, 40)))
-        # in p a job with a run-after of its own is odd
-        places = {"scheduled:1": (moved := chance.choice(stay)), "ready:1": moved + b"\1"}
-        score = wire.client.zscore(wire.key("ready:1"), places["ready:1"])
+        # in `ready` the member of a job with a run-after of its own ends with a byte 1
+        positions = {"scheduled:1": (moved := chance.choice(stay)), "ready:1": moved + b"\1"}
+        score = wire.client.zscore(wire.key("ready:1"), positions["ready:1"])
         came, went = ("scheduled:1", "ready:1") if score else ("ready:1", "scheduled:1")
         wire.client.zadd(
-            wire.key(came), {places[came]: score or wire.client.zscore(wire.key("scheduled:1"), moved) or 0}
+            wire.key(came), {positions[came]: score or wire.client.zscore(wire.key("scheduled:1"), moved) or 0}
         )
-        wire.client.zrem(wire.key(went), places[went])
+        wire.client.zrem(wire.key(went), positions[went])
 
     found = [info.id for info in scan_all(wire, PENDING, disturb) if info.id in set(stay)]
     assert sorted(found) == sorted(stay)
@@ -133,8 +133,8 @@ def test_a_lookup_tells_what_is_known_and_stops_at_its_budget(wire: Wire) -> Non
 
 # -- audit
 
-READY, SCHEDULED, HELD, LOST, KEPT, RECORD, EXTRA, NO_LEASE, OTHER_LEVEL = (1 << i for i in range(9))
-NOT_BARE = 1 << 11
+READY, SCHEDULED, HELD, LOST, KEPT, RECORD, EXTRA, NO_LEASE, OTHER_PRIORITY = (1 << i for i in range(9))
+NOT_SIMPLE = 1 << 11
 
 
 def test_the_audit_of_a_healthy_queue(wire: Wire) -> None:
@@ -149,28 +149,28 @@ def test_the_audit_of_a_healthy_queue(wire: Wire) -> None:
     lease = max(expiries(wire), key=number)
     ready, far = wire.enqueue(Job(), Job(b"far", 1, ABSOLUTE, FAR_MS))
     ids = [ready, far, running, own, failed, done, bytes(8)]
-    places = [READY, SCHEDULED, HELD, HELD, LOST | EXTRA, KEPT]
+    positions = [READY, SCHEDULED, HELD, HELD, LOST | EXTRA, KEPT]
     assert wire.audit(ids, [claimed.token, lease, bytes(8)]) == (
-        [place | RECORD for place in places] + [0],
+        [position | RECORD for position in positions] + [0],
         [7, 7, 0],
     )
 
 
 def test_the_audit_of_a_damaged_queue(wire: Wire) -> None:
-    bare, twice, wrong, orphan, lost = wire.enqueue(*[Job()] * 5)
+    without_record, twice, wrong, orphan, lost = wire.enqueue(*[Job()] * 5)
     low = wire.enqueue(Job(b"low", 2))[0]
     wire.client.zrem(wire.key("ready:1"), orphan, lost)
     wire.client.zadd(wire.key("ready:1"), {low: created_ms(low)})
     wire.client.zadd(wire.key("ready:1"), {wrong + b"\1": 1})
     wire.client.zadd(wire.key("failed:1"), {twice: 1})
-    wire.client.hdel(wire.key("jobs"), bare)
-    places, _ = wire.audit([bare, twice, wrong, orphan, low])
-    assert places == [
+    wire.client.hdel(wire.key("jobs"), without_record)
+    positions, _ = wire.audit([without_record, twice, wrong, orphan, low])
+    assert positions == [
         READY,
         READY | LOST | RECORD,
-        READY | RECORD | NOT_BARE,
+        READY | RECORD | NOT_SIMPLE,
         RECORD,
-        READY | RECORD | OTHER_LEVEL,
+        READY | RECORD | OTHER_PRIORITY,
     ]
 
 
@@ -180,10 +180,10 @@ def test_the_audit_of_damaged_leases(wire: Wire) -> None:
     wire.client.hincrby(wire.key("lease_jobs"), miscounted.token + b"n", 1)
     wire.client.zrem(wire.key("leases"), unexpiring.token)
     wire.client.hdel(wire.key("lease_jobs"), empty.token)
-    places, seen = wire.audit(
+    positions, seen = wire.audit(
         [unexpiring.jobs[0].id, empty.jobs[0].id], [miscounted.token, unexpiring.token, empty.token]
     )
-    assert places == [HELD | RECORD | NO_LEASE, HELD | RECORD]
+    assert positions == [HELD | RECORD | NO_LEASE, HELD | RECORD]
     assert seen == [3, 6, 1]
 
 

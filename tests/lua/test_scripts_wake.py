@@ -1,6 +1,6 @@
-"""Who is woken, when, and who holds the timer of the next scheduled job.
+"""Which waiter is notified, when, and which one holds the timer of the next scheduled job.
 
-Promises: every ring is heard, or not, by a real connection that listens on the worker's channel.
+Promises: a real connection that listens on the worker's channel counts the notifications.
 Risks: the test of the timer needs libfaketime.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from pinlater.store.keys import blocking_list_key, wake_channel
+from pinlater.store.keys import LIST_MARK
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, jump
@@ -32,20 +32,20 @@ def wire(server: Server) -> Iterator[Wire]:
 
 
 @dataclass
-class Bell:
+class Listener:
     """A channel that a real connection listens on."""
 
     client: redis.Redis
     channel: bytes
-    listener: Any = field(init=False)
+    pubsub: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.listener = self.client.pubsub()  # type: ignore[no-untyped-call]
-        self.listener.subscribe(self.channel)
+        self.pubsub = self.client.pubsub()  # type: ignore[no-untyped-call]
+        self.pubsub.subscribe(self.channel)
         assert self._next()["type"] == "subscribe"
 
-    def rings(self) -> int:
-        """How often it rang up to now: what came before a marker that is sent now."""
+    def notifications(self) -> int:
+        """The number of messages up to now: those before a marker that is sent now."""
         self.client.publish(self.channel, b"marker")
         count = 0
         while self._next()["data"] != b"marker":
@@ -53,36 +53,40 @@ class Bell:
         return count
 
     def _next(self) -> dict[str, Any]:
-        message: dict[str, Any] | None = self.listener.get_message(timeout=30)
+        message: dict[str, Any] | None = self.pubsub.get_message(timeout=30)
         assert message is not None, "expected a message within 30 s"
         return message
 
 
 @pytest.fixture
-def blocking(wire: Wire) -> Iterator[Callable[[bytes], Bell]]:
-    made: list[Bell] = []
+def listen(wire: Wire) -> Iterator[Callable[[bytes], Listener]]:
+    made: list[Listener] = []
 
-    def make(channel: bytes) -> Bell:
-        made.append(Bell(wire.client, channel))
+    def make(waiter: bytes) -> Listener:
+        made.append(Listener(wire.client, channel_of(wire, waiter)))
         return made[-1]
 
     yield make
-    for blocking_list in made:
-        blocking_list.listener.close()
+    for listener in made:
+        listener.pubsub.close()
+
+
+def channel_of(wire: Wire, waiter: bytes) -> bytes:
+    return wire.key(f"wake:{waiter.decode()}")
 
 
 @dataclass
-class List(Bell):
-    """A worker's bell: a list that it waits at, while it listens on its channel."""
+class ListListener(Listener):
+    """The list that a worker's blocking claim waits at; the worker listens on its channel too."""
 
     list: bytes = b""
 
-    def rings(self) -> int:
-        assert super().rings() == 0, "a message, where a list is waited at"
-        rang = int(self.client.llen(self.list))
-        assert rang == 0 or 0 < self.client.pttl(self.list) <= 60_000
+    def notifications(self) -> int:
+        assert super().notifications() == 0, "a message, although the worker waits at a list"
+        elements = int(self.client.llen(self.list))
+        assert elements == 0 or 0 < self.client.pttl(self.list) <= 60_000
         self.client.delete(self.list)
-        return rang
+        return elements
 
 
 def waiting(wire: Wire, channel: bytes = b"me") -> None:
@@ -94,8 +98,8 @@ def after_a_failure(wire: Wire) -> None:
     wire.fail(wire.claim())
 
 
-# What is done before the worker waits, and what must ring it; held: what another worker claimed.
-RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
+# What happens before the worker waits, and what must notify it. held: the jobs that another worker claimed.
+CAUSES: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
     "enqueue": (lambda w: None, lambda w, _: w.enqueue_bodies(b"x")),
     "a first timer": (lambda w: None, lambda w, _: w.enqueue(Job(b"x", 1, DELAY, 60_000))),
     "load": (lambda w: w.prepare(1), lambda w, reservation: w.load(reservation, Job())),
@@ -111,38 +115,41 @@ RINGS: dict[str, tuple[Callable[[Wire], Any], Callable[[Wire, Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("what", RINGS)
-def test_what_gives_work_rings_one_waiter(wire: Wire, blocking: Callable[[bytes], Bell], what: str) -> None:
-    prepare, act = RINGS[what]
+@pytest.mark.parametrize("what", CAUSES)
+def test_what_gives_work_notifies_one_waiter(wire: Wire, listen: Callable[[bytes], Listener], what: str) -> None:
+    prepare, act = CAUSES[what]
     held = prepare(wire)
-    one, two = blocking(b"one"), blocking(b"two")
+    one, two = listen(b"one"), listen(b"two")
     waiting(wire, b"one")
     waiting(wire, b"two")
-    assert (one.rings(), two.rings()) == (0, 0)
+    assert (one.notifications(), two.notifications()) == (0, 0)
     act(wire, held)
-    assert one.rings() + two.rings() == 1
+    assert one.notifications() + two.notifications() == 1
     assert wire.client.zcard(wire.key("waiters")) == 1
 
 
-@pytest.mark.parametrize("what", [*RINGS, "delete_queue"])
-def test_what_gives_work_rings_a_bell_of_the_living(wire: Wire, what: str) -> None:
-    prepare, act = RINGS.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
+@pytest.mark.parametrize("what", [*CAUSES, "delete_queue"])
+def test_what_gives_work_notifies_a_live_worker_at_its_list(wire: Wire, what: str) -> None:
+    prepare, act = CAUSES.get(what, (lambda w: None, lambda w, _: w.write("delete_queue", b"")))
     held = prepare(wire)
-    alive, dead = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    blocking_list = List(wire.client, alive[-24:], list=alive)
+    alive, dead = b"alive" + LIST_MARK, b"dead" + LIST_MARK
+    listener = ListListener(wire.client, channel_of(wire, b"alive"), list=channel_of(wire, alive))
     waiting(wire, alive)
     waiting(wire, dead)
-    assert blocking_list.rings() == 0
+    assert listener.notifications() == 0
     act(wire, held)
-    assert blocking_list.rings() == 1
-    assert wire.client.exists(dead) == 0
+    assert listener.notifications() == 1
+    assert wire.client.exists(channel_of(wire, dead)) == 0
     assert wire.client.zcard(wire.key("waiters")) == 0
-    blocking_list.listener.close()
+    listener.pubsub.close()
 
 
 def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> None:
-    quiet, other = (blocking_list_key(wire.queue, wire.shard, wake_channel(bytes([n] * 8))) for n in (1, 2))
-    blocking = [List(wire.client, name[-24:], list=name) for name in (quiet, other)]
+    quiet, other = b"quiet" + LIST_MARK, b"other" + LIST_MARK
+    listeners = [
+        ListListener(wire.client, channel_of(wire, name.removesuffix(LIST_MARK)), list=channel_of(wire, name))
+        for name in (quiet, other)
+    ]
     waiting(wire, other)
     waiting(wire, quiet)
     scores: Any = dict(wire.client.zscan_iter(wire.key("waiters")))
@@ -150,15 +157,15 @@ def test_a_worker_that_did_not_claim_for_long_is_given_nothing(wire: Wire) -> No
     wire.enqueue_bodies(b"x")
     wire.client.zadd(wire.key("waiters"), {quiet: scores[quiet] - 17_000})
     wire.enqueue_bodies(b"x")
-    assert [blocking_list.rings() for blocking_list in blocking] == [0, 1]
-    for blocking_list in blocking:
-        blocking_list.listener.close()
+    assert [listener.notifications() for listener in listeners] == [0, 1]
+    for listener in listeners:
+        listener.pubsub.close()
 
 
-def test_what_gives_no_work_rings_nobody(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
+def test_what_gives_no_work_notifies_nobody(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
     wire.enqueue(Job(b"a", 1, DELAY, 60_000), Job(b"held"))
     held = wire.claim()
-    blocking_list = blocking(b"me")
+    listener = listen(b"me")
     waiting(wire)
     wire.enqueue(Job(b"b", 1, DELAY, 90_000))
     wire.retry_failed()
@@ -166,10 +173,10 @@ def test_what_gives_no_work_rings_nobody(wire: Wire, blocking: Callable[[bytes],
     wire.delete_jobs(PENDING, limit=1)
     wire.configure(settings(flags=1))
     wire.enqueue_bodies(b"while paused")
-    assert blocking_list.rings() == 0
+    assert listener.notifications() == 0
     waiting(wire)
     wire.configure(settings())
-    assert blocking_list.rings() == 1
+    assert listener.notifications() == 1
 
 
 def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
@@ -183,25 +190,25 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("dead", [0, 3, 60, 999])
-def test_dead_waiters_are_skipped(wire: Wire, blocking: Callable[[bytes], Bell], dead: int) -> None:
-    blocking_list = blocking(b"me")
+def test_dead_waiters_are_skipped(wire: Wire, listen: Callable[[bytes], Listener], dead: int) -> None:
+    listener = listen(b"me")
     waiting(wire)
     wire.client.zadd(wire.key("waiters"), {b"me": 1} | {b"dead%d" % i: FAR_MS for i in range(dead)})
     wire.enqueue_bodies(b"x")
-    assert blocking_list.rings() == 1
+    assert listener.notifications() == 1
 
 
-def test_a_claim_that_leaves_jobs_rings_the_next_waiter(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
-    one = blocking(b"one")
+def test_a_claim_that_leaves_jobs_notifies_the_next_waiter(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
+    one = listen(b"one")
     waiting(wire, b"one")
-    wire.configure(settings(flags=1))  # so that the enqueue rings nobody
+    wire.configure(settings(flags=1))  # so that the enqueue notifies nobody
     wire.enqueue_bodies(b"a", b"b")
     config = wire.read("config")[0]
     wire.client.hset(wire.key("meta"), "config", config[:1] + b"\0" + config[2:])
     assert len(wire.claim(1, channel=b"two").jobs) == 1
-    assert one.rings() == 1
+    assert one.notifications() == 1
     assert len(wire.claim(1, channel=b"two").jobs) == 1
-    assert one.rings() == 0
+    assert one.notifications() == 0
 
 
 @EACH_KIND
@@ -223,47 +230,48 @@ def test_one_waiter_holds_the_timer_and_another_takes_it_over(kind: AnyKind, fre
         assert wire.claim(channel=b"two").due_in_ms == 0
 
 
-def test_everybody_who_waits_is_told_that_the_queue_is_deleted(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
+def test_every_waiter_is_notified_when_the_queue_is_deleted(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
     wire.configure(settings(flags=1))  # of a paused queue too
-    heard = [blocking(b"%d" % i) for i in range(6)]
-    for blocking_list in heard:
-        waiting(wire, blocking_list.channel)
+    names = [b"%d" % i for i in range(6)]
+    heard = [listen(name) for name in names]
+    for name in names:
+        waiting(wire, name)
     wire.write("delete_queue", b"")
-    assert [blocking_list.rings() for blocking_list in heard] == [1] * 6
+    assert [listener.notifications() for listener in heard] == [1] * 6
 
 
 def leave(wire: Wire, channel: bytes) -> None:
     wire.other().write("pass_on", channel)
 
 
-def test_a_client_that_leaves_hands_on_the_timer_it_holds(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
-    one, two = blocking(b"one"), blocking(b"two")
+def test_a_client_that_leaves_passes_on_the_timer_it_holds(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
+    one, two = listen(b"one"), listen(b"two")
     wire.enqueue(Job(b"x", 1, DELAY, 600_000))
     assert wire.claim(channel=b"one").due_in_ms > 0
     assert wire.claim(channel=b"two").due_in_ms == 0
     leave(wire, b"one")
-    assert (one.rings(), two.rings()) == (0, 1)
+    assert (one.notifications(), two.notifications()) == (0, 1)
     assert wire.client.zcard(wire.key("waiters")) == 0
     assert wire.claim(channel=b"two").due_in_ms > 0
 
 
-def test_a_client_that_leaves_passes_on_only_what_it_was_rung_for(
-    wire: Wire, blocking: Callable[[bytes], Bell]
+def test_a_client_that_leaves_passes_on_only_its_own_notification(
+    wire: Wire, listen: Callable[[bytes], Listener]
 ) -> None:
-    one, two = blocking(b"one"), blocking(b"two")
+    one, two = listen(b"one"), listen(b"two")
     waiting(wire, b"one")
     waiting(wire, b"two")
     leave(wire, b"two")
     assert wire.client.zrange(wire.key("waiters"), 0, -1) == [b"one"]
     waiting(wire, b"two")
     wire.enqueue_bodies(b"x")
-    assert (one.rings(), two.rings()) == (0, 1)
+    assert (one.notifications(), two.notifications()) == (0, 1)
     leave(wire, b"two")  # it did not claim
-    assert (one.rings(), two.rings()) == (1, 0)
+    assert (one.notifications(), two.notifications()) == (1, 0)
 
 
-def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, blocking: Callable[[bytes], Bell]) -> None:
-    two = blocking(b"two")
+def test_the_timer_of_removed_jobs_notifies_nobody(wire: Wire, listen: Callable[[bytes], Listener]) -> None:
+    two = listen(b"two")
     wire.enqueue(Job(b"x", 1, DELAY, 600_000))
     for channel in (b"one", b"two"):
         wire.claim(channel=channel)
@@ -271,11 +279,11 @@ def test_the_timer_of_jobs_that_are_gone_rings_nobody(wire: Wire, blocking: Call
     wire.set_head(due_ms=1)
     wire.claim()  # finds out that none is scheduled
     leave(wire, b"one")
-    assert two.rings() == 0
+    assert two.notifications() == 0
 
 
 @EACH_KIND
-def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
+def test_the_monitor_notifies_of_a_scheduled_job_that_nobody_saw_become_due(
     kind: AnyKind, fresh_server: FreshServer
 ) -> None:
     server = fresh_server(kind, fake_clock=True)
@@ -285,23 +293,23 @@ def test_the_monitor_rings_for_a_scheduled_job_that_nobody_saw_become_due(
         wire.enqueue(Job(b"x", 1, DELAY, 5_000))
         assert wire.claim(channel=b"killed").due_in_ms > 0  # nobody listens on its channel
         assert wire.claim(channel=b"me").due_in_ms == 0
-        blocking_list = Bell(client, b"me")
+        listener = Listener(client, channel_of(wire, b"me"))
         wire.expire()
-        assert blocking_list.rings() == 0
+        assert listener.notifications() == 0
         jump(server, 6)
         wire.expire()
-        assert blocking_list.rings() == 1
+        assert listener.notifications() == 1
         assert wire.claim(channel=b"me").bodies == [b"x"]
-        blocking_list.listener.close()
+        listener.pubsub.close()
 
 
 def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
-    wire: Wire, blocking: Callable[[bytes], Bell]
+    wire: Wire, listen: Callable[[bytes], Listener]
 ) -> None:
-    gone = wire.enqueue(*[Job()] * 1000)
+    without_records = wire.enqueue(*[Job()] * 1000)
     wire.enqueue_bodies(b"behind")
-    wire.client.hdel(wire.key("jobs"), *gone)
-    blocking_list = blocking(b"me")
+    wire.client.hdel(wire.key("jobs"), *without_records)
+    listener = listen(b"me")
     claimed = wire.claim(1000, channel=b"me")
-    assert (claimed.jobs, claimed.left, blocking_list.rings()) == ([], [1, 0, 0], 1)
+    assert (claimed.jobs, claimed.left, listener.notifications()) == ([], [1, 0, 0], 1)
     assert wire.claim().bodies == [b"behind"]

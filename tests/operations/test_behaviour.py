@@ -20,7 +20,7 @@ from pinlater.store.keys import queue_key
 from tests.support.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.support.servers import Server, wait_until
 
-WOKEN_S = 8.0  # a waiter that is not rung claims again after 10 s at the earliest
+WOKEN_S = 8.0  # a waiter that is not notified claims again after 10 s at the earliest
 
 
 @pytest.fixture(params=CALLS_KINDS)
@@ -145,9 +145,9 @@ def test_the_first_job_notifies_the_waiter(calls: Calls, server: Server, pool: T
 
 
 def test_nothing_came_until_the_deadline(calls: Calls) -> None:
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     assert calls.dequeue("q", wait=0.2) == []
-    assert time.monotonic() - begun_s >= 0.2
+    assert time.monotonic() - started_s >= 0.2
     assert calls.dequeue("q", wait=0) == calls.dequeue("q") == []
 
 

@@ -54,8 +54,8 @@ def calls(request: pytest.FixtureRequest, server: Server) -> Iterator[Calls]:
 @pytest.mark.parametrize("shard", ["1", "2"])
 def test_data_of_format_one_is_refused_by_name(calls: Calls, server: Server, call: str, shard: str) -> None:
     put_old_queue(server, shard)
-    place = f"queue 'old' on shard {shard} .*127.0.0.1:{server.port}.*"
-    says = f"{place}: found format 1, expected 2: drain and delete the queue"
+    where = f"queue 'old' on shard {shard} .*127.0.0.1:{server.port}.*"
+    says = f"{where}: found format 1, expected 2: drain and delete the queue"
     for _ in range(2):
         with pytest.raises(FormatUnsupported, match=says):
             CALLS[call](calls)
@@ -75,6 +75,24 @@ def test_other_queues_go_on(calls: Calls, server: Server) -> None:
     calls.enqueue("new", b"x")
     assert [job.body for job in calls.dequeue("new")] == [b"x"]
     assert calls.queue_names() == ["new"]
+
+
+def test_a_list_of_queues_logs_a_queue_of_format_one_once_for_each_shard_and_session(
+    calls: Calls, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_old_queue(server)
+    for _ in range(3):
+        assert calls.queue_names() == ["new"]
+    (line,) = caplog.messages
+    assert "queue old is left out: config of queue 'old' on shard 1 " in line
+    server.call("DEL", queue_key("old", "1", "m"))
+    put_old_queue(server, "2")
+    for _ in range(3):
+        assert calls.queue_names() == ["new"]
+    assert [f"on shard {n} " in line for n, line in zip("12", caplog.messages, strict=True)] == [True, True]
+    with Client(f"1={server.url},2={server.url}") as other:
+        assert other.queue_names() == ["new"]
+    assert len(caplog.messages) == 3
 
 
 @on_loop

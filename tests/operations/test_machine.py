@@ -130,21 +130,24 @@ class Machine(ReservationMachine):
         """A monitor looks at every shard, some time later."""
         self.hold()
         self.clock.advance(seconds)
-        self.look_for_leases(0, False)
+        self.look_for_leases(0)
 
     @precondition(WorkingMachine.exists)
-    @rule(sure=RARELY)
-    def find_a_clock_that_jumped(self, sure: bool) -> None:
-        """A monitor looks at a server with an unexpected time."""
+    @rule(sure=RARELY, jumped=st.booleans())
+    def find_an_unexpected_time(self, sure: bool, jumped: bool) -> None:
+        """A monitor looks at a server with an unexpected time, and may know by its next look that the clock jumped."""
         if sure:
-            self.look_for_leases(FAR_MS - 1, True)
+            self.look_for_leases(FAR_MS - 1)
+            if jumped:
+                self.look_for_leases(0, jumped=True)
 
-    def look_for_leases(self, earliest_ms: int, jumped: bool) -> None:
-        window = earliest_ms.to_bytes(6, "big") + FAR_MS.to_bytes(6, "big")
+    def look_for_leases(self, earliest_ms: int, *, jumped: bool = False) -> None:
+        window = earliest_ms.to_bytes(6, "big") + 2 * FAR_MS.to_bytes(6, "big") + bytes([jumped])
+        unexpected = earliest_ms > 0
         for reply, shard in self.look("expire", [MONITOR, 15_000, window, "1:0"]):
-            active, told_jump, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
-            expected = self.model.expire(shard, jumped, self.now_ms)
-            assert (active, told_jump, more, tuple(counts)) == (1, int(jumped), 0, expected)
+            active, rests, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
+            expected = self.model.expire(shard, unexpected, jumped, self.now_ms)
+            assert (active, rests == 2, more, tuple(counts)) == (1, unexpected or jumped, 0, expected)
 
     @precondition(WorkingMachine.exists)
     @rule()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Client, InvalidArgument, Job, PinLaterError, QueueConfig, State
+from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, PinLaterError, QueueConfig, State
 from pinlater.cli.command_base import DONE
 from pinlater.operations import quarantine
 from pinlater.store.requests import write
@@ -153,6 +153,30 @@ async def test_a_job_whose_reservation_is_unknown_stays_where_it_is(
 
 
 @on_loop
+async def test_a_job_whose_other_queue_is_gone_holds_up_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one with a reservation of the queue that is gone is moved as well: its reservation goes with that queue."""
+    async with AsyncClient(server.url) as client:
+        await make_queues(client)
+        await client.enqueue("q", BODY)
+        await crash(client, server)
+        with dies(monkeypatch, 2, False) as made:
+            await look(client)
+        assert made[:3] == ["prepare", "leave_quarantine", "load"]
+        await client.delete_queue("big")
+        await client.create_queue("other")
+        await client.configure_queue("q", quarantine_queue="other")
+        await client.enqueue_many("q", [NewJob(BODY)] * 200)
+        assert len(await client.dequeue("q", 200)) == 200
+        await asyncio.sleep(0.1)
+        await look(client)
+        assert [(await client.count("q")).failed, (await client.count("other")).pending] == [0, 201]
+        assert server.call("EXISTS", "pl:{q/1}:quarantined") == 0
+        assert caplog.text.count("queue 'big': not found") == 1
+
+
+@on_loop
 async def test_a_job_that_can_not_be_moved_stays_failed(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncClient(server.url) as client:
         await client.create_queue("q", QueueConfig(lease_ms=100, crash_limit=1, quarantine_queue="big"))
@@ -165,7 +189,7 @@ async def test_a_job_that_can_not_be_moved_stays_failed(server: Server, caplog: 
         await look(client)
         assert list(await client.lookup(jobs)) == [jobs[1]]
         assert (await client.count("big")).pending == 1
-        assert "can not be moved to queue big and stays failed" in caplog.text
+        assert "stays failed: it can not be moved to queue big" in caplog.text
         assert await client.retry_jobs(jobs) == 1
 
 

@@ -29,10 +29,12 @@ from pinlater import (
     ResultGone,
     ResultTimeout,
     ServerRefused,
+    ServerUnavailable,
     State,
     TaskFailed,
 )
 from pinlater.operations import results as core
+from pinlater.operations.parts import in_parts
 from pinlater.running.app_worker import worker_of
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
@@ -70,7 +72,7 @@ async def heard(server: Server, waiters: int) -> None:
 
     def count() -> int:
         with server.client() as client:
-            return len(client.pubsub_channels("pl:wake:{*}:*"))
+            return len(client.pubsub_channels("pl:{*}:result:*"))
 
     await until(lambda: count() == waiters, f"{waiters} waits")
 
@@ -112,7 +114,7 @@ async def test_many_waits_share_a_connection_and_each_gets_its_own_result(app: P
     with server.client() as client:
         before = client.info("stats")["total_connections_received"]
         waits = [asyncio.ensure_future(handle.aresult(30)) for handle in handles + handles[:10]]
-        await until(lambda: len(client.pubsub_channels("pl:wake:{*}:*")) == 200, "200 waits")
+        await until(lambda: len(client.pubsub_channels("pl:{*}:result:*")) == 200, "200 waits")
         assert client.info("stats")["total_connections_received"] - before < 100
     with server.client() as client:
         assert len([one for one in client.client_list() if one["sub"] != "0"]) == 1
@@ -335,6 +337,29 @@ def test_a_wait_survives_a_server_that_is_away(fresh_server: FreshServer) -> Non
 
 
 @on_loop
+async def test_a_wait_ends_at_its_own_time_though_longer_ones_look_with_it(fresh_server: FreshServer) -> None:
+    server = fresh_server(aof_always=True)
+    with PinLater(server.url, timeout_s=0.5) as app:
+
+        @app.task(result_ttl=60)
+        async def one() -> int:
+            return 1
+
+        handles = [await one.aenqueue() for _ in range(2)]
+        short, long = [asyncio.ensure_future(handles[at].aresult(wait_s)) for at, wait_s in enumerate((2, 8))]
+        await heard(server, 2)
+        await asyncio.to_thread(server.stop)  # both look again
+        await asyncio.wait([short, long], return_when=asyncio.FIRST_COMPLETED)
+        assert (short.done(), long.done()) == (True, False)
+        assert isinstance(short.exception(), ServerUnavailable)
+        await asyncio.to_thread(server.start)
+        async with AsyncClient(server.url) as client, worker_of(app, client=client) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 30)
+        assert await long == 1
+        await app.aclose()
+
+
+@on_loop
 async def test_results_expire_or_are_deleted_with_their_queue_and_the_audit_knows_them(
     app: PinLater, server: Server
 ) -> None:
@@ -443,8 +468,8 @@ async def test_large_results_are_stored_in_calls_of_bounded_size(server: Server)
         await client.create_queue("q")
         await client.enqueue_many("q", [b""] * 30)
         jobs = await client.dequeue("q", 30)
-        kept = [(job, b"\0" + bytes(500_000), HOUR_MS) for job in jobs]
-        assert [len(part) for part in core.in_parts(kept)] == [2] * 15
+        kept = [(job, b"\0" + bytes(100_000), HOUR_MS) for job in jobs]
+        assert [len(part) for part in in_parts(kept, lambda one: len(one[1]))] == [5, 5, 5, 5, 5, 5]
         assert await client.run(lambda end: core.store(client.session, kept, end)) == []
         kept = [(job, b"\0", HOUR_MS) for job in jobs[:2]]
         await client.ack(succeeded=jobs[:1])

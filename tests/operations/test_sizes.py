@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from pinlater import CountsByState, NewJob
-from tests.support.both_clients import CALLS_KINDS, Calls, make_calls
+from pinlater import Checkpoint, CountsByState, NewJob
+from tests.conftest import FreshServer
+from tests.support.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
 from tests.support.servers import Server
 
 SIZES = [
@@ -50,6 +51,23 @@ def test_every_size_of_every_call(calls: Calls, size: int) -> None:
     assert calls.ack(succeeded=again[:half]) == []
     assert calls.ack(succeeded=again) == again[:half]
     assert calls.count("q") == CountsByState()
+
+
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_checkpoints_leave_in_calls_of_bounded_size(fresh_server: FreshServer, kind: CallsKind) -> None:
+    server = fresh_server(config={"maxmemory-clients": "8mb"})  # a client that needs more is disconnected
+    calls = make_calls(kind, server.url, timeout_s=1.0)
+    calls.create_queue("q")
+    calls.enqueue_many("q", [b"%d" % number for number in range(200)])
+    jobs = calls.dequeue("q", 200)
+    assert calls.ack(succeeded=jobs[:1]) == []
+    checkpoints = [Checkpoint(job=job, body=job.body + bytes(100_000), status=job.body.decode()) for job in jobs]
+    repeated = Checkpoint(job=jobs[1], body=b"again")
+    assert calls.checkpoint(*checkpoints, repeated) == [checkpoints[0], repeated]
+    infos = calls.lookup([job.descriptor for job in jobs[1:]], with_body=True)
+    for checkpoint, info in zip(checkpoints[1:], infos.values(), strict=True):
+        assert (info.body, info.status) == (checkpoint.body, checkpoint.status)
+    calls.close()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -298,7 +298,7 @@ def test_connections_that_end_servers_that_start_anew_and_a_network_that_is_cut(
         sent = 0
 
         def work() -> None:
-            """Goes on as before, to the last job, though some begin only when they are rung for."""
+            """Goes on as before, to the last job, though some begin only after a notification."""
             nonlocal sent
             app.by_name("quick").enqueue_many([(f"{number}",) for number in range(sent, sent + 100)])
             sent += 100

@@ -72,10 +72,10 @@ def test_the_first_task_runs(tmp_path: Path, environment: dict[str, str]) -> Non
 
 def test_a_project_has_a_server_of_its_own_where_the_page_says(tmp_path: Path, environment: dict[str, str]) -> None:
     pages = README + (ROOT / "docs" / "tasks.md").read_text("utf-8")
-    [told] = set(re.findall(r"`(export PINLATER_URL=[^`]+)`", pages))
+    [found] = set(re.findall(r"`(export PINLATER_URL=[^`]+)`", pages))
     for name in ("mail", "shop"):
         (tmp_path / name).mkdir()
-        command = ["sh", "-c", f"{told} && pinlater queue create {name} && pinlater queue ls --json"]
+        command = ["sh", "-c", f"{found} && pinlater queue create {name} && pinlater queue ls --json"]
         ran = subprocess.run(command, env=environment, cwd=tmp_path / name, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         assert [queue["queue"] for queue in json.loads(ran.stdout.splitlines()[-1])] == [name]
@@ -161,6 +161,6 @@ def test_make_names_what_is_missing_and_how_to_get_it(what: str, tmp_path: Path)
         make = [shutil.which("make") or "make", "VENV=" + str(tmp_path / "venv"), target]
         ran = subprocess.run(make, env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True)
         assert ran.returncode == 2
-        [told] = ran.stdout.splitlines()
-        assert told.startswith(says)
-        assert command in told
+        [found] = ran.stdout.splitlines()
+        assert found.startswith(says)
+        assert command in found

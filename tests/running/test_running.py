@@ -163,6 +163,17 @@ def test_a_process_far_over_its_memory_is_killed(start: Start, app: PinLater, tm
     assert run.end() == 0
 
 
+def test_a_process_whose_loop_does_not_turn_is_ended_with_its_stacks_in_the_log(start: Start, app: PinLater) -> None:
+    run = start("--loop-timeout", "1", "--queues", "a")
+    run.logged("working on")
+    app.by_name("hold_gil").using(queue="a").enqueue()
+    run.logged("its loop has not turned for 1 s: ended; its stacks follow")
+    run.logged("was ended, as its loop had not turned for 1 s; starting another")
+    run.noted("free")
+    assert "in hold_gil" in run.log.partition("its stacks follow")[2]
+    assert run.end() == 0
+
+
 def test_a_cap_below_what_an_empty_process_uses_is_logged_and_backed_off(start: Start) -> None:
     run = start("--max-memory", "5")
     run.logged("before its first job, its cap is 5: raise the cap")

@@ -7,6 +7,7 @@ only bounded from above, and generously.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -50,6 +51,23 @@ def all_ended(client: Client) -> bool:
 
 def wait_ended(client: Client) -> None:
     wait_until(lambda: all_ended(client), "every job to end", DEADLINE_S)
+
+
+def test_handlers_that_hold_the_gil_do_not_hold_the_monitor_of_their_supervisor(
+    client: Client, workers: WorkerProcesses, record: Record
+) -> None:
+    supervisor = workers.start(processes=2, tick_s=TICK_S, concurrency=1, prefetch=0)
+    client.enqueue_many("q", [NewJob(body("hold", seconds=600))] * 2)
+    pids = {line.pid for line in record.wait("start", 2)}
+    try:
+        lost = client.enqueue("q", body(), attempts=5)
+        assert [job.descriptor for job in client.dequeue("q", 1, wait=10)] == [lost]
+        wait_until(lambda: client.lookup([lost])[lost].crashes == 1, "the redelivery", DEADLINE_S)
+        assert record.count("start") == 2
+    finally:
+        supervisor.kill()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_killed_in_the_middle_of_a_job(

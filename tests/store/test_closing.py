@@ -177,10 +177,10 @@ async def test_a_dequeue_that_is_cancelled_as_it_is_notified(server: Server) -> 
         subscriber = client.driver.subscriber
         await until(lambda: subscriber.waiters, "its wait")
 
-        def cancel(_: bytes) -> None:
+        def cancel(*_: bytes) -> None:
             waiting.cancel()
 
-        subscriber.on_notification = cancel
+        subscriber.on_message = cancel
         await other.enqueue("q", b"x")
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(waiting, DEADLINE_S)

@@ -53,8 +53,8 @@ def crashed(scene: Scene) -> None:
             for _ in range(3):
                 wait_until(lambda: scene.wire.claim(3).bodies, "due jobs")
                 wait_until(end, "ended leases")
-    scene.wire.read("quarantined", 10)
-    for what in (1, 2):
+    scene.wire.read("quarantined", 0)
+    for what in (1, 3, 2):
         scene.wire.leave_quarantine(1, scene.claimed.jobs[0].id, what, b"reserve1", b"other")
 
 

@@ -208,6 +208,6 @@ def test_a_waiting_dequeue_outlives_its_connections(
         else:
             server.call("CLIENT", "KILL", "TYPE", "pubsub")
             server.call("CLIENT", "KILL", "TYPE", "normal")
-        wait_until(lambda: server.call("PUBSUB", "CHANNELS", "pl:wake:*"), "a new subscription")
+        wait_until(lambda: server.call("PUBSUB", "CHANNELS", "pl:{*}:wake:*"), "a new subscription")
         direct.enqueue("q", b"body")
         assert [job.body for job in waiting.result()] == [b"body"]

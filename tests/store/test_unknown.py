@@ -19,13 +19,13 @@ import pytest
 from pinlater import AsyncClient, Client, CountsByState, NewJob, QueueConfig
 from pinlater._core import Claim
 from pinlater.model.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
-from pinlater.operations.dequeue import claim_round
+from pinlater.operations.dequeue import claim_round, dequeue
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import shard_for_key
 from tests.support.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls
 from tests.support.cut_cases import BODIES, WRITES, Case, Make, begin, direct, make, of, proxy, sent
 from tests.support.cut_proxy import Cut, CutProxy
-from tests.support.handlers_for_tests import on_loop
+from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
 
 __all__ = ["direct", "make", "proxy"]  # fixtures
@@ -299,4 +299,38 @@ async def test_jobs_of_a_claim_that_is_answered_late_are_held_since_it_was_sent(
             proxy.disarm()
             queue_shard.silent_until_s = 0.0
             (late,) = [one for one in await claim(5.0) if one.jobs]
-            assert started_s <= queue_shard.late_claims[late.token] <= ended_s
+            assert started_s <= queue_shard.lost_claims.take_sent_s(late.token, 0.0) <= ended_s
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@on_loop
+async def test_every_lost_claim_is_asked_for(server: Server, cancelled: bool) -> None:
+    """Two claims at once lose their answers. A dequeue that asks for one may be cancelled meanwhile."""
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(shards={"a": server.url, "b": proxy.url}, timeout_s=5) as client:
+            await client.create_queue("q", QueueConfig(lease_ms=600_000))
+            key = next(str(n) for n in range(100) if shard_for_key(str(n).encode(), ["a", "b"]) == "b")
+            session, queue_shard = client.session, client.session.queue_shard("q", "b")
+            for _ in range(2):
+                await client.enqueue("q", b"", key=key)
+
+            def is_claim(command: list[bytes]) -> bool:
+                return command[1] == load_scripts()["claim"].sha
+
+            async def claim(seconds: float) -> int:
+                queue_shard.silent_until_s, end_s = 0.0, time.monotonic() + seconds
+                return len(await client.run(lambda _: dequeue(session, "q", 1, None, "", end_s - time.monotonic())))
+
+            proxy.arm(Cut.AFTER, match=is_claim, count=ALWAYS)
+            assert sum(await asyncio.gather(claim(SHORT_S), claim(SHORT_S))) == 0
+            proxy.disarm()
+            assert queue_shard.lost_claims.pending
+            if cancelled:
+                proxy.arm(Cut.MUTE, match=is_claim)
+                asking = asyncio.create_task(claim(30.0))
+                await until(lambda: proxy.cuts, "a request without an answer")
+                asking.cancel()
+                await asyncio.wait([asking])
+                proxy.disarm()
+            assert [await claim(5.0), await claim(5.0)] == [1, 1]
+            assert not queue_shard.lost_claims.pending

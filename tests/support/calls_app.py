@@ -89,7 +89,7 @@ def die(how: str) -> None:
 
 @app.task(runs_in="process", timeout=0.5, backoff=3600)
 def spin(path: str) -> None:
-    note(path, f"begun {os.getpid()}")
+    note(path, f"started {os.getpid()}")
     while True:
         pass
 
@@ -97,7 +97,7 @@ def spin(path: str) -> None:
 @app.task(runs_in="process", attempts=2)
 def last(path: str) -> None:
     """Runs for a long time."""
-    note(path, f"begun {os.getpid()}")
+    note(path, f"started {os.getpid()}")
     time.sleep(60)
 
 

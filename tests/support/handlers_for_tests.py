@@ -86,7 +86,9 @@ async def work(job: Job) -> None:
     """Runs the order of a body.
 
     - gate: waits until a file exists.
-    - last: sleeps for some seconds. gil: holds the GIL for some seconds.
+    - last: sleeps for some seconds.
+    - gil: holds the GIL for some seconds, and lets it go for a moment each second. hold: without such moments.
+    - keep: keeps the loop, or the GIL, for some seconds, rests, and so on for ever.
     - fail: fails with a given chance, after up to some seconds.
     - spin: blocks the loop for ever. exit: ends the process.
     """
@@ -98,6 +100,12 @@ async def work(job: Job) -> None:
             await asyncio.sleep(seconds)
         case {"do": "gil", "seconds": seconds}:
             hold_gil(seconds)
+        case {"do": "hold", "seconds": seconds}:
+            ctypes.PyDLL(None).sleep(seconds)
+        case {"do": "keep", "seconds": seconds, "rest": rest_s, "gil": gil}:
+            while True:
+                _keep(seconds, gil=gil)
+                await asyncio.sleep(rest_s)
         case {"do": "fail", "chance": chance, "seconds": seconds}:
             await asyncio.sleep(random.random() * seconds)
             if random.random() < chance:
@@ -109,6 +117,14 @@ async def work(job: Job) -> None:
         case {"do": "exit"}:
             os._exit(3)
     note("end", job)
+
+
+def _keep(seconds: float, *, gil: bool) -> None:
+    """Keeps the loop, or the GIL too."""
+    if gil:
+        ctypes.PyDLL(None).sleep(int(seconds))
+    else:
+        time.sleep(seconds)
 
 
 def plain(job: Job) -> None:
@@ -190,16 +206,22 @@ class WorkerProcesses:
         self.all: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, queues: Sequence[str] = ("q",), handler: str = "work", short_jobs: bool = False, **config: Any
+        self,
+        queues: Sequence[str] = ("q",),
+        handler: str = "work",
+        short_jobs: bool = False,
+        processes: int = 1,
+        **config: Any,
     ) -> subprocess.Popen[bytes]:
         """One process.
 
+        processes: several run under it, as their supervisor.
         short_jobs: it prefetches all that it may from its first claim on.
         config: of WorkerConfig.
         """
-        how = {"handler": handler, "short_jobs": short_jobs, "config": config}
-        told = json.dumps({"shards": self.shards, "queues": list(queues), **how})
-        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", told])
+        how = {"handler": handler, "short_jobs": short_jobs, "processes": processes, "config": config}
+        arguments = json.dumps({"shards": self.shards, "queues": list(queues), **how})
+        return self.run([sys.executable, "-m", "tests.support.handlers_for_tests", arguments])
 
     def run(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts any command, with the record in its environment."""
@@ -225,11 +247,18 @@ def main() -> int:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    told = json.loads(sys.argv[1])
-    if told["short_jobs"]:
+    arguments = json.loads(sys.argv[1])
+    if arguments["short_jobs"]:
         setattr(EndRate, "per_s", ShortJobs.per_s)  # noqa: B010  (mypy refuses the assignment)
-    handler = f"tests.support.handlers_for_tests:{told['handler']}"
-    return run_handler(handler, told["queues"], shards=told["shards"], config=WorkerConfig(**told["config"]))
+    handler = f"tests.support.handlers_for_tests:{arguments['handler']}"
+    return run_handler(
+        handler,
+        arguments["queues"],
+        shards=arguments["shards"],
+        config=WorkerConfig(**arguments["config"]),
+        processes=arguments["processes"],
+        command=[sys.executable, "-m", "tests.support.handlers_for_tests", sys.argv[1]],
+    )
 
 
 if __name__ == "__main__":

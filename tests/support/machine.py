@@ -88,8 +88,8 @@ class Sent:
 class RememberingTransport(SyncDriver):
     """Keeps the last answered request of each lane, and a few earlier ones."""
 
-    def __init__(self, channel: bytes, clock: FrozenClock | MemoryClock) -> None:
-        super().__init__(channel, 5.0, 5.0)
+    def __init__(self, clock: FrozenClock | MemoryClock) -> None:
+        super().__init__(5.0, 5.0)
         self._clock = clock
         self.last: dict[tuple[Any, Any], Sent] = {}
         self.followed: list[Sent] = []
@@ -129,7 +129,7 @@ class Rig:
         self.queue = queue
         self.shards = ["a", "b"][:shards]
         self.client = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")
-        self.transport = RememberingTransport(self.client.session.channel, clock)
+        self.transport = RememberingTransport(clock)
         self.client.driver.close()
         self.client.driver = self.transport
         self.other = Client(shards=dict.fromkeys(self.shards, server.url), source="machine:1")

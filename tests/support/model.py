@@ -89,6 +89,7 @@ class Model:
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     leases: dict[Lease, int] = field(default_factory=dict)
     jumped_ms: dict[str, int] = field(default_factory=dict)
+    rests_ms: dict[str, int] = field(default_factory=dict)
     last_id: dict[str, int] = field(default_factory=dict)
     reservations: list[Reservation] = field(default_factory=list)
     ended_reservations: list[Reservation] = field(default_factory=list)
@@ -242,16 +243,20 @@ class Model:
         self.jobs.clear()
         self.leases.clear()
         self.jumped_ms.clear()
+        self.rests_ms.clear()
         self.end_reservations(self.reservations)
 
-    def expire(self, shard: str, jumped: bool, now_ms: int) -> tuple[int, int, int]:
+    def expire(self, shard: str, unexpected: bool, jumped: bool, now_ms: int) -> tuple[int, int, int]:
         """One run of a monitor on a shard. Returns expired leases, jobs tried again, jobs failed."""
         if jumped:
             self.jumped_ms[shard] = now_ms
+        if unexpected or jumped:
+            self.rests_ms[shard] = now_ms
         ours = [lease for lease in self.leases if lease[0] == shard]
-        if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + self.settings.lease_ms:
-            for lease in ours:
-                self.leases[lease] = min(self.leases[lease], now_ms + self.settings.lease_ms)
+        if self._within_a_lease(self.rests_ms, shard, now_ms):
+            if self._within_a_lease(self.jumped_ms, shard, now_ms):
+                for lease in ours:
+                    self.leases[lease] = min(self.leases[lease], now_ms + self.settings.lease_ms)
             return 0, 0, 0
         ended = [lease for lease in ours if self.leases[lease] <= now_ms]
         crashed = [job for job in self.of(RUNNING) if job.lease in ended]
@@ -265,9 +270,14 @@ class Model:
 
     def collect(self, shard: str, now_ms: int) -> tuple[int, int, int]:
         """The numbers of succeeded jobs, failed jobs and reservations that are removed."""
-        if shard in self.jumped_ms and now_ms < self.jumped_ms[shard] + HOUR_MS:
+        if self._within_a_lease(self.jumped_ms, shard, now_ms):
             return 0, 0, 0
-        old = [each for each in self.reservations if each.shard == shard and each.issued_ms < now_ms - HOUR_MS]
+        jumped_ms = self.jumped_ms.get(shard, 0)
+        old = [
+            each
+            for each in self.reservations
+            if each.shard == shard and max(each.issued_ms, jumped_ms) < now_ms - HOUR_MS
+        ]
         self.end_reservations(old)
         failed = [
             job for job in self.of(FAILED, shard=shard) if job.at_ms <= now_ms - self.settings.failed_ttl_s * 1000
@@ -279,6 +289,10 @@ class Model:
         before = len(self.of(SUCCEEDED, shard=shard))
         self._keep_newest((shard, priority) for priority in range(1, self.settings.priorities + 1))
         return len(succeeded) + before - len(self.of(SUCCEEDED, shard=shard)), len(failed), len(old)
+
+    def _within_a_lease(self, times_ms: dict[str, int], shard: str, now_ms: int) -> bool:
+        """Whether less than a lease has passed since the time of this shard."""
+        return shard in times_ms and now_ms < times_ms[shard] + self.settings.lease_ms
 
     def configure(self, **changes: Any) -> None:
         self.config = replace(self.settings, **changes)

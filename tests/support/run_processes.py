@@ -23,7 +23,7 @@ from tests.support.servers import Server, wait_until
 
 DEADLINE_S = 60.0
 APP = """
-import asyncio, logging, multiprocessing, os, time
+import asyncio, ctypes, logging, multiprocessing, os, time
 from pathlib import Path
 from pinlater import PinLater
 
@@ -67,6 +67,13 @@ async def spin(gate: str) -> None:
     line("spins")
     while not Path(gate).exists():
         pass
+
+@app.task(name="hold_gil")
+async def hold_gil() -> None:
+    if not Path("held").exists():
+        Path("held").touch()
+        ctypes.PyDLL(None).sleep(3600)
+    line("free")
 
 @app.task(name="fork")
 def fork() -> None:

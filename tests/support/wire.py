@@ -147,16 +147,16 @@ class Wire:
 
     def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
         """carried: a version, of that epoch."""
-        told = carried and carried + struct.pack(">I", epoch)
-        (payload,) = self.write("create", packed or settings(priorities=self.priorities), told)
+        state = carried and carried + struct.pack(">I", epoch)
+        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state)
         config = unpack_config(payload[1:])
         self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
 
     def configure(self, packed: bytes, carried: bytes = b"", version: bytes | None = None, epoch: int = 1) -> Config:
         """carried: a version, of that epoch. Returns what the shard has then; this Wire goes on with it."""
-        told = carried and carried + struct.pack(">I", epoch)
-        (reply,) = self.write("configure", packed, told, version=version)
+        state = carried and carried + struct.pack(">I", epoch)
+        (reply,) = self.write("configure", packed, state, version=version)
         config = unpack_config(reply)
         self.version, self.priorities = config.version, config.priorities
         return config
@@ -219,11 +219,11 @@ class Wire:
             groups += struct.pack(">BH", priority, len(part)) + pack_runs(end.token for end in part)
         return unpack_positions(self.write("release", source, groups, *(end.id for end in ends))[0])
 
-    def renew(self, *claims: bytes | End, own: Sequence[End] = ()) -> list[int]:
+    def renew(self, *claims: bytes | End, own: Sequence[End] = (), lease_ms: int = 0) -> list[int]:
         """claims: for each claim one of its jobs, or its token. own: jobs with leases of their own."""
         jobs = [claim if isinstance(claim, End) else End(1, bytes(8), claim) for claim in claims]
         given = [b"".join(bytes([end.priority]) + end.id + end.token for end in ends) for ends in (jobs, own)]
-        reply = self.write("renew", *given, version=NO_CONFIG_VERSION)
+        reply = self.write("renew", *given, lease_ms, version=NO_CONFIG_VERSION)
         return unpack_positions(reply[0])
 
     def checkpoint(
@@ -244,12 +244,16 @@ class Wire:
 
     def expire(
         self,
-        expected: tuple[int, int] | None = (0, FAR_MS),
+        expected: tuple[int, ...] | None = (0, FAR_MS),
         owner: bytes = b"monitor1",
         hold_ms: int = 15_000,
         sweep: bytes = b"",
+        *,
+        jumped: bool = False,
     ) -> Expiry:
-        window = b"" if expected is None else b"".join(ms.to_bytes(6, "big") for ms in expected)
+        """expected: earliest and latest TIME, and TIME of the last look; by default it was just now."""
+        times = expected and (*expected, FAR_MS)[:3]
+        window = b"".join(ms.to_bytes(6, "big") for ms in times) + bytes([jumped]) if times else b""
         (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
@@ -299,8 +303,8 @@ class Wire:
 
     def outcome(self, id_: bytes, priority: int = 1) -> tuple[int, bytes]:
         """What (0 gone, 1 result, 2 failed, 3 on its way), and the result or the status."""
-        (told,) = self.outcomes([id_], priority)
-        return told[0], told[1:]
+        (outcome,) = self.outcomes([id_], priority)
+        return outcome[0], outcome[1:]
 
     def outcomes(self, ids: Sequence[bytes], priority: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
         return self.read("outcome", budget, bytes([priority]) * len(ids), *ids)
@@ -334,8 +338,10 @@ class Wire:
     def audit(
         self, ids: Sequence[bytes], tokens: Sequence[bytes] = (), priority: int = 1
     ) -> tuple[list[int], list[int]]:
-        places, leases = self.read("audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens))
-        return unpack_positions(places), list(leases)
+        positions, leases = self.read(
+            "audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens)
+        )
+        return unpack_positions(positions), list(leases)
 
     @staticmethod
     def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:

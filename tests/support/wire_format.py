@@ -89,7 +89,7 @@ class Expiry(NamedTuple):
     """The reply of expire."""
 
     active: int
-    jumped: int
+    rests: int
     more: int
     now_ms: int
     leases: int

@@ -32,6 +32,7 @@ from pinlater import (
 )
 from pinlater.operations import results as core
 from pinlater.running.app_worker import worker_of
+from pinlater.store.keys import cancel_channel
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.audits import audit_queue
@@ -41,6 +42,8 @@ from tests.support.resp import Command
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect
 from tests.support.wire_format import ends
+
+CHANNEL = cancel_channel("q", "1")
 
 
 @pytest.fixture
@@ -188,14 +191,15 @@ async def test_a_job_removed_while_its_claim_is_under_way_does_not_start(server:
             proxy.arm(Cut.DELAY, match=of_claim)
             async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
                 await asyncio.to_thread(proxy.wait_cut)
-                on_notification = own.driver.subscriber.on_other
-                assert on_notification is not None
+                on_message = own.driver.subscriber.on_message
+                assert on_message is not None
 
-                def note(channel: bytes, ids: bytes) -> None:
-                    on_notification(channel, ids)
-                    received.set()
+                def note(channel: bytes, message: bytes) -> None:
+                    on_message(channel, message)
+                    if channel == CHANNEL:
+                        received.set()
 
-                own.driver.subscriber.on_other = note
+                own.driver.subscriber.on_message = note
                 assert await client.delete_jobs(descriptors=[job]) == 1
                 await asyncio.wait_for(received.wait(), 30)
                 assert worker.stats.claimed == 0
@@ -236,13 +240,32 @@ async def test_a_handler_with_cancel_is_asked_first_and_a_purge_stops_what_runs(
     await is_clean(server, "q")
 
 
+@on_loop
+async def test_a_cancel_that_raises_keeps_no_other_job_from_its_own(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raises:
+        async def __call__(self, job: Job) -> None:
+            await asyncio.Event().wait()
+
+        def cancel(self, job: Job) -> bool:
+            raise ValueError("of the handler")
+
+    async with clients(server, 2) as (client, own), Worker(own, "q", Raises()) as worker:
+        await client.enqueue_many("q", [b""] * 3)
+        await until(lambda: len(worker.running) == 3, "all to run")
+        assert await client.purge("q") == 3
+        await until(lambda: worker.stats.cancelled == 3, "their end")
+    assert caplog.text.count("cancel() of its handler failed") == 3
+
+
 @asynccontextmanager
 async def deaf(server: Server, proxy: CutProxy, own: AsyncClient) -> AsyncIterator[None]:
     """The subscription of a worker's client is killed, and made anew after the block; its other connections go on."""
     subscriber, at = own.driver.subscriber, own.session.shards["1"].server
     proxy.refuse()
     server.call("CLIENT", "KILL", "TYPE", "pubsub")
-    await until(lambda: not subscriber.listening(at), "no subscription")
+    await until(lambda: not subscriber.hears(at, CHANNEL), "no subscription")
     yield
     proxy.accept()
 
@@ -292,7 +315,7 @@ async def test_a_job_removed_before_its_claim_is_answered_and_while_the_subscrip
                 async with deaf(server, proxy, own):
                     assert await client.delete_jobs(descriptors=[job]) == 1
                 at = own.session.shards["1"].server
-                await until(lambda: own.driver.subscriber.listening(at), "the subscription")
+                await until(lambda: own.driver.subscriber.hears(at, CHANNEL), "the subscription")
                 proxy.release()
                 await until(lambda: worker.stats.cancelled == 1, "its end")
                 await client.enqueue("q", b"next")
@@ -325,8 +348,8 @@ async def test_a_job_whose_cancellation_was_lost_stops_at_its_checkpoint(app: Pi
 
     @app.task(attempts=9)
     async def task(context: Context) -> None:
-        assert own.driver.subscriber.on_other is not None
-        own.driver.subscriber.on_other = None  # as if the subscription were away
+        assert own.driver.subscriber.on_message is not None
+        own.driver.subscriber.on_message = None  # as if the subscription were away
         await Handle(app.clients, context.job.descriptor).acancel()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)

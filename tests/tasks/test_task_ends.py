@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import re
 import tempfile
@@ -49,10 +50,12 @@ from pinlater.tasks.retry_policies import Backoff
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.monitor import Monitor
 from pinlater.worker.worker import Worker, WorkerConfig
+from tests.conftest import FreshServer
 from tests.support import calls_app
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.pages import page, row_ids
 from tests.support.servers import Server, is_alive
+from tests.support.wire import jump
 
 HOUR_MS = 3_600_000
 LINES: dict[str, Callable[[PinLater], Awaitable[None]]] = {}
@@ -257,6 +260,7 @@ async def _swallows(app: PinLater) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
+        patch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
         info, due_ms = await one(app, task)
     assert not left
     gate.set()
@@ -325,8 +329,8 @@ async def _process_timeout(app: PinLater) -> None:
 @contextlib.contextmanager
 def _short_hooks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pinlater.tasks.hooks.HOOKS_S", 0.1)
-        patch.setattr("pinlater.tasks.hooks.LOOK_S", 0.02)
+        patch.setattr("pinlater.worker.time_limits.HOOKS_S", 0.1)
+        patch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
         yield
 
 
@@ -491,6 +495,29 @@ async def _expires(app: PinLater) -> None:
     await run(app)
     assert await handles[0].astatus() is State.FAILED  # brought back, it expires again
     assert "late" not in ran
+
+
+@on_loop
+async def test_a_job_for_a_time_does_not_expire_because_ids_are_ahead(fresh_server: FreshServer) -> None:
+    """The server's clock ran an hour ahead. Ids, which carry the time of a claim, never go back."""
+    server = fresh_server(fake_clock=True)
+    async with PinLater(server.url) as app:
+        ran = []
+
+        @app.task(expires=60)
+        async def task(x: str) -> None:
+            ran.append(x)
+
+        jump(server, 3600)
+        await task.aenqueue("ahead")
+        jump(server, -3600)
+        now = datetime.datetime.now(datetime.UTC)
+        late, due = [
+            await task.using(at=now - datetime.timedelta(seconds=before_s)).aenqueue("at") for before_s in (61, 0)
+        ]
+        await run(app)
+        assert ran == ["ahead", "at"]
+        assert (await late.astatus(), await due.ainfo()) == (State.FAILED, None)
 
 
 async def _stopped(
@@ -747,6 +774,7 @@ async def test_what_a_task_does_after_it_was_given_up_is_not_reported(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pinlater.worker.time_limits.GRACE_S", 0.1)
+    monkeypatch.setattr("pinlater.worker.time_limits.LOOK_S", 0.02)
     gate, failures, left = asyncio.Event(), list[Failure](), list[bool]()
 
     async def hook(failure: Failure) -> None:

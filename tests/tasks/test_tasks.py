@@ -203,7 +203,7 @@ def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> No
 
 
 @on_loop
-async def test_a_worker_gives_a_queue_the_levels_it_lacks_and_tells_of_its_lease(
+async def test_a_worker_gives_a_queue_the_priorities_it_lacks_and_logs_its_lease(
     app: PinLater, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(name="more", queue="more", lease=120, priority=5)

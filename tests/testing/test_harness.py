@@ -449,21 +449,21 @@ def test_what_tasks_returned() -> None:
 
 
 def test_tasks_that_wait_for_each_other_need_slots() -> None:
-    blocking_list = asyncio.Event()
+    opened = asyncio.Event()
     waiting = PinLater()
 
     @waiting.task(name="wait")
     async def wait(context: Context) -> None:
-        await blocking_list.wait()
+        await opened.wait()
 
-    @waiting.task(name="ring")
-    async def ring() -> None:
-        blocking_list.set()
+    @waiting.task(name="open")
+    async def open_() -> None:
+        opened.set()
 
     with Harness(waiting) as harness:
         wait.enqueue()
-        ring.enqueue()
-        assert [each.task for each in harness.drain(concurrency=2)] == ["ring", "wait"]
+        open_.enqueue()
+        assert [each.task for each in harness.drain(concurrency=2)] == ["open", "wait"]
 
 
 # the store

@@ -228,14 +228,14 @@ def test_nothing_of_a_block_is_left_behind() -> None:
 
 def test_a_call_leaves_nothing_to_the_next_one() -> None:
     """Asyncio tasks that a task left running end with its call; its context variables are not kept."""
-    variable: ContextVar[str] = ContextVar("told", default="nothing")
+    variable: ContextVar[str] = ContextVar("variable", default="nothing")
 
     @app.task(name="leaves")
     async def leaves() -> None:
         done.append(variable.get())
         variable.set("by a task")
-        lasting = asyncio.create_task(asyncio.sleep(3600))
-        lasting.add_done_callback(lambda task: done.append(task.cancelled()))
+        sleeping = asyncio.create_task(asyncio.sleep(3600))
+        sleeping.add_done_callback(lambda task: done.append(task.cancelled()))
 
     try:
         leaves.enqueue()

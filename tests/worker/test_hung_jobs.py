@@ -20,7 +20,7 @@ __all__ = ["runs"]  # a fixture
 
 TASKS = """
 import pinlater.worker.time_limits
-pinlater.worker.time_limits.GRACE_S = 0.3
+pinlater.worker.time_limits.GRACE_S, pinlater.worker.time_limits.LOOK_S = 0.3, 0.1
 
 @app.task(name="note")
 async def sibling(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, Client, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater.model.clocks import boot_s
 from pinlater.store.shards import QueueShard
+from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
+from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.paths import ROOT
 from tests.support.servers import Server, wait_until
+from tests.support.wire import jump
 
 TICK_S = 0.2
 DEADLINE_S = 60.0
@@ -58,7 +63,7 @@ async def test_the_first_look_expires_nothing_the_second_does(server: Server, at
 
 
 @on_loop
-async def test_jobs_whose_lease_is_gone_come_back_by_and_by(server: Server) -> None:
+async def test_jobs_whose_lease_was_removed_come_back_by_and_by(server: Server) -> None:
     async with AsyncClient(server.url) as client:
         await client.create_queue("q")
         jobs = await client.enqueue_many("q", [NewJob(b"", priority=1 + i % 3) for i in range(6)])
@@ -228,6 +233,149 @@ async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer)
         assert (await client.lookup([job]))[job].state is State.IN_PROGRESS
         await look(monitor)
         assert (await client.lookup([job]))[job].state is State.PENDING
+
+
+@on_loop
+async def test_a_server_that_stood_still_still_collects(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor_module, "JUMP_MS", 200)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q", QueueConfig(lease_ms=60_000, keep_succeeded=10, succeeded_ttl_s=0))
+        await client.enqueue("q", b"")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+        assert await client.ack(succeeded=await client.dequeue("q")) == []
+        server.pause()
+        looking = asyncio.create_task(collect(monitor))
+        await asyncio.sleep(0.5)
+        server.resume()
+        await looking
+        assert "its server stood still: nothing expires for one lease" in caplog.text
+        assert (await client.count("q")).succeeded == 0
+        await look(monitor)
+        assert caplog.text.count("nothing expires") == 1
+        assert "clock jumped" not in caplog.text
+
+
+@on_loop
+async def test_a_machine_that_was_suspended_takes_no_clock_for_one_that_jumped(
+    fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Time in suspend goes on for CLOCK_BOOTTIME, not for CLOCK_MONOTONIC."""
+    server = fresh_server(fake_clock=True)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+        jump(server, 3600)
+        monkeypatch.setattr(monitor_module, "boot_s", lambda: boot_s() + 3600)
+        await look(monitor)
+        assert "clock jumped" not in caplog.text
+        jump(server, 3600)
+        await look(monitor)
+        assert "its server's clock jumped by +36" in caplog.text
+
+
+@on_loop
+async def test_an_answer_that_is_read_late_is_judged_by_what_it_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler keeps the loop while the answer of a look waits in the socket."""
+    monkeypatch.setattr(monitor_module, "JUMP_MS", 200)
+    async with AsyncClient(server.url) as client:
+        job = (await lapsed_claim(client, server)).descriptor
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.run_once()
+
+        def calls() -> int:
+            return int(server.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = calls()
+        server.pause()
+        looking = asyncio.create_task(look(monitor))
+        await asyncio.sleep(0.05)
+        server.resume()
+        wait_until(lambda: calls() > before, "a look")
+        time.sleep(0.5)  # noqa: ASYNC251
+        await looking
+        await look(monitor)
+        assert "nothing expires" not in caplog.text
+        assert (await client.lookup([job]))[job].crashes == 1
+
+
+@on_loop
+async def test_a_handler_that_keeps_the_loop_does_not_hold_the_workers_monitor(server: Server) -> None:
+    async with AsyncClient(server.url) as client:
+        lost = (await lapsed_claim(client, server)).descriptor
+        await client.enqueue("q", b"")
+        with Client(server.url) as watching:
+
+            async def keep(job: Job) -> None:
+                wait_until(lambda: watching.lookup([lost]) == {} or watching.lookup([lost])[lost].crashes, "redelivery")
+
+            async with (
+                AsyncClient(server.url) as own,
+                Worker(own, "q", keep, WorkerConfig(tick_s=TICK_S, concurrency=1, prefetch=0)) as worker,
+            ):
+                await until(lambda: worker.stats.succeeded == 2, "both jobs")
+                assert worker.monitor is not None
+                assert worker.monitor.redelivered == 1
+
+
+@pytest.mark.parametrize("where", ["run_once", "look"])
+@on_loop
+async def test_an_unexpected_error_is_logged_and_the_monitor_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    looked, real = 0, getattr(Monitor, where)
+
+    async def fails_at_first(*arguments: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        if looked == 1:
+            raise RuntimeError("not foreseen")
+        return await real(*arguments)
+
+    monkeypatch.setattr(Monitor, where, fails_at_first)
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("q")
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await monitor.start()
+        await until(lambda: any(watch.active for watch in monitor.watches.values()), "a later look")
+        await monitor.stop()
+    assert "unexpected error" in caplog.text
+    assert "RuntimeError: not foreseen" in caplog.text
+
+
+@pytest.mark.parametrize("standby", [False, True])
+@on_loop
+async def test_a_lease_that_ran_out_between_two_looks_is_left_to_its_renewer(server: Server, standby: bool) -> None:
+    """The server may have been away, so that nobody could renew. Another monitor may have been active before."""
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["q"], tick_s=TICK_S)
+        await client.create_queue("q", QueueConfig(lease_ms=500))
+        job = await client.enqueue("q", b"")
+        if standby:
+            await Monitor(client, ["q"], tick_s=TICK_S).run_once()
+        (held,) = await client.dequeue("q", 1)
+
+        async def run_out() -> None:
+            before_ms = server.time_ms()
+            await until(lambda: server.time_ms() > before_ms + 500, "the lease to run out")
+
+        async def state() -> State:
+            return (await client.lookup([job]))[job].state
+
+        await monitor.run_once()
+        await run_out()
+        await look(monitor)
+        assert await client.renew([held]) == []
+        await run_out()
+        await look(monitor)
+        assert await state() is State.IN_PROGRESS
+        await look(monitor)
+        assert await state() is State.PENDING
 
 
 @on_loop

@@ -139,7 +139,7 @@ async def test_a_worker_ends_after_so_many_jobs(server: Server) -> None:
         assert (counts.pending, counts.in_progress) == (40, 0)
 
 
-def test_bad_orders_are_told() -> None:
+def test_bad_orders_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="weight of queue 'a': expected an integer from 1 to 1,000, got 0"):
         QueueOrder(weights={"a": 0})
     with pytest.raises(InvalidArgument, match="expected weights or strict, got both"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, NewJob, State
+from pinlater.model.clocks import boot_s
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.support.servers import Server
@@ -233,7 +233,7 @@ async def test_acks_leave_in_batches(server: Server) -> None:
 
 
 @on_loop
-async def test_a_ring_wakes_an_idle_worker_and_it_polls_nothing(server: Server) -> None:
+async def test_a_notification_wakes_an_idle_worker_and_it_polls_nothing(server: Server) -> None:
     async with (
         clients(server) as (client, own),
         Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker,
@@ -370,6 +370,6 @@ def test_bad_arguments(queues: list[str], handler: Any, config: dict[str, Any], 
 def test_a_job_is_in_doubt_once_a_third_of_its_lease_has_passed_unseen(tmp_path: Path) -> None:
     from pinlater.worker.lease_renewal import Lease
 
-    fresh = Lease(None, b"", 1, 60_000, 0, time.monotonic())  # type: ignore[arg-type]
-    old = Lease(None, b"", 1, 60_000, 0, time.monotonic() - 21)  # type: ignore[arg-type]
+    fresh = Lease(None, b"", 1, 60_000, 0, boot_s())  # type: ignore[arg-type]
+    old = Lease(None, b"", 1, 60_000, 0, boot_s() - 21)  # type: ignore[arg-type]
     assert (fresh.in_doubt, old.in_doubt) == (False, True)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pinlater import InvalidArgument, Job, NewJob, State
-from pinlater.worker.executor import End, Failed, Postponed, ThreadPool, TimedOut
+from pinlater.worker.executor import End, Failed, Postponed, ThreadPool
+from pinlater.worker.time_limits import TimedOut
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import clients, on_loop, until
 from tests.support.servers import Server
@@ -106,9 +107,8 @@ async def test_a_thread_past_its_time_is_left_behind_and_its_slot_is_used() -> N
 
     job = Job("q", "1", 1, 1, b"", b"12345678", 1, 1)
     pool = ThreadPool(1, asyncio.get_running_loop())
-    left_behind = pool.run(hang, job, 0.05)
     with pytest.raises(TimedOut, match=r"its thread ran longer than its timeout, 0\.05 s"):
-        await left_behind
+        await pool.run(hang, job, 0.05)
     assert await pool.run(note, job, 30) == Failed("seen")
     gate.set()
     await until(
@@ -147,7 +147,7 @@ async def test_a_burst_takes_what_its_last_job_put_back(server: Server, end: End
         await client.enqueue("q", b"", attempts=4)
 
         async def handler(job: Job) -> End:
-            own.driver.subscriber.on_notification = None  # a notification may come too late
+            own.driver.subscriber.on_message = None  # a notification may come too late
             return ends.pop()
 
         worker = Worker(own, "q", handler)

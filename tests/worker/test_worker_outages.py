@@ -16,15 +16,16 @@ from pinlater import AsyncClient, Job, QueueConfig, ServerUnavailable
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import shard_for_key
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.cut_proxy import Cut, CutProxy
-from tests.support.handlers_for_tests import on_loop, until
+from tests.support.handlers_for_tests import ShortJobs, on_loop, until
 from tests.support.resp import Command
 from tests.support.servers import KINDS, Kind, Server
 
 DEADLINE_S = 60.0
-RING_S = 5.0  # far less than a safety claim
+NOTIFIED_S = 5.0  # far less than a safety claim
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,7 +103,7 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             assert worker.stats.claims == claims
             server.start()
             await client.enqueue("q", b"")
-            await until(lambda: len(ran) == 2, "the next job", RING_S)
+            await until(lambda: len(ran) == 2, "the next job", NOTIFIED_S)
 
 
 @pytest.mark.parametrize("what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"])
@@ -118,10 +119,10 @@ async def test_connections_killed_by_the_server(server: Server, what: tuple[str,
         async with Worker(own, "q", handler, WorkerConfig(monitor=False)) as worker:
             for count in range(1, 6):
                 await client.enqueue("q", b"")
-                await until(lambda: len(ran) == count, "the job", RING_S)  # noqa: B023
+                await until(lambda: len(ran) == count, "the job", NOTIFIED_S)  # noqa: B023
                 server.call("CLIENT", "KILL", *what)
                 await client.enqueue("q", b"")
-                await until(lambda: len(ran) == count + 1, "the job after it", RING_S)  # noqa: B023
+                await until(lambda: len(ran) == count + 1, "the job after it", NOTIFIED_S)  # noqa: B023
                 ran.pop()
         assert worker.stats.stale == 0
 
@@ -153,6 +154,37 @@ async def test_one_of_two_servers_down(fresh_server: FreshServer) -> None:
             for key in range(8):
                 await client.enqueue("q", b"", key=str(key))
             await until(lambda: worker.stats.succeeded == 66, "jobs of both again")
+        assert worker.stats.stale == 0
+
+
+@on_loop
+async def test_a_lease_in_doubt_holds_up_no_job_of_another_server(fresh_server: FreshServer) -> None:
+    servers = {"1": fresh_server(), "2": fresh_server(aof_always=True)}
+    shards = {name: server.url for name, server in servers.items()}
+    key_of = {shard_for_key(b"%d" % number, list(shards)): str(number) for number in range(20)}
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    async with AsyncClient(shards=shards) as client, AsyncClient(shards=shards) as own:
+        await client.create_queue("q", QueueConfig(lease_ms=60_000))
+        worker = Worker(own, "q", handler, WorkerConfig(concurrency=1, monitor=False))
+        worker.jobs.rate = ShortJobs()
+        async with worker:
+            await client.enqueue("q", b"", key=key_of["1"])
+            await until(lambda: len(worker.running) == 1, "a running job")
+            for count, shard in enumerate("2211", 1):
+                await client.enqueue("q", b"", key=key_of[shard])
+                await until(lambda: len(worker.prefetched) == count, "a prefetched job")  # noqa: B023
+            assert [held.job.shard for held in worker.prefetched] == [*"2211"]
+            servers["2"].kill()
+            for held in worker.prefetched:
+                held.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
+            gate.set()
+            await until(lambda: worker.stats.succeeded == 3, "the jobs of the other server", NOTIFIED_S)
+            servers["2"].start()
+            await until(lambda: worker.stats.succeeded == 5, "the rest")
         assert worker.stats.stale == 0
 
 

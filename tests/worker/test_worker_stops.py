@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from pinlater import AsyncClient, Job, NewJob, QueueNotFound, State
-from pinlater.store.keys import wake_channel
+from pinlater.model.clocks import boot_s
+from pinlater.store.keys import LIST_MARK
 from pinlater.store.scripts import load_scripts
+from pinlater.worker import lease_renewal
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.handlers_for_tests import ShortJobs, clients, idle, nothing, on_loop, until
@@ -46,17 +49,18 @@ async def test_start_and_stop(server: Server) -> None:
         assert worker.stats.succeeded == 3
 
 
-CHANNEL_BYTES = len(wake_channel(bytes(8)))
+def waiter(client: AsyncClient) -> bytes:
+    return client.session.id.hex().encode()
 
 
 def timers(server: Server, shard: str = "1") -> bytes:
-    """The channel of the waiter that holds the timer of the next scheduled job."""
-    return (server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") or b"")[-CHANNEL_BYTES:]
+    """The waiter that holds the timer of the next scheduled job."""
+    return (server.call("HGET", f"pl:{{q/{shard}}}:meta", "timer") or b"")[12:].removesuffix(LIST_MARK)
 
 
 def waiters(server: Server, shard: str = "1") -> list[bytes]:
-    """The channels of waiters; the list of a blocking claim ends in its worker's channel."""
-    return [waiter[-CHANNEL_BYTES:] for waiter in server.call("ZRANGE", f"pl:{{q/{shard}}}:waiters", 0, -1)]
+    """The sessions of waiters."""
+    return [name.removesuffix(LIST_MARK) for name in server.call("ZRANGE", f"pl:{{q/{shard}}}:waiters", 0, -1)]
 
 
 @on_loop
@@ -72,15 +76,15 @@ async def test_a_worker_that_stops_hands_its_timer_on_at_once(server: Server) ->
         shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:scheduled:1"))
         stopped = Worker(first, "q", handler, config)
         await stopped.start()
-        await until(lambda: timers(server, shard) == first.session.channel, "a timer")
+        await until(lambda: timers(server, shard) == waiter(first), "a timer")
         await client.enqueue("q", b"")  # it does not end: the timer is handed on before
         await until(lambda: len(stopped.running) == 1, "a running job")
         async with Worker(second, "q", handler, config) as other:
             await idle(other)
-            assert timers(server, shard) == first.session.channel
+            assert timers(server, shard) == waiter(first)
             stopping = asyncio.create_task(stopped.stop())
-            await until(lambda: timers(server, shard) == second.session.channel, "the timer handed on", DEADLINE_S)
-            assert all(first.session.channel not in waiters(server, name) for name in "12")
+            await until(lambda: timers(server, shard) == waiter(second), "the timer handed on", DEADLINE_S)
+            assert all(waiter(first) not in waiters(server, name) for name in "12")
             assert not stopping.done()
             gate.set()
             await stopping
@@ -92,16 +96,16 @@ async def test_a_dequeue_that_ends_hands_its_timer_on_at_once(server: Server) ->
         await client.enqueue("q", b"", delay_ms=600_000, key="on one shard")
         shard = next(name for name in "12" if server.call("EXISTS", f"pl:{{q/{name}}}:scheduled:1"))
         ending = asyncio.create_task(first.dequeue("q", wait=0.5))
-        await until(lambda: timers(server, shard) == first.session.channel, "a timer")
+        await until(lambda: timers(server, shard) == waiter(first), "a timer")
         longer = asyncio.create_task(first.dequeue("q", wait=4.0))  # of the same client: it still waits then
         async with Worker(second, "q", nothing, WorkerConfig(monitor=False)) as other:
             await idle(other)
             assert await ending == []
-            assert timers(server, shard) == first.session.channel
-            assert first.session.channel in waiters(server, shard)
+            assert timers(server, shard) == waiter(first)
+            assert waiter(first) in waiters(server, shard)
             assert await longer == []
-            await until(lambda: timers(server, shard) == second.session.channel, "the timer handed on", DEADLINE_S)
-            assert all(first.session.channel not in waiters(server, name) for name in "12")
+            await until(lambda: timers(server, shard) == waiter(second), "the timer handed on", DEADLINE_S)
+            assert all(waiter(first) not in waiters(server, name) for name in "12")
 
 
 @on_loop
@@ -214,7 +218,7 @@ async def test_jobs_of_a_claim_whose_answer_was_lost_are_released_at_a_stop(
 ) -> None:
     async with held_up(server, monkeypatch, shards, Cut.MUTE) as (proxy, worker, own):
         queue_shards = own.session.queue_shards("q")
-        await until(lambda: any(queue_shard.unknown_claim for queue_shard in queue_shards), "an unknown claim")
+        await until(lambda: any(queue_shard.lost_claims.pending for queue_shard in queue_shards), "an unknown claim")
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: "not known yet" in caplog.text, "another try")
         proxy.disarm()
@@ -318,7 +322,10 @@ async def test_an_ack_whose_answer_is_lost_is_not_done_twice(server: Server) -> 
 
 
 @on_loop
-async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirmed(server: Server) -> None:
+async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirmed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was suspended meanwhile: CLOCK_BOOTTIME went on, CLOCK_MONOTONIC did not."""
     gate, started = asyncio.Event(), []
 
     async def handler(job: Job) -> None:
@@ -335,8 +342,8 @@ async def test_a_waiting_job_is_not_started_before_its_claim_in_doubt_is_confirm
             held = [*worker.running.values(), *worker.prefetched]
             await client.configure_queue("q", paused=True)
             assert await client.release([one.job for one in held]) == []  # as if the lease had run out
-            for one in held:
-                one.lease.seen_s -= 30.0  # as if this process had stood still meanwhile
+            monkeypatch.setattr(lease_renewal, "boot_s", lambda: boot_s() + 30.0)
+            monkeypatch.setattr(lease_renewal, "time", lambda: time.time() + 30.0)
             gate.set()
             await until(lambda: worker.stats.stale == 4, "four stale jobs")
         assert started == [held[0].job.descriptor]
@@ -380,7 +387,7 @@ async def test_the_time_limit_of_a_job_that_is_left_behind_at_a_stop_goes_with_i
     async def judge() -> None: ...
 
     async def handler(job: Job) -> None:
-        worker.limit(job, 3600, judge)
+        worker.limit_function(job, 3600, judge).begin()
         began.set()
         while not over.is_set():
             with suppress(asyncio.CancelledError):

@@ -1,7 +1,7 @@
 """The command `pinlater`: nouns, then verbs.
 
-Promises the exit codes of its help, results on stdout, and all other output on stderr. Risks: a command that fails may
-have changed something before; its message says what.
+Promises the exit codes that its help lists, results on stdout, and all other output on stderr. Risks: a command may
+change something and then fail. Its message says what it changed.
 """
 
 from __future__ import annotations

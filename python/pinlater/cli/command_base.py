@@ -1,7 +1,7 @@
-"""What all commands share: their class, their exit codes, and the table that turns errors into exit codes.
+"""The base of all commands: their class, their exit codes, and the table that turns errors into exit codes.
 
-Promises one line `error: …` on stderr for every failure, with what to do about it. A traceback is shown only for the
-user's own code, or with PINLATER_DEBUG=1. Risks: an unknown queue costs one more call, to find a similar name.
+Promises one line `error: …` on stderr for every failure, with advice. A traceback is shown only for the user's own
+code, or with PINLATER_DEBUG=1. Risks: an unknown queue costs one more call, to find a similar name.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pinlater.model.errors import (
     ServerUnavailable,
 )
 from pinlater.model.tracebacks import of_user
+from pinlater.model.urls import hide_urls
 
 DONE: Final = 0
 NO: Final = 1
@@ -69,7 +70,7 @@ class CommandFailed(click.ClickException):
 
 
 class Command(click.Command):
-    """A command that answers an unknown queue with the most similar name."""
+    """A command. If a queue is unknown, its error proposes the most similar name."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -80,13 +81,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A noun; its commands are verbs."""
+    """A noun of the command line, such as `queue`. Its commands are verbs."""
 
     command_class = Command
     group_class = type
 
     def verb(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:
-        """A command of this noun, with the options every command has."""
+        """Decorates a function as a command of this noun, and adds the options that all commands have."""
 
         def decorate(function: Callable[..., Any]) -> click.Command:
             function = common_options(hidden=True)(json_option(click.pass_obj(function)))
@@ -96,7 +97,7 @@ class Group(click.Group):
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Returns if the user agrees, here or with --yes. Raises if the user declines, or if there is no terminal."""
+    """Asks the user, unless --yes was given. Raises if the user declines, or if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -118,12 +119,22 @@ def run_command_line(group: click.Group, arguments: list[str] | None) -> int:
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("PINLATER_DEBUG") == "1":
+            _hide_urls_in(error)
             raise
         if isinstance(error, AppFailed) and error.__cause__ is not None:
-            sys.stderr.write(of_user(error.__cause__))
+            sys.stderr.write(hide_urls(of_user(error.__cause__)))
         message, code = explain(error)
-        sys.stderr.write(f"error: {one_line(message)}\n")
+        sys.stderr.write(f"error: {one_line(hide_urls(message))}\n")
         return code
+
+
+def _hide_urls_in(error: BaseException | None) -> None:
+    """An error that repeats what it did not expect may have a URL, and so may its causes."""
+    while error is not None:
+        error.args = tuple(hide_urls(each) if isinstance(each, str) else each for each in error.args)
+        if isinstance(error, click.ClickException):
+            vars(error)["message"] = hide_urls(error.message)
+        error = error.__cause__ or error.__context__
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """`pinlater job enqueue`: enqueues bodies from the command line, a file or stdin.
 
-Promises bodies byte for byte (--lines drops the line's end). If a long input stops half-way, the error names the line
-to continue at. Risks: without --lines a file is one job, and is read whole.
+Promises that each body has exactly the given bytes (--lines drops the end of the line). If a long input fails half-way,
+the error names the line to continue at. Risks: without --lines a file is one job, and the command reads all of it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _has_descriptor() -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """The bytes that the user typed, also where they are not UTF-8."""
+    """The bytes that the user typed, even if they are not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
@@ -126,7 +126,7 @@ def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryI
 
 
 def _progress() -> Progress:
-    """Shown on a terminal only."""
+    """A progress bar, which only a terminal shows."""
     console = Console(stderr=True)
     return Progress(
         *Progress.get_default_columns()[:1], console=console, transient=True, disable=not console.is_terminal

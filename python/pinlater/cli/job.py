@@ -1,7 +1,7 @@
 """`pinlater job`: claims, ends, finds, counts, retries and removes jobs.
 
-Promises that a claimed job's token is always shown, so that it can be acked or released. Risks: nothing renews a claim
-made here; when the lease is over, another worker gets the job.
+Promises to show the token of each claimed job, so that the user can ack or release the job. Risks: nothing renews a
+claim of this command. When its lease ends, another worker gets the job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOKEN_BYTES: Final = 8
 MOST: Final = 1000
 #: Jobs that `job ls` reads at once: a body may be as large as its queue allows.
 PAGE: Final = 100
-#: Heading of the column of bodies: with tasks among the jobs it shows their arguments.
+#: Heading of the column of bodies. The key says whether a job of a task is among the jobs; its arguments are shown.
 BODIES: Final = {False: "body", True: "arguments"}
 
 

@@ -1,7 +1,7 @@
-"""What commands share that run until a signal: their servers, their log, and how they end.
+"""Helpers of the commands that run until a signal: run, worker and monitor.
 
-Risks: a supervisor hands the servers on to its processes in PINLATER_URL, where other users of the machine can not read
-a password.
+Worker processes get the URLs of the servers in the environment variable PINLATER_URL. Other users of the machine cannot
+read the environment of a process, so a password in a URL stays secret.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
 
 def shards_of(settings: Settings) -> dict[str, str]:
-    """URLs of the servers by the names of their shards."""
+    """The URL of each shard's server, by the shard's name."""
     return resolve_shards(*settings.servers())
 
 
-def hand_on(shards: dict[str, str]) -> None:
-    """Names the servers for the app, and for processes that this one starts."""
+def export_url(shards: dict[str, str]) -> None:
+    """Sets PINLATER_URL for the app, and for the processes that this process starts."""
     os.environ[URL_VARIABLE] = ",".join(f"{name}={url}" for name, url in shards.items())
 
 
 def log_at_least_info(settings: Settings) -> None:
-    """Logs what the command does, also without -v."""
+    """Sets the log level to INFO if the user gave no -v."""
     if not settings.verbosity:
         logging.getLogger().setLevel(logging.INFO)
 
 
 def finish(settings: Settings, role: str, code: int) -> int:
-    """Prints the end as JSON, if asked for. Returns the exit code."""
+    """Prints the role and the exit code if the user asked for JSON. Returns the exit code."""
     if settings.as_json:
         print_json({"role": role, "exit_code": code})
     return code

@@ -1,6 +1,6 @@
 """`pinlater monitor`: recovers jobs of dead workers, where no worker runs a monitor.
 
-Promises nothing of its own but the options.
+This module only reads the options.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a command prints: JSON documents for programs, tables and sentences for people.
+"""The output of commands: JSON documents for programs, tables and sentences for people.
 
 Promises that escape sequences in a body or status never reach the terminal, that piped tables are not cut, and that
-only results go to stdout. Risks: times go by this machine's clock, which may differ from Redis's.
+only results go to stdout. Risks: times are relative to this machine's clock, which may differ from Redis's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Prints a line about the result on stderr: what to do next, what was left out."""
+    """Prints a line about the result on stderr, for example the next command, or the number of rows left out."""
     sys.stderr.write(text + "\n")
 
 
@@ -120,7 +120,7 @@ def info_document(info: JobInfo) -> dict[str, Any]:
 
 
 def task_info(info: JobInfo, *, body: bool, arguments: bool = True) -> TaskInfo:
-    """A job with what its envelope says, if it has one. body, arguments: whether to keep them."""
+    """A job, with the content of its envelope if it has one. body, arguments: whether to keep these."""
     task = TaskInfo.of(info)
     if not arguments:
         task = replace(task, args=None, kwargs=None)

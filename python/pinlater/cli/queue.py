@@ -1,7 +1,6 @@
 """`pinlater queue`: creates, lists, shows, changes, empties and deletes queues.
 
-Promises that nothing is emptied or deleted unless the user agrees. Risks: counts of several shards are of different
-moments.
+Promises to empty or delete a queue only if the user agrees. Risks: counts of several shards are not from one moment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pinlater run`: the tasks of an app.
 
-Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+This module only reads the options. With --processes, each process runs this command again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
@@ -52,6 +52,12 @@ if TYPE_CHECKING:
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
 @click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
 @click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option(
+    "--loop-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
 @click.option(
@@ -87,10 +93,12 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
-    """Names the servers for the app and for further processes. named: the app names its servers itself."""
+    """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
     if named and settings.named:
         raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
     if settings.named:
-        hand_on(shards_of(settings))
-    elif not named and not os.environ.get(URL_VARIABLE):  # a file of --config that names none is no reason to read more
-        hand_on(resolve_shards(options.url, options.shards or None))
+        export_url(shards_of(settings))
+    elif not named and not os.environ.get(
+        URL_VARIABLE
+    ):  # if the file of --config names no servers, no other file is read
+        export_url(resolve_shards(options.url, options.shards or None))

@@ -1,6 +1,6 @@
 """The options of every command: servers, timeout, log level, JSON.
 
-Promises that they may come before or after the command's name; the last one counts.
+Promises that an option may stand before or after the command's name. If it is given twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
+from pinlater.model.urls import shown_url
 from pinlater.store.shards import URL_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,10 +25,10 @@ LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 @dataclass
 class Settings:
-    """What the user chose."""
+    """The options that the user chose."""
 
-    url: str | None = None
-    shards: dict[str, str] = field(default_factory=dict)
+    url: str | None = field(default=None, repr=False)
+    shards: dict[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 10.0
     verbosity: int = 0
     as_json: bool = False
@@ -38,7 +39,7 @@ class Settings:
         return self.url is not None or bool(self.shards)
 
     def servers(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """The URL, or the shards: from the command line, else from TOML. Neither if PINLATER_URL names them."""
+        """The URL or the shards, from the command line or else from TOML. Returns neither if PINLATER_URL is set."""
         return settings_file.servers(self.url, self.shards or None)
 
     def client(self) -> Client:
@@ -47,7 +48,7 @@ class Settings:
         return Client(url, shards=shards, timeout_s=self.timeout_s)
 
     def client_settings(self) -> ClientSettings:
-        """The same, for commands that make their own clients."""
+        """The settings of a client, for commands that make their own clients."""
         url, shards = self.servers()
         return ClientSettings(url, shards=shards, timeout_s=self.timeout_s)
 
@@ -60,7 +61,7 @@ def settings_of(context: click.Context) -> Settings:
 
 
 def common_options(*, hidden: bool) -> Callable[[F], F]:
-    """--url, --shard, --timeout and -v. hidden: the help of a command leaves them out, as the main help has them."""
+    """Adds --url, --shard, --timeout and -v. hidden: leave them out of the command's help; the main help shows them."""
     options = (
         click.option(
             "--url",
@@ -103,7 +104,7 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
 
 
 def json_option(function: F) -> F:
-    """--json, of every command and of `pinlater` itself."""
+    """Adds --json, which every command and `pinlater` itself have."""
     option = click.option(
         "--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON, for programs."
     )
@@ -128,7 +129,7 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
     for value in values:
         name, equals, url = value.partition("=")
         if not (name and equals and url):
-            raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {value!r}")
+            raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {shown_url(value)}")
         settings_of(context).shards[name] = url
 
 

@@ -1,6 +1,6 @@
 """`pinlater version`: the versions here and on the servers.
 
-Promises exit code 0, also if a server does not answer. Risks: with embedded:// it starts that server.
+Promises exit code 0 even if a server does not answer. Risks: with embedded:// the command starts the server.
 """
 
 from __future__ import annotations

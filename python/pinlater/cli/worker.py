@@ -1,6 +1,6 @@
 """`pinlater worker`: one handler on the jobs of queues.
 
-Promises nothing of its own but the options. Risks: --processes starts this command again, once a process.
+This module only reads the options. With --processes, each process runs this command again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import finish, hand_on, log_at_least_info, shards_of
+from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 
 
@@ -62,7 +62,7 @@ def worker(
     config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
     shards = shards_of(settings)
     log_at_least_info(settings)
-    hand_on(shards)
+    export_url(shards)
     verbose = ["-v"] * settings.verbosity
     command = [sys.executable, "-m", "pinlater", *verbose, *_one_process(handler, queues, config)]
     code = run_handler(handler, queues, shards=shards, config=config, processes=processes, command=command)

@@ -1,39 +1,42 @@
 """The asyncio client.
 
-Promises what the blocking client promises, on one event loop, and that concurrent enqueues (and acks) of one turn leave
-as one script call. Risks: a cancelled call may still be carried out.
+Promises what the blocking client promises, on one event loop. Concurrent enqueues (or acks) in one turn of the loop are
+sent as one script call. Risks: a cancelled call may still be carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from pinlater.client import methods
 from pinlater.client.base import BaseClient, ClientSettings, make_resolvable
 from pinlater.client.methods import MakeFlow, documented_as, listed
-from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
+from pinlater.model.errors import PinLaterError, checked
 from pinlater.model.jobs import Ack, Claimed, JobInfo, NewJob, State
 from pinlater.model.queue_config import check_queue_name
 from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.async_driver import AsyncDriver
-from pinlater.store.call_batches import Coalescer
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import complete
+from pinlater.store.shards import shard_for_key
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: What one ack names: the succeeded items and the failed ones.
+#: The arguments of one ack: the succeeded items and the failed items.
 _Ended: TypeAlias = tuple[list[Any], list[Any]]
 
 
 def _awaited(
     method: Callable[Concatenate[BaseClient, P], MakeFlow[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A shared method that awaits the end of its flow."""
+    """Makes an async method from a shared method: it awaits the end of the flow."""
 
     @documented_as(method)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -68,9 +71,10 @@ class AsyncClient(BaseClient):
                 read_timeout_s=read_timeout_s,
             )
         )
-        self.driver = AsyncDriver(self.session.channel, *self.settings.timeouts)
+        self.driver = AsyncDriver(*self.settings.timeouts)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._enqueues: dict[str, Coalescer[NewJob]] = {}
+        #: By queue; those of jobs with a key by queue and shard, as another shard may not answer.
+        self._enqueues: dict[str | tuple[str, str], Coalescer[NewJob]] = {}
         self._acks: dict[tuple[str, str], Coalescer[_Ended]] = {}
 
     async def __aenter__(self) -> Self:
@@ -103,7 +107,7 @@ class AsyncClient(BaseClient):
         """A forked child starts with nothing: the calls under way belong to the parent."""
         if self.session.forked:
             self.session.renew()
-            self.driver.after_fork(self.session.channel)
+            self.driver.after_fork()
             self._tasks, self._enqueues, self._acks = set(), {}, {}
 
     async def enqueue(
@@ -118,8 +122,8 @@ class AsyncClient(BaseClient):
         status: str = "",
         key: str | bytes | None = None,
     ) -> str:
-        """See Client.enqueue. Enqueues of one queue that wait in the same turn of the loop leave together. A cancelled
-        enqueue may still be carried out.
+        """See Client.enqueue. Enqueues of one queue that wait in the same turn of the loop leave together. A bad one
+        fails alone. A cancelled enqueue may still be carried out.
         """
         job: NewJob = checked(
             NewJob,
@@ -141,22 +145,18 @@ class AsyncClient(BaseClient):
         if known is None:
             return self._enqueue_first(queue, job)
         if job.priority > known.priorities or size > known.body_limit:
-            pack_jobs([job], known)  # raises what is wrong with it, before it joins others
-        coalescer = self._enqueues.get(queue)
+            pack_jobs([job], known)  # raises InvalidArgument before the job joins others
+        target = queue if job.key is None else (queue, shard_for_key(job.key, list(self.session.shards)))
+        coalescer = self._enqueues.get(target)
         if coalescer is None:
-            coalescer = self._enqueues[queue] = Coalescer(lambda jobs: self._enqueue_together(queue, jobs), self._tasks)
+            make_room(self._enqueues)
+            coalescer = self._enqueues[target] = Coalescer(partial(self.enqueue_many, queue), self._tasks)
         return coalescer.add(job, size)
 
     async def _enqueue_first(self, queue: str, job: NewJob) -> str:
         """Reads the configuration of the queue first."""
         await self.run(lambda end: known_queue_shards(self.session, check_queue_name(queue), end))
         return await self.enqueue_job(queue, job)
-
-    async def _enqueue_together(self, queue: str, jobs: list[NewJob]) -> list[Any]:
-        try:
-            return await self.enqueue_many(queue, jobs)
-        except PartialEnqueue as error:
-            return error.results
 
     async def ack(
         self,
@@ -173,13 +173,27 @@ class AsyncClient(BaseClient):
         if len(queue_shards) != 1:
             return await self.run(methods.ack(self, succeeded=ended[0], failed=ended[1], source=source))
         # acks of one queue shard share one outcome; another queue may be deleted, another server down
-        [(queue_shard, ids)] = queue_shards.items()
+        [(queue_shard, (ids, size))] = queue_shards.items()
         self._check_fork()
         coalescer = self._acks.get(queue_shard)
         if coalescer is None:
-            coalescer = self._acks[queue_shard] = Coalescer(self._ack_together, self._tasks)
-        refused: list[Any] = await coalescer.add(ended, 0, ids)
+            make_room(self._acks)
+            coalescer = self._acks[queue_shard] = Coalescer(
+                self._ack_together, self._tasks, partial(self._ack_parts, queue_shard)
+            )
+        refused: list[Any] = await coalescer.add(ended, size, ids)
         return refused
+
+    def _ack_parts(self, queue_shard: tuple[str, str], calls: list[_Ended]) -> list[slice]:
+        """The calls in parts that are one script call each: each caller gets the outcome of its own."""
+        most = leases.most_of_ack(self.session, *queue_shard, any(failed for _, failed in calls))
+        starts, total = [0], 0
+        for at, (succeeded, failed) in enumerate(calls):
+            total += (own := len(succeeded) + len(failed))
+            if at and total > most:
+                starts.append(at)
+                total = own
+        return [slice(*ends) for ends in pairwise([*starts, len(calls)])]
 
     async def _ack_together(self, calls: list[_Ended]) -> list[list[Any]]:
         succeeded = [item for ended, _ in calls for item in ended]

@@ -1,4 +1,4 @@
-"""What both clients are made from: their settings, their session, and errors that can be resolved through them.
+"""The base of both clients: their settings, their session, and errors that can be resolved through them.
 
 Promises that a wrong setting raises InvalidArgument before any server is contacted.
 """
@@ -23,7 +23,7 @@ from pinlater.model.errors import (
 from pinlater.model.queue_config import check_source
 from pinlater.store.shards import Session, resolve_shards
 
-#: A request may be repeated for this long at most: its request slot keeps the answer for an hour.
+#: A client repeats a request for at most this long. The request slot keeps the answer for an hour.
 MAX_TIMEOUT_S: Final = 600.0
 #: A supervisor sets this variable to another value in each of its processes, so that no two have the same source.
 MARK_VARIABLE: Final = "PINLATER_MARK"
@@ -54,7 +54,7 @@ class ClientSettings:
 
 
 class BaseClient:
-    """What both clients hold."""
+    """The settings and the session of a client."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
@@ -62,12 +62,12 @@ class BaseClient:
 
 
 def source_of(pid: int, mark: str) -> str:
-    """The default source of a process of this host. mark: the value of MARK_VARIABLE in it, or ""."""
+    """The default source of a process on this host. mark: the process's value of MARK_VARIABLE, or ""."""
     return f"python:{socket.gethostname()}:{pid}" + (f":{mark}" if mark else "")
 
 
 def make_resolvable(error: PinLaterError, drive: Callable[[Any], Any]) -> None:
-    """Gives each unknown outcome in an error the client's `run`, through which its resolve() asks."""
+    """Gives the client's `run` to each unknown outcome in an error. resolve() uses it to ask for the answer."""
     for part in _parts(error):
         if isinstance(part, OutcomeUnknown):
             part.drive = drive

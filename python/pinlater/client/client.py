@@ -1,7 +1,7 @@
 """The blocking client.
 
-Promises what every operation promises, from any number of threads, and after a fork. Risks: a call can block for
-`timeout_s`.
+Promises what every operation promises. Any number of threads may share a client, and a fork may use it. Risks: a call
+can block for `timeout_s`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def _blocking(method: Callable[Concatenate[BaseClient, P], MakeFlow[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A shared method that runs its flow to the end."""
+    """Makes a blocking method from a shared method: it runs the flow to the end."""
 
     @documented_as(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,7 +69,7 @@ class Client(BaseClient):
                 read_timeout_s=read_timeout_s,
             )
         )
-        self.driver = SyncDriver(self.session.channel, *self.settings.timeouts)
+        self.driver = SyncDriver(*self.settings.timeouts)
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class Client(BaseClient):
         """Runs the flow that `make` returns for a deadline, and returns its result."""
         if self.session.forked:
             self.session.renew()
-            self.driver.after_fork(self.session.channel)
+            self.driver.after_fork()
         try:
             return self.driver.drive(make(time.monotonic() + self.settings.timeout_s))
         except PinLaterError as error:

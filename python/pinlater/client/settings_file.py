@@ -1,6 +1,6 @@
 """The settings file in the current directory: pinlater.toml, else the table tool.pinlater of pyproject.toml.
 
-Promises that producers and all commands read the same file. Risks: a change has no effect on what was read before.
+Promises that producers and all commands read the same file. Risks: a running program does not see later changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.urls import hide_urls, shown_url
 from pinlater.store.shards import URL_VARIABLE
 
 #: The files, in the order of the search.
@@ -46,7 +47,7 @@ def table_of(path: Path) -> dict[str, Any]:
 def servers(
     url: str | None = None, shards: Mapping[str, str] | None = None
 ) -> tuple[str | None, Mapping[str, str] | None]:
-    """The URL or the shards to connect to: the given ones, else those of the file; none if PINLATER_URL is set."""
+    """The URL or the shards to connect to: those given, else those of the file. Neither if PINLATER_URL is set."""
     if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
         return url, shards
     name, table = found()
@@ -58,6 +59,14 @@ def servers(
 def check_servers(url: Any, shards: Any, where: str = "") -> None:
     """Raises InvalidArgument for a URL or shards of a wrong type. where: the start of the message."""
     if not isinstance(url, str | None):
-        raise InvalidArgument(f"{where}url: expected a URL, got {url!r:.60}")
+        raise InvalidArgument(f"{where}url: expected a URL, got {shown_url(url)}")
     if not isinstance(shards, Mapping) or not all(isinstance(each, str) for each in shards.values()):
-        raise InvalidArgument(f"{where}shards: expected names and URLs, got {shards!r:.60}")
+        raise InvalidArgument(f"{where}shards: expected names and URLs, got {_shown(shards)}")
+
+
+def _shown(shards: Any) -> str:
+    """What stands in the place of shards, without passwords."""
+    if not isinstance(shards, Mapping):
+        return shown_url(shards)
+    wrong = [f"{name} = {shown_url(url)}" for name, url in shards.items() if not isinstance(url, str)]
+    return hide_urls(", ".join(wrong))

@@ -43,6 +43,7 @@ from pinlater.embedded.keeper import (
     try_lock,
 )
 from pinlater.model.errors import EmbeddedServerError, InvalidArgument
+from pinlater.model.urls import hide_urls, shown_url
 
 __all__ = ["EmbeddedServer", "attach"]
 
@@ -111,7 +112,7 @@ def attach(url: str) -> EmbeddedServer:
                 attachment.drop()
                 raise
         except OSError as error:
-            raise EmbeddedServerError(f"expected to serve {url!r}, got {error}") from error
+            raise EmbeddedServerError(f"expected to serve {shown_url(url)!r}, got {error}") from error
 
 
 def _hold(key: str, directory: Path | None) -> _Attachment:
@@ -193,18 +194,23 @@ os.register_at_fork(after_in_child=_renew_registry_lock)  # another thread of th
 def check_url(url: str) -> tuple[Path | None, bool]:
     """The directory (None: a private one), and whether to fsync each write. Raises InvalidArgument."""
     parts = urlsplit(absolute(url))
-    if not url.startswith(SCHEME) or parts.fragment or "\0" in unquote(parts.path):
-        raise InvalidArgument(f"server URL: expected embedded://[directory][?private][?fsync=always], got {url!r}")
+    if not url.startswith(SCHEME) or parts.fragment or _is_strange(url.removeprefix(SCHEME)):
+        raise InvalidArgument(
+            f"server URL: expected embedded://[directory][?private][?fsync=always], got {shown_url(url)!r}"
+        )
     if parts.netloc:
         path = url.removeprefix(SCHEME)
         meant = f"did you mean {SCHEME}./{path} (of the working directory) or {SCHEME}/{path}?"
-        raise InvalidArgument(f"server URL: expected a directory that begins with /, ./ or ../, got {url!r}; {meant}")
+        raise InvalidArgument(
+            hide_urls(f"server URL: expected a directory that begins with /, ./ or ../, got {url!r}; {meant}")
+        )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
-        raise InvalidArgument(f"server URL: expected only ?private or ?fsync={'|'.join(FSYNCS)}, got ?{parts.query}")
+        got = "others" if "@" in parts.query else f"?{parts.query}"
+        raise InvalidArgument(f"server URL: expected only ?private or ?fsync={'|'.join(FSYNCS)}, got {got}")
     if private is not None and parts.path:
-        raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {url!r}")
+        raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {shown_url(url)!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
     return (directory.resolve() if private is None else None), fsync == "always"
 
@@ -216,12 +222,17 @@ def absolute(url: str) -> str:
     """
     path, separator, options = url.removeprefix(SCHEME).partition("?")
     relative = url.startswith(SCHEME) and path.partition("/")[0] in (".", "..")
-    if not relative or "#" in url or "\0" in unquote(path):  # check_url refuses malformed URLs
+    if not relative or "#" in url or _is_strange(path):  # check_url refuses malformed URLs
         return url
     try:
         return f"{SCHEME}{quote(str((Path.cwd() / unquote(path)).resolve()))}{separator}{options}"
     except FileNotFoundError:
-        raise InvalidArgument(f"server URL: {url!r}: the working directory was removed") from None
+        raise InvalidArgument(f"server URL: {shown_url(url)!r}: the working directory was removed") from None
+
+
+def _is_strange(path: str) -> bool:
+    """Whether it is no path, or there is another URL in it."""
+    return "\0" in unquote(path) or "://" in path
 
 
 def _state_directory() -> Path:

@@ -1,5 +1,5 @@
-"""The memory store: Redis's part of PinLater in this process, for tests and trials without a server.
+"""The memory store: it replaces Redis, in this process, for tests and trials.
 
-`server` accepts connections, `lua` runs the shipped scripts, `commands` and `sorted_sets` are the Redis commands that
-they use, `store` and `values` hold the data. Nothing is kept after the process ends.
+`server` accepts connections. `lua` runs the scripts. `commands` and `sorted_sets` are the Redis commands that scripts
+and clients use. `store` and `values` hold the data. All data are lost when the process ends.
 """

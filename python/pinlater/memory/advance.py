@@ -1,7 +1,7 @@
-"""After the clock of a memory store has moved: ends expired leases and notifies waiters of jobs that became due.
+"""Ends expired leases and notifies waiters of due jobs, after a test has moved the clock of a memory store.
 
-Promises that the shipped script `expire` does it, as if each queue's monitor had run at that moment. Risks: a job of a
-living worker is recovered too if its lease is shorter than the move.
+Promises to run the script `expire`, as the monitor of each queue would. Risks: if the move is longer than a lease, the
+jobs of live workers are recovered too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pinlater.store.lanes import LanePool
 from pinlater.store.scripts import load_scripts
 
 _HEAD: Final = re.compile(rb"pl:\{([^/}]+)/([^}]+)\}:meta")
-_ANY_TIME: Final = bytes(6) + b"\xff" * 6
+_ANY_TIME: Final = bytes(6) + b"\xff" * 12 + bytes(1)
 _MORE: Final = struct.Struct(">xxB")
 _HEAD_BYTES: Final = 12  # sequence and highest id, before the payload
 
@@ -39,8 +39,9 @@ def _expire(store: Store, scripts: Scripts, queue: str, shard: str) -> None:
     config = StoredConfig.unpack(packed) if packed else None
     if config is None or config.deleted:
         return
-    # no jump of the clock, but time that passed; and the look is that of the active monitor, if there is one
-    run(store, b"HDEL", [head, b"jumped"])
+    # the script must take the move for time that passed, not for a jump of the clock; a call under the id of the active
+    # monitor, if a monitor is active, lets that monitor stay active
+    run(store, b"HDEL", [head, b"jumped", b"rests"])
     script = load_scripts()["expire"]
     digest = scripts.load(script.source)
     keys = script.names(queue, shard, config.config.priorities)

@@ -1,7 +1,7 @@
 """The Redis commands that scripts, clients and tests of queues use, on values in memory.
 
-Promises that each command does what Redis documents for the forms that it takes, and that other commands and forms are
-refused. What none of these callers needs is missing: most types and forms, and memory limits.
+Promises that each command does what Redis documents, and that unknown commands and options are refused. Risks: most
+commands, options and types are missing, and so are memory limits, because no caller needs them.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _srem(store: Store, arguments: Arguments) -> int:
     return removed
 
 
-#: Name -> the function, and the least number of arguments.
+#: Name -> the function, and the minimum number of arguments.
 _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"PING": (_ping, 0),
     b"TIME": (_time, 0),

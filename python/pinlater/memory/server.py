@@ -1,7 +1,7 @@
 """A server in a thread of this process, whose data is a memory store.
 
-It listens on a real socket, so clients, workers and renewers of this process and of others use it unchanged. Promises
-that nothing is left after it is closed or the process ends. Risks: a handler that holds the GIL delays it.
+The server listens on a real socket, so clients, workers and renewers of any process can use it. Promises that nothing
+is left after the server is closed or the process ends. Risks: a handler that holds the GIL delays the server.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pinlater.memory.commands import run
 from pinlater.memory.lua import Scripts, require_lupa
 from pinlater.memory.store import OK, Clock, CommandError, Status, Store
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.urls import shown_url
 
 T = TypeVar("T")
 _START_S: Final = 10.0
@@ -34,10 +35,10 @@ _IDS: Final = count(1)
 
 
 class MemoryServer:
-    """Redis's part of PinLater, in memory. Use it in a `with` block, or close it.
+    """A server that replaces Redis and keeps its data in memory. Use it in a `with` block, or close it.
 
-    - clock: the time of its jobs.
-    - url: for Client, AsyncClient and PinLater, in this process and in others while this one lives.
+    - clock: the server's clock. A test can move it.
+    - url: the URL for Client, AsyncClient and PinLater, in any process, while this process lives.
 
     Raises InvalidArgument if the package lupa is not installed.
     """
@@ -49,7 +50,7 @@ class MemoryServer:
         self._scripts = Scripts(self._store)
         self._listeners: dict[bytes, set[_Peer]] = {}
         self._peers: set[_Peer] = set()
-        #: Key of a list -> connections that wait for an element, in their order.
+        #: Key of a list -> connections that wait for an element; the first one has waited longest.
         self._blocked: dict[bytes, list[_Peer]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="pinlater-memory-"))
         atexit.register(self._remove_folder)
@@ -330,12 +331,12 @@ def check_url(url: str) -> None:
     """Raises InvalidArgument for a malformed memory:// URL, and if lupa is not installed."""
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise InvalidArgument(f"server URL: expected memory:// or memory://name, got {url!r}")
+        raise InvalidArgument(f"server URL: expected memory:// or memory://name, got {shown_url(url)!r}")
     require_lupa()
 
 
 class Attachment:
-    """A hold on a store. release() does nothing: the store stays until the process ends."""
+    """The use of a store by a client. release() does nothing: the store stays until the process ends."""
 
     def __init__(self, redis_url: str) -> None:
         self.redis_url = redis_url

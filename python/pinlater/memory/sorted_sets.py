@@ -105,7 +105,7 @@ def _zremrangebyscore(store: Store, arguments: Arguments) -> int:
     return removed
 
 
-#: Name -> the function, and the least number of arguments.
+#: Name -> the function, and the minimum number of arguments.
 SORTED_SETS: Final = {
     b"ZADD": (_zadd, 3),
     b"ZSCORE": (_zscore, 2),

@@ -31,7 +31,7 @@ Arguments = Sequence[bytes]
 
 
 class Clock:
-    """The wall clock of a store: the machine's clock, plus what a test added."""
+    """The wall clock of a store: the machine's clock, plus the seconds that a test added."""
 
     def __init__(self) -> None:
         self._moved_us = 0

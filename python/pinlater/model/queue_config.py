@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.urls import hide_urls
 
 _QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
@@ -186,5 +187,5 @@ def _check_integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    text = hide_urls(repr(value))
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"

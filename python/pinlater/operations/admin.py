@@ -1,7 +1,7 @@
-"""What operators do with jobs: retry failed ones, delete, purge. Flows only, no I/O.
+"""Operations of operators on jobs: retry failed jobs, delete, purge. Flows only, no I/O.
 
-Promises bounded script calls, however many jobs there are. Risks: a large call is many small ones. If one fails, the
-rest is not done, and the error has the number of jobs that are.
+Promises that each script call handles a limited number of jobs. Risks: a large operation makes many script calls. If
+one of them fails, the operation stops, and the error has the number of jobs that are done.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def retry_failed(
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     priorities = check_priority(priority, queue_shards)
     check_integer("limit", limit, 0, 2**63 - 1)
-    # the limits are those of a new job
+    # the arguments have the same limits as those of a new job
     checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
     kind, ms = when(run_after_ms, delay_ms)
     return (
@@ -153,8 +153,8 @@ def _in_rounds(
     """Calls a script for each queue shard and priority until no job is left there, for up to `limit` jobs. Returns how
     many, including `done`.
 
-    arguments: makes the arguments of one call from a queue shard, a priority and the most jobs of the call.
-    done: the number of jobs of earlier calls.
+    arguments: makes the arguments of one call. It gets a queue shard, a priority and the call's limit of jobs.
+    done: the number of jobs that earlier calls changed.
     """
     more = True
 
@@ -175,8 +175,8 @@ def _in_rounds(
 def _round(done: int, call: Flow[int]) -> Flow[int]:
     """One round of a large call. Returns the number of jobs so far, including this round.
 
-    An error has the number of the rounds before: resolve() of an unknown outcome adds it, and if this round certainly
-    failed, PartialOutcome has it.
+    If this round certainly failed, PartialOutcome has the number of jobs of the earlier rounds. If its outcome is
+    unknown, resolve() adds that number.
     """
     try:
         return (yield from complete(call, lambda count: done + count))

@@ -1,8 +1,9 @@
-"""The audit: it proves that each job of a queue is in exactly one state, and that records, leases and results fit.
+"""The audit: it proves that each job of a queue is in exactly one state, and that records, leases and results match it.
 
-Promises to change nothing, to block a server no longer than other calls do, and to report only what stays wrong: a
-script checks each id atomically, and the audit checks again what looks wrong. Risks: it reads every job, and under load
-its counts are not a snapshot.
+Promises:
+    The audit changes nothing, and blocks a server no longer than other calls do.
+    It reports only lasting problems: a script checks each id atomically, and the audit checks a suspect id twice.
+Risks: the audit reads every job. Under load its counts are not a snapshot.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pinlater.store.keys import queue_key
 from pinlater.store.requests import load_config, read
 from pinlater.store.shards import QueueShard, Session
 
-#: One call of the script checks this many ids and leases: about 2 ms of the server. Most leases have a few jobs, none
-#: more than 1,000.
+#: One script call checks this many ids and leases, which takes a server about 2 ms. Most leases have a few jobs; no
+#: lease has more than 1,000.
 IDS_A_CALL: Final = 200
 LEASES_A_CALL: Final = 10
 #: A page of a scan has this many elements. Records come with their bodies, so a page of them is limited in bytes.
@@ -50,7 +51,7 @@ _EXPIRY, _ENTRY, _COUNTED, _ONLY_COUNT = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem that the audit found.
 
     shard: the name of the shard.
     subject: the descriptor of a job, or the name of a lease, a record or an element of a key.
@@ -75,7 +76,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the audit found no problem."""
         return not self.findings
 
 

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pinlater._core as _core
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig, check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.store.effects import Argument, Flow, completed, together
+from pinlater.store.effects import Argument, Flow, together
 from pinlater.store.requests import CommonKeys, ScriptArguments, read, write
 from pinlater.store.shards import QueueShard, Session
 
@@ -51,18 +52,16 @@ def claim_at(
     wait: register the client as a waiter if there is no job.
     blocking_list: the server carries out the claim once this list has an element; b"": at once.
     """
-    if queue_shard.unknown_claim is not None and not blocking_list:
-        earlier, queue_shard.unknown_claim = queue_shard.unknown_claim, None
-        claim: _core.Claim = yield from earlier.resume(deadline_s)
-        if claim.jobs:
-            queue_shard.late_claims[claim.token] = queue_shard.unknown_sent_s
-            return claim
+    if queue_shard.lost_claims.pending and not blocking_list:
+        lost = yield from queue_shard.lost_claims.ask(deadline_s)
+        if lost is not None and lost.jobs:
+            return lost
     descriptor = _claim_descriptor(session, source)
     if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
         claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
         if claim.jobs:
             return claim
-    waiter = (queue_shard.blocking_list or session.channel) if wait else b""
+    waiter = queue_shard.waiter if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
@@ -86,7 +85,7 @@ def _pack_quotas(quota: Sequence[int], priorities: int) -> bytes:
 def _claim(
     queue_shard: QueueShard, arguments: ScriptArguments, deadline_s: float, blocking_list: bytes = b""
 ) -> Flow[_core.Claim]:
-    sent_s = time.monotonic()
+    sent_s = boot_s()
 
     def decode(reply: list[Any]) -> _core.Claim:
         claim = _core.decode_claim(claim_parts(reply), queue_shard.queue, queue_shard.shard.name)
@@ -99,8 +98,7 @@ def _claim(
     try:
         reply = yield from write(queue_shard, "claim", arguments, deadline_s, blocking_list=blocking_list)
     except OutcomeUnknown as error:
-        queue_shard.unknown_sent_s = sent_s
-        raise completed(error, decode) from None
+        raise queue_shard.lost_claims.answered_late(error, decode, sent_s) from None
     return decode(reply)
 
 

@@ -33,7 +33,7 @@ PATIENCE_S: Final = 2.0
 
 
 class _Waiter:
-    """A dequeue that waits. The waiters of one client share its channel, so each queue shard lists them."""
+    """A dequeue that waits. The waiters of one client share its channels, so each queue shard lists them."""
 
     def __init__(self) -> None:
         self.queue_shards: dict[QueueShard, None] = {}
@@ -70,11 +70,11 @@ def dequeue(
             waiting = bool(wait_s) and time.monotonic() < until_s
             if waiting:
                 waiter.wait_at(queue_shards)
-            since = (yield Listen([queue_shard.shard.server for queue_shard in queue_shards])) if waiting else 0
+            since = (yield Listen([(each.shard.server, each.channel) for each in queue_shards])) if waiting else 0
             try:
                 claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
-                raise completed(error, lambda claim: claim.jobs) from None  # the result of a dequeue
+                raise completed(error, lambda claim: _jobs_of(session, queue, [claim])) from None
             if any(claim.jobs for claim in claims) or not waiting:
                 break
             waiter.holds_timer = any(claim.due_in_ms for claim in claims)
@@ -105,7 +105,7 @@ def _jobs_of(session: Session, queue: str, claims: list[_core.Claim]) -> list[Jo
     """The jobs of claims, by priority."""
     for claim in claims:
         if claim.jobs:
-            session.queue_shard(queue, claim.jobs[0].shard).late_claims.pop(claim.token, None)
+            session.queue_shard(queue, claim.jobs[0].shard).lost_claims.take_sent_s(claim.token, 0.0)
     jobs = [job for claim in claims for job in claim.jobs]
     if len(claims) > 1:
         jobs.sort(key=lambda job: job.priority)  # those of one claim are sorted already
@@ -135,7 +135,7 @@ def leave(session: Session, queue_shards: Sequence[QueueShard], deadline_s: floa
     deadline_s = min(deadline_s, time.monotonic() + PATIENCE_S)
     yield from together(
         [
-            write(queue_shard, "pass_on", [queue_shard.blocking_list or session.channel], deadline_s, patient=False)
+            write(queue_shard, "pass_on", [queue_shard.waiter], deadline_s, patient=False)
             for queue_shard in queue_shards
             if not queue_shard.waiters
         ]
@@ -168,7 +168,7 @@ def claim_round(
         return (yield from _claim_at_one(session, answering[0], limit, wait, source, deadline_s))
     except OutcomeUnknown as error:
         if keep:
-            answering[0].unknown_claim = error
+            answering[0].lost_claims.keep(error)
         raise
 
 
@@ -182,7 +182,8 @@ def _claim_at_one(
         try:
             claim = yield from claim_at(session, queue_shard, want, None, False, source, deadline_s)
         except PinLaterError as error:
-            queue_shard.unknown_claim = error if isinstance(error, OutcomeUnknown) else None
+            if isinstance(error, OutcomeUnknown):
+                queue_shard.lost_claims.keep(error)
             break
         claims.append(claim)
     return claims
@@ -234,7 +235,7 @@ def _choose(queue_shards: list[QueueShard], limit: int, deadline_s: float) -> Fl
     return {
         queue_shard: quota
         for queue_shard, quota in zip(queue_shards, quotas, strict=True)
-        if any(quota) or queue_shard.unknown_claim is not None
+        if any(quota) or queue_shard.lost_claims.pending
     }
 
 
@@ -253,7 +254,7 @@ def _survivors(queue_shards: list[QueueShard], flows: list[Flow[_core.Claim]]) -
         if isinstance(result, ServerUnavailable | OutcomeUnknown):
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
         if isinstance(result, OutcomeUnknown):
-            queue_shard.unknown_claim = result
+            queue_shard.lost_claims.keep(result)
     certain = [error for error in errors if not isinstance(error, OutcomeUnknown)]
     if certain and not claims:
         raise certain[0]

@@ -1,8 +1,10 @@
 """Enqueuing jobs. Flows only, no I/O.
 
-Promises that every job is checked before any is sent, that each part of a large call is atomic, and that a job goes to
-another shard only if the first certainly did not take it. Risks: a call in several parts can succeed in part; then it
-raises PartialEnqueue.
+Promises:
+    All jobs are checked before the first one is sent.
+    Each part of a large call is atomic.
+    A job is sent to a second shard only if the first one certainly did not take it.
+Risks: some parts of a large call can fail. Then the call raises PartialEnqueue.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from pinlater.store.shards import QueueShard, Session, shard_for_key
 MAX_BATCH: Final = _core.MAX_BATCH
 #: A call that reads and writes statuses takes at most this many jobs, so that it does not block a server for long.
 CALL_JOBS: Final = 250
-#: A call carries at most this many bytes of records and statuses, but always one job.
+#: A part of an enqueue carries at most this many bytes of records and statuses, but always one job.
 PART_BYTES: Final = 1024 * 1024
-#: This many parts of a large call are under way at a time.
+#: A large call sends at most this many parts at a time.
 PARTS_AT_ONCE: Final = 8
 # the fields of one run of a spec that the client reads: priority and number of jobs
 _RUN: Final = struct.Struct(">B7xH")
@@ -97,8 +99,9 @@ def status_sizes(statuses: bytes) -> Iterator[tuple[int, int]]:
 def _by_queue_shard(
     session: Session, queue_shards: list[QueueShard], jobs: list[Any]
 ) -> list[tuple[list[QueueShard], list[int]]]:
-    """Candidate queue shards, and the positions of jobs: a keyed job has one candidate, another has all, in random
-    order.
+    """Groups of jobs: the candidate queue shards of a group, and the positions of its jobs.
+
+    A job with a key has one candidate. Jobs without a key have all queue shards, in random order.
     """
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
@@ -115,7 +118,7 @@ def _by_queue_shard(
 
 
 def shuffled(queue_shards: list[QueueShard]) -> list[QueueShard]:
-    """In random order, but silent ones last."""
+    """The queue shards in random order. Those that did not answer last time come last."""
     now_s = time.monotonic()
     return sorted(
         random.sample(queue_shards, len(queue_shards)), key=lambda queue_shard: queue_shard.silent_until_s > now_s
@@ -160,7 +163,7 @@ def _enqueue_at(
     *,
     alone: bool = False,
 ) -> Flow[Any]:
-    """The descriptors of the jobs. alone: of the only job, not in a list."""
+    """Enqueues jobs on one queue shard. Returns their descriptors; with `alone` the descriptor of the only job."""
     part = _Part(queue_shard, jobs, packed, alone)
     return write(queue_shard, "enqueue", part.arguments, deadline_s, patient=patient, finish=part.descriptors)
 
@@ -197,7 +200,7 @@ class _Part:
 
 
 def pack_jobs(jobs: Sequence[Any], config: QueueConfig) -> tuple[bytes, bytes, list[bytes]]:
-    """Spec, statuses and records of jobs. Raises InvalidArgument that names the job."""
+    """The spec, statuses and records of jobs. Raises InvalidArgument with the number of the wrong job."""
     packed: tuple[bytes, bytes, list[bytes]] = checked(_core.pack_jobs, jobs, config.body_limit, config.priorities)
     return packed
 
@@ -216,7 +219,7 @@ def _in_order(count: int, parts: list[list[int]], results: list[Any]) -> list[st
 
 
 def when(run_after_ms: int | None, delay_ms: int | None) -> tuple[int, int]:
-    """The kind and the ms that the scripts take."""
+    """The kind of a run-after time and its milliseconds, as the scripts take them."""
     if run_after_ms:
         return 1, run_after_ms
     return (2, delay_ms) if delay_ms else (0, 0)

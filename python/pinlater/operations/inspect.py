@@ -1,7 +1,7 @@
-"""Looking at jobs: lookup, count, peek, scan. Flows only, no I/O.
+"""Read operations on jobs: lookup, count, peek, scan. Flows only, no I/O.
 
-Promises to change nothing, and that a job that keeps its state comes exactly once in a scan. Risks: counts of several
-shards are not from the same moment.
+Promises to change nothing. A scan returns each job that keeps its state exactly once. Risks: counts of several shards
+are not from one moment.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.errors import InvalidArgument, checked, from_reply
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.queue_shards import known_queue_shards
-from pinlater.store.effects import Argument, Flow, all_of
+from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, all_of, send
 from pinlater.store.requests import read
-from pinlater.store.shards import QueueShard, Session
+from pinlater.store.shards import QueueShard, Session, Shard
 
 #: A call of a script reads at most this many bytes of records and statuses, but always one job.
 REPLY_BYTES: Final = 1024 * 1024
@@ -32,7 +32,7 @@ _Step: TypeAlias = tuple[str, int]
 def lookup(
     session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
 ) -> Flow[dict[str, JobInfo]]:
-    """What is known of jobs, by descriptor. Unknown jobs are left out."""
+    """The JobInfo of each job, by descriptor. Unknown jobs are left out."""
     groups = checked(_core.group_descriptors, list(descriptors))
     flows = [
         _lookup_at(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
@@ -55,6 +55,17 @@ def _lookup_at(
         given = len(reply) - 2
         done, ask = done + given, min(MAX_BATCH, 2 * given)  # as many as the reply can have, most likely
     return infos
+
+
+def server_time_ms(shard: Shard, deadline_s: float) -> Flow[int]:
+    """TIME of a shard's server. Unlike ids, it goes back with the server's clock."""
+    answer = (yield from send(shard.server, ("TIME",), deadline_s=deadline_s))[0]
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"TIME of {shard}")
+    if isinstance(answer, NoAnswer):
+        raise answer.error
+    seconds, microseconds = map(int, answer)
+    return seconds * 1000 + microseconds // 1000
 
 
 def count(session: Session, queue: str, priority: int | None, deadline_s: float) -> Flow[CountsByState]:
@@ -131,7 +142,7 @@ def _read_cursor(cursor: str, steps: list[_Step]) -> tuple[_Step, bytes]:
 
 
 def _next_cursor(steps: list[_Step], step: _Step, position: bytes) -> str:
-    """position: where the next page of this step starts; b"": the step has no more jobs."""
+    """The cursor of the next page. position: the start of the page in this step; b"": the step has no more jobs."""
     if position:
         return f"{step[0]}.{step[1]}.{position.hex()}"
     following = steps.index(step) + 1

@@ -1,8 +1,8 @@
-"""What the holder of running jobs does with them: ack, release, renew, checkpoint. Flows only, no I/O.
+"""The operations of a holder on its running jobs: ack, release, renew, checkpoint. Flows only, no I/O.
 
-Promises that only the holder of a job's token (or the source that claimed it) changes it. Each call returns the jobs
-that were refused. Risks: a call on jobs of several shards is one script call a shard, and only each of those is atomic;
-PartialOutcome has the jobs that are done.
+Promises that only the holder of a job's token, or the source that claimed the job, can change it. Each call returns the
+refused jobs. Risks: a call on jobs of several shards makes one script call a shard. Each script call is atomic, the
+whole call is not. PartialOutcome lists the jobs that are done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, QueueNotFound, checked
 from pinlater.model.jobs import Checkpoint, Claimed, NewJob
 from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
-from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, PART_BYTES, pack_jobs, when
+from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, pack_jobs, when
+from pinlater.operations.parts import in_parts
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import Session
@@ -33,7 +34,7 @@ def ack(
 ) -> Flow[list[Any]]:
     """Ends running jobs. Returns the items that were refused because the caller does not hold them.
 
-    tombstone: keep the id of each job that ends, and when it ended.
+    tombstone: keep the id and the end time of each job that ends.
     """
     succeeded, failed = list(succeeded), list(failed)
     batches = _ack_batches(session, succeeded, failed, tombstone)
@@ -52,18 +53,20 @@ def ack(
 
 
 def _ack_batches(session: Session, succeeded: list[Any], failed: list[Any], tombstone: bool) -> list[_core.AckBatch]:
-    """The calls of an ack. A call that may read or write statuses has fewer jobs."""
+    """The calls of an ack. If one of them may read or write statuses, each has fewer jobs."""
     most = CALL_JOBS if failed else MAX_BATCH
     batches: list[_core.AckBatch] = checked(_core.group_acks, succeeded, failed, tombstone, most)
-    if len(succeeded) > CALL_JOBS and any(_keeps(session, batch) for batch in batches):
-        batches = checked(_core.group_acks, succeeded, failed, tombstone, CALL_JOBS)
+    if len(succeeded) > CALL_JOBS:
+        least = min(most_of_ack(session, batch.queue, batch.shard, bool(failed)) for batch in batches)
+        if least < most:
+            batches = checked(_core.group_acks, succeeded, failed, tombstone, least)
     return batches
 
 
-def _keeps(session: Session, batch: _core.AckBatch) -> bool:
-    """Whether the queue may keep succeeded jobs, and their statuses."""
-    stored = session.queue_shard(batch.queue, batch.shard).stored
-    return stored is None or stored.config.keep_succeeded > 0
+def most_of_ack(session: Session, queue: str, shard: str, fails: bool) -> int:
+    """The most jobs of one call. It may read or write statuses if jobs fail, or if the queue keeps succeeded jobs."""
+    stored = session.queue_shard(queue, shard).stored
+    return CALL_JOBS if fails or stored is None or stored.config.keep_succeeded else MAX_BATCH
 
 
 def _more(batch: _core.AckBatch, source: str) -> bytes:
@@ -73,11 +76,14 @@ def _more(batch: _core.AckBatch, source: str) -> bytes:
     return batch.flags + len(name).to_bytes(2, "big") + name + batch.statuses
 
 
-def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], list[bytes]]:
-    """The ids of an ack, by queue and shard. Raises InvalidArgument like ack() without a source."""
-    queue_shards: dict[tuple[str, str], list[bytes]] = {}
+def queue_shards_of_acks(succeeded: list[Any], failed: list[Any]) -> dict[tuple[str, str], tuple[list[bytes], int]]:
+    """The ids of an ack and the bytes of its statuses, by queue and shard. Raises InvalidArgument like ack() without a
+    source.
+    """
+    queue_shards: dict[tuple[str, str], tuple[list[bytes], int]] = {}
     for batch in _with_source(checked(_core.group_acks, succeeded, failed), ""):
-        queue_shards.setdefault((batch.queue, batch.shard), []).extend(batch.ids)
+        ids, size = queue_shards.get((batch.queue, batch.shard), ([], 0))
+        queue_shards[batch.queue, batch.shard] = ids + batch.ids, size + len(batch.statuses)
     return queue_shards
 
 
@@ -115,7 +121,10 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
 
 
 def _renew_claims(session: Session, batch: _core.AckBatch, packed: list[bytes], deadline_s: float) -> Flow[list[int]]:
-    """packed: priority, id and token of each job. One of its jobs names each claim."""
+    """Renews the leases of whole claims.
+
+    packed: priority, id and token of each job. A claim needs only one of its jobs here.
+    """
     tokens = [item[-8:] for item in packed]
     named = dict(zip(tokens, packed, strict=True))
 
@@ -156,14 +165,14 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
 
 
 class _CheckpointCalls:
-    """The checkpoints of one queue shard, in calls of at most CALL_JOBS jobs and PART_BYTES. The script ends a call
+    """The checkpoints of one queue shard, in calls of at most CALL_JOBS jobs and MAX_BYTES. The script ends a call
     early if the records that it changes are large.
     """
 
     def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str) -> None:
         self._queue_shard = session.queue_shard(check_queue_name(batch.queue), batch.shard)
         self._batch, self._chosen, self._source = batch, chosen, source
-        self._packed: tuple[QueueConfig, list[_PackedCheckpoint]] | None = None
+        self._packed: list[_PackedCheckpoint] = []
 
     def run(
         self, deadline_s: float, done: int = 0, refused: Sequence[int] = (), call: Flow[list[Any]] | None = None
@@ -198,19 +207,21 @@ class _CheckpointCalls:
         return OutcomeUnknown(str(error), lambda deadline_s: self.run(deadline_s, done, refused, resume(deadline_s)))
 
     def _arguments(self, first: int, config: QueueConfig) -> list[Argument]:
-        """The arguments of the call that begins with checkpoint number `first`. Checks all, before any is sent."""
-        if self._packed is None or self._packed[0] != config:
-            self._packed = config, _pack_checkpoints(self._batch, self._chosen, config)
-        part: list[_PackedCheckpoint] = []
-        room = PART_BYTES
-        for packed in self._packed[1][first : first + CALL_JOBS]:
-            room -= len(packed[1]) + len(packed[2] or b"")
-            if part and room < 0:
-                break
-            part.append(packed)
+        """The arguments of the call that begins with checkpoint number `first`.
+
+        The limits are those of the first call, which checks all checkpoints: a later call never meets a bad one.
+        """
+        if not first:
+            self._packed = _pack_checkpoints(self._batch, self._chosen, config)
+        part = in_parts(self._packed[first : first + CALL_JOBS], _size)[0]
         statuses = [struct.pack(">HH", at, len(text)) + text for at, (_, text, _) in enumerate(part) if text]
         bodies = [body for _, _, body in part if body is not None]
         return [self._source, b"".join(item for item, _, _ in part), b"".join(statuses), *bodies]
+
+
+def _size(packed: _PackedCheckpoint) -> int:
+    """The bytes of its status and its body."""
+    return len(packed[1]) + len(packed[2] or b"")
 
 
 def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[_PackedCheckpoint]:
@@ -280,7 +291,7 @@ def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _items_of(batches: list[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
+def _items_of(batches: Sequence[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
     """The caller's items of a batch, by the index of the batch."""
     return lambda index: [items[position] for position in batches[index].positions]
 

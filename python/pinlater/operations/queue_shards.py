@@ -1,8 +1,8 @@
-"""The shards of a queue: which of them a client may use now, and how a configuration reaches all of them.
+"""The shards of a queue: finds the usable ones, and copies the newest configuration to all of them.
 
-Promises that a queue that was created or configured on one shard reaches the others through the first client that sees
-the difference, and that a deleted queue does not come back that way. Meanwhile versions may differ between shards; each
-script checks the version of its own shard.
+Promises that the first client that sees two configurations copies the newer one to the other shards, and that a deleted
+queue does not come back this way. Until then versions may differ between shards. Each script checks the version of its
+own shard.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pinlater.store.shards import QueueShard, Session
 
 log: Final = logging.getLogger("pinlater.queues")
 
-#: A shard that did not answer is asked again after this time. Until then the others serve.
+#: A client asks a shard that did not answer again after this time. Until then it uses the other shards.
 ASK_AGAIN_S: Final = 5.0
-#: An answer of one shard waits this long for a silent one.
+#: A call on several shards waits this long for a shard that does not answer.
 PATIENCE_S: Final = 1.0
 
-#: The configurations that shards have: a deletion is one too; None: the shard knows nothing of the queue.
+#: The configuration on each shard. A deleted queue has one too. None: the shard has never had the queue.
 Found: TypeAlias = Mapping[QueueShard, StoredConfig | None]
 
 
@@ -102,15 +102,15 @@ def newest_of(found: Iterable[StoredConfig | None]) -> StoredConfig | None:
 
 
 def latest_of(found: Iterable[StoredConfig | None]) -> StoredConfig | None:
-    """As newest_of, but it returns a deletion too."""
+    """Like newest_of, but returns a deletion too."""
     return max((stored for stored in found if stored is not None), key=lambda stored: stored.age, default=None)
 
 
 def load_all(queue_shards: list[QueueShard], deadline_s: float, first: list[QueueShard] | None = None) -> Flow[Found]:
     """Reads the configuration of a queue on its shards until one answers. The result leaves out those that did not.
 
-    first: shards to ask alone at first; none: ask all.
-    Raises the first error if no shard answers before the deadline, or none ever will.
+    first: ask only these shards in the first round. None: ask all.
+    Raises the first error if no shard answers before the deadline, or if no shard can answer at all.
     """
     ask = first or queue_shards
     while True:
@@ -129,7 +129,10 @@ def load_all(queue_shards: list[QueueShard], deadline_s: float, first: list[Queu
 def _ask(
     queue_shards: list[QueueShard], deadline_s: float
 ) -> Flow[tuple[Found, list[tuple[QueueShard, PinLaterError]]]]:
-    """Raises FormatUnsupported although other shards answered: the jobs of that shard would be passed over."""
+    """Asks shards once for their configuration.
+
+    Raises FormatUnsupported even if other shards answered; otherwise the jobs of that shard would be ignored.
+    """
     results = yield from together([load_config(queue_shard, deadline_s) for queue_shard in queue_shards])
     found: dict[QueueShard, StoredConfig | None] = {}
     failed: list[tuple[QueueShard, PinLaterError]] = []
@@ -182,7 +185,7 @@ def remember(queue_shard: QueueShard, reply: list[Any]) -> QueueConfig:
 def delete_on(queue_shard: QueueShard, deadline_s: float, before_epoch: int | None = None) -> Flow[bool]:
     """Deletes a queue on one shard. Returns True if it existed.
 
-    before_epoch: delete only what is of an earlier epoch. Another client may have created the queue again meanwhile.
+    before_epoch: delete the queue only if its epoch is earlier. Another client may have created the queue again.
     """
     existed = exists((yield from load_config(queue_shard, deadline_s)))
     if existed:

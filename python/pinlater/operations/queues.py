@@ -1,12 +1,13 @@
 """Queues: creating, configuring, listing and deleting them. Flows only, no I/O.
 
-Promises that creating a queue changes nothing of one that exists, and that each call works while some shards are down:
-queue_shards.py brings them up to date later.
+Promises that a create does not change an existing queue, and that each call works while some shards are down.
+queue_shards.py updates these shards later.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -39,9 +40,12 @@ from pinlater.store.shards import QueueShard, Session, Shard
 
 log: Final = logging.getLogger("pinlater.queues")
 
+#: What queue_names() has logged: the session's id (a fork has another) and the error, which names the queue shard.
+_logged: Final = weakref.WeakKeyDictionary[Session, set[tuple[bytes, str]]]()
+
 
 def recreate_lost(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
-    """Creates a queue that no server knows, for example because they lost their data. A deleted queue stays deleted."""
+    """Creates a queue that no server knows, for example after data loss. A deleted queue stays deleted."""
     found = yield from load_all(session.queue_shards(queue), deadline_s)
     if latest_of(found.values()) is None:
         yield from create_queue(session, queue, config, deadline_s)
@@ -66,7 +70,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
 
 
 def _delete_left_over(left_over: list[QueueShard], found: Found, deadline_s: float) -> Flow[None]:
-    """Deletes what a shard that was down kept of a deleted queue. It must not come back with the new one."""
+    """Deletes the data of a deleted queue from shards that were down. Its jobs must not appear in the new queue."""
     deletion = latest_of(found.values())
     assert deletion is not None
     for queue_shard in left_over:
@@ -99,7 +103,7 @@ def _create_on(queue_shard: QueueShard, config: QueueConfig, found: Found, deadl
         carried = replace(deletion, version=version, epoch=deletion.epoch + 1).carried
     try:
         return (yield from create(queue_shard, config.pack(), carried, deadline_s))
-    except QueueNotFound:  # deleted once more meanwhile
+    except QueueNotFound:  # another client deleted it meanwhile
         return (yield from create(queue_shard, config.pack(), b"", deadline_s))
 
 
@@ -128,7 +132,7 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     first = next((queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)), None)
     if first is None:
         raise not_found(queue)
-    # from what the shard has at that moment: another client may have changed another setting
+    # the change applies to the shard's current configuration: another client may have changed another setting
     call = write(first, "configure", lambda config: [replace(config, **changes).pack(), b""], deadline_s)
     config = yield from complete(call, partial(remember, first))
     assert first.stored is not None
@@ -162,7 +166,10 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
 
 
 def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
-    """The names of all queues, sorted. A registry is only a hint, so each name is checked."""
+    """The names of all queues, sorted. A registry can name a queue that no longer exists, so each name is checked.
+
+    A queue in an unsupported format is left out. A session logs this once for each queue shard.
+    """
     names: set[str] = set()
     errors: list[PinLaterError] = []
     for shard in session.shards.values():
@@ -177,11 +184,18 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
         try:
             found = yield from load_all(session.queue_shards(name), deadline_s)
         except FormatUnsupported as error:
-            log.warning("queue %s is left out: %s", name, error)
+            _log_once(session, name, error)
             continue
         if newest_of(found.values()) is not None:
             existing.append(name)
     return existing
+
+
+def _log_once(session: Session, queue: str, error: FormatUnsupported) -> None:
+    logged, entry = _logged.setdefault(session, set()), (session.id, str(error))
+    if entry not in logged:
+        logged.add(entry)
+        log.warning("queue %s is left out: %s", queue, error)
 
 
 def _registered(shard: Shard, deadline_s: float) -> Flow[set[str]]:

@@ -1,7 +1,8 @@
 """Results of jobs: the worker that holds a job stores its result, and a program waits for it. Flows only, no I/O.
 
-Promises that only the holder of a claim stores a result, and that a wait misses none: it looks, subscribes, and looks
-again. Risks: some ends send no message (a lease ran out, a job was removed); a wait sees those SAFETY_S later.
+Promises that only the holder of a claim stores a result, and that a wait misses no result: it looks, subscribes, and
+looks again. Risks: no message comes if a lease runs out or a job is removed. A wait sees such an end up to SAFETY_S
+later.
 """
 
 from __future__ import annotations
@@ -13,15 +14,29 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import ResultGone, ResultTimeout, TaskFailed, checked
+from pinlater.model.errors import ResultGone, ResultTimeout, ServerUnavailable, TaskFailed, checked
 from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
-from pinlater.store.effects import Argument, AwaitMessage, Coalesce, Flow, Send, Sleep, Subscribe, all_of, complete
+from pinlater.operations.parts import in_parts
+from pinlater.store.effects import (
+    Argument,
+    AwaitMessage,
+    Coalesce,
+    Command,
+    Flow,
+    NoAnswer,
+    Send,
+    Sleep,
+    Subscribe,
+    all_of,
+    complete,
+)
 from pinlater.store.keys import result_channel
-from pinlater.store.requests import read, write
+from pinlater.store.requests import check_primary, read, write
+from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard, Session
 
-#: A wait looks this often without a message.
+#: A wait looks this often without a message, and checks that its server is still the primary.
 SAFETY_S: Final = 5.0
 #: A wait that cannot subscribe looks this often.
 LOOK_AGAIN_S: Final = 0.5
@@ -36,26 +51,13 @@ Kept: TypeAlias = tuple[Job, bytes, int]
 def store(session: Session, kept: Sequence[Kept], deadline_s: float) -> Flow[list[Job]]:
     """Stores results of running jobs of one queue shard. Returns the jobs that the caller does not hold."""
     queue_shard = session.queue_shard(kept[0][0].queue, kept[0][0].shard)
-    parts = in_parts(kept)
+    parts = in_parts(kept, lambda one: len(one[1]))
     flows = [_store_part(queue_shard, part, deadline_s) for part in parts]
     return (
         yield from all_of(
             flows, lambda refused: [job for part in refused for job in part], lambda index: [*parts[index]]
         )
     )
-
-
-def in_parts(kept: Sequence[Kept]) -> list[list[Kept]]:
-    """Splits results into calls of bounded size."""
-    parts: list[list[Kept]] = []
-    room = 0
-    for one in kept:
-        if len(one[1]) > room or len(parts[-1]) == _core.MAX_BATCH:
-            parts.append([])
-            room = max(REPLY_BYTES, len(one[1]))
-        parts[-1].append(one)
-        room -= len(one[1])
-    return parts
 
 
 def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) -> Flow[list[Job]]:
@@ -73,12 +75,12 @@ def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) ->
 
 def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
     """Makes the waits for these jobs look again. If that fails, they look after SAFETY_S."""
-    sends = []
+    commands: dict[Server, list[Command]] = {}
     for descriptor in descriptors:
         queue_shard, _, id_ = _parsed(session, descriptor)
-        sends.append(Send(queue_shard.shard.server, [("PUBLISH", _channel(queue_shard, id_), b"")], deadline_s))
-    if sends:
-        yield sends
+        commands.setdefault(queue_shard.shard.server, []).append(("PUBLISH", _channel(queue_shard, id_), b""))
+    if commands:
+        yield [Send(server, to_send, deadline_s) for server, to_send in commands.items()]
 
 
 def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float) -> Flow[bytes]:
@@ -92,10 +94,13 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
     subscription: Any = None
     try:
         while True:
-            patient = deadline_s >= end_s
-            outcome: bytes = yield Coalesce(
-                (queue_shard, patient), (priority, id_, deadline_s), partial(_look, queue_shard)
+            outcome: bytes | NoAnswer = yield Coalesce(
+                queue_shard, (priority, id_, deadline_s), partial(_look, queue_shard)
             )
+            if isinstance(outcome, NoAnswer):  # until the first deadline of the waits that looked together
+                if not queue_shard.shard.server.contacted or time.monotonic() + LOOK_AGAIN_S >= deadline_s:
+                    raise outcome.error
+                continue
             if outcome[:1] == _ANSWER:
                 return outcome[1:]
             _raise_end(descriptor, outcome)
@@ -109,6 +114,9 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                     yield Sleep(min(left_s, LOOK_AGAIN_S))
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
+                if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came
+                    server = queue_shard.shard.server
+                    yield Coalesce((server, "primary"), end_s, partial(_check_primary, server))
     finally:
         if subscription is not None:
             subscription.close()
@@ -121,22 +129,35 @@ def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State
         return found[descriptor].state
     queue_shard, priority, id_ = _parsed(session, descriptor)
     outcome = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
+    if isinstance(outcome, NoAnswer):
+        raise outcome.error
     return State.SUCCEEDED if outcome[:1] == _ANSWER else None
 
 
-def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes]]:
-    """The outcomes of up to 1,000 jobs of one queue shard. asked: priority, id and deadline of each."""
+def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes | NoAnswer]]:
+    """The outcomes of up to 1,000 jobs of one queue shard. NoAnswer: the server gave none until the first deadline.
+
+    asked: priority, id and deadline of each.
+    """
     priorities, ids = bytes(priority for priority, _, _ in asked), [id_ for _, id_, _ in asked]
-    deadline_s = max(deadline_s for _, _, deadline_s in asked)
-    found: list[bytes] = []
+    deadline_s = min(deadline_s for _, _, deadline_s in asked)
+    found: list[bytes | NoAnswer] = []
     while (done := len(found)) < len(ids):
-        reply = yield from read(queue_shard, "outcome", [REPLY_BYTES, priorities[done:], *ids[done:]], deadline_s)
+        try:
+            reply = yield from read(queue_shard, "outcome", [REPLY_BYTES, priorities[done:], *ids[done:]], deadline_s)
+        except ServerUnavailable as error:
+            return found + [NoAnswer(False, error)] * (len(ids) - done)
         found += reply[2:]
     return found
 
 
+def _check_primary(server: Server, ends_s: list[float]) -> Flow[list[None]]:
+    yield from check_primary(server, max(ends_s))
+    return [None for _ in ends_s]
+
+
 def _raise_end(descriptor: str, outcome: bytes) -> None:
-    """Raises an error unless the job has not ended yet."""
+    """Raises the error of a job that has ended. Returns if the job has not ended yet."""
     if outcome[:1] == _FAILED:
         raise TaskFailed(descriptor, outcome[1:].decode("utf-8", "replace"))
     if outcome != _NOT_ENDED:

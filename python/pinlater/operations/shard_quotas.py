@@ -1,7 +1,7 @@
-"""How many jobs a claim takes from each shard of a queue: fairness between shards.
+"""Decides how many jobs a claim takes from each shard of a queue: fairness between shards.
 
-Promises that a higher priority goes first on all shards, and that shards with jobs of one priority share evenly. Risks:
-a hint is up to 50 ms old, so a claim can find nothing.
+Promises that jobs of a higher priority come first on all shards. Shards with jobs of the same priority share evenly.
+Risks: a hint is up to 50 ms old, so a claim can find no job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pinlater.operations.queue_shards import ASK_AGAIN_S
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard
 
-#: A hint (what a script said of a queue's due jobs) is used for this long before the client peeks again.
+#: A hint is the number of due jobs in a script's reply. The client uses a hint for this long, then it peeks again.
 HINT_S: Final = 0.05
 
 

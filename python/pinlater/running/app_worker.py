@@ -1,6 +1,6 @@
 """A worker of an app's tasks.
 
-Promises that the queues of the tasks are there when work begins, if a server is.
+Promises that the queues of the tasks exist when work begins, if a server answers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ async def worker_of(
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
-    queues: by default those of its tasks.
-    client: for the worker alone; it stays open, and the queues must exist. By default the queues are created.
-    task_processes: the most processes for tasks that run in processes; by default the number of cores.
-    around: makes the worker's handler of the runner. By default the runner is the handler.
-    resolved: what the lifespan shares; by default the lifespan is entered for this worker.
+    queues: the worker's queues. By default those of the app's tasks.
+    client: a client for this worker alone. It stays open at the end, and the queues must exist. By default the worker
+        gets a new client, and missing queues are created.
+    task_processes: the highest number of processes for tasks that run in processes. By default the number of cores.
+    around: makes the worker's handler from the runner. By default the runner is the handler.
+    resolved: the values that the lifespan shares. By default the lifespan is entered for this worker.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
@@ -58,7 +59,7 @@ async def worker_of(
 
 
 async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str]) -> None:
-    """Creates what is missing. If no server answers, the worker waits for one, and producers create queues."""
+    """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues."""
     known = {task.queue for task in app.tasks.values()}
     try:
         for queue in queues:
@@ -71,8 +72,9 @@ async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[st
 
 
 async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
-    """Adds the priorities that the tasks of an existing queue ask for. A lease that is too short is only logged: it may
-    be meant so.
+    """Adds the priorities that the tasks of an existing queue need.
+
+    A lease that is too short is only logged, because an operator may have chosen it.
     """
     found = await client.queue_config(queue)
     lease_ms, priorities = app.lease_and_priorities(queue)

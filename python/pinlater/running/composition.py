@@ -5,31 +5,37 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pinlater.running.background import in_background
 from pinlater.running.file_watcher import watch
+from pinlater.running.loop_watch import END_WITH_STACKS
 from pinlater.running.probes import serving
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
+from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
 
 
 def run_supervised(work: Work) -> int | None:
-    """Runs the work, if a supervisor started this process, and returns the exit code. Else returns None."""
+    """If a supervisor started this process, runs the work and returns the exit code. Otherwise returns None."""
     report_fd = os.environ.pop(REPORT_VARIABLE, None)
     if report_fd is None:
         return None
     os.set_inheritable(int(report_fd), False)
+    faulthandler.register(END_WITH_STACKS, chain=True)
     try:
-        return WorkerRun(work, int(report_fd)).run()
+        # the supervisor runs a monitor, where no handler can hold it
+        return WorkerRun(replace(work, config=replace(work.config, monitor=False)), int(report_fd)).run()
     finally:
         _ignore_other_signals()
 
@@ -50,11 +56,11 @@ def supervise(
 ) -> int:
     """Runs the work in processes under a supervisor. Returns the exit code.
 
-    reloaded: gives the sets at a reload; by default the same.
-    watched: a folder; a change of its Python files is a reload.
+    reloaded: returns the process sets after a reload. By default they do not change.
+    watched: a folder. A change of its Python files causes a reload.
     """
     recoverer = Recoverer(work.new_client, work.queues)
-    status = SupervisorStatus(process_sets, recoverer)
+    status = SupervisorStatus(process_sets, work.queues, recoverer)
 
     def reload() -> Sequence[ProcessSet]:
         status.process_sets = process_sets if reloaded is None else reloaded()
@@ -66,6 +72,9 @@ def supervise(
     async def beside() -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(recoverer.open())
+            if work.config.monitor:
+                monitor = monitoring(work.new_client, status.queues, work.config.tick_s)
+                status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
                 await stack.enter_async_context(serving(work.http, status.answers()))
             if watched is not None:
@@ -84,8 +93,10 @@ def _start_again() -> None:
 
 
 def _ignore_other_signals() -> None:
-    """SIGHUP and SIGUSR1 must not end this process while it starts again, or while the interpreter shuts down: that
-    removes all handlers, and a supervisor that asked for a dump then saw a crash (test_worker_command.py).
+    """Makes this process ignore SIGHUP and SIGUSR1 while it starts again, and while the interpreter shuts down.
+
+    The shutdown removes all handlers. Without this, a supervisor that asks for a dump sees a crash
+    (test_worker_command.py).
     """
     for number in (signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Watches the Python files of an app, for `pinlater run --watch`.
 
-Promises to compare modification times once a second. Risks: with many thousand files that is slow; it is for
-development.
+Promises to compare modification times once a second. Risks: many thousand files make this slow. Use --watch for
+development only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A dump of running jobs with their stacks: the answer to SIGUSR1.
 
-Promises that running jobs pay nothing for it, and that it works while a task blocks the loop. Risks: a task that waits
-for a future shows its own frames, not those of the code that will set the future; code that holds the GIL is dumped
-when it releases it.
+Promises that running jobs do no extra work for the dump, and that the dump works while a task blocks the loop.
+Risks:
+    The stack of a task that waits for a future does not show the code that will set the future.
+    While a thread holds the GIL, the dump waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pinlater.tasks.logs import escaped, task_name_of
 from pinlater.worker.executor import call_plain
 from pinlater.worker.worker import Worker
 
-#: The most jobs in a dump.
+#: A dump shows at most this many jobs.
 MAX_SHOWN: Final = 1_000
 
 
@@ -47,7 +48,7 @@ def dump(worker: Worker) -> str:
 
 
 def _job_of(frame: FrameType | None) -> Job | None:
-    """The job whose synchronous function a thread runs."""
+    """The job whose synchronous function runs in this frame's thread, or None."""
     while frame is not None:
         if frame.f_code is call_plain.__code__:
             return frame.f_locals.get("job")
@@ -56,7 +57,7 @@ def _job_of(frame: FrameType | None) -> Job | None:
 
 
 def _stack_of(frame: FrameType) -> list[FrameType]:
-    """Outermost first."""
+    """The frames of a stack, outermost first."""
     return [found for found, _ in traceback.walk_stack(frame)][::-1]
 
 

@@ -1,7 +1,7 @@
-"""Counts of a worker, and their sum over processes, in Prometheus's text format.
+"""Metrics of a worker, and their sum over processes, in Prometheus's text format.
 
-Promises that a job costs a few additions of integers; all other work is done when metrics are read. Risks: what a
-process counted after its last report is lost when it is killed.
+Promises that a job costs a few additions of integers. All other work is done when metrics are read. Risks: a process
+that is killed loses its counts since its last report.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pinlater.tasks.meters import BOUNDS_S, Meter
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
 
-#: Kind and meaning by name, in the order of the output.
+#: Type and help text of each metric, by its name, in the order of the output.
 FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_jobs_total": (
         "counter",
@@ -48,19 +48,23 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
-        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), reload.",
+        "Processes that ended and were replaced, by reason: crash, recycled, memory (killed over its cap), loop (it "
+        "did not turn), reload.",
     ),
 }
 MAX_NAMES: Final = 100
 _UNKNOWN: Final = "pinlater_unknown_tasks_total"
 _OTHER: Final = '{task="(other)"}'
 
-#: By family, then by what follows its name: labels, or _bucket{…} and the like.
+#: Values by the name of the metric, then by the rest of the line's name: labels, or a suffix such as _bucket{…}.
 Samples: TypeAlias = dict[str, dict[str, float]]
 
 
 def samples(worker: Worker, runner: TaskRunner | None) -> Samples:
-    """What this process counted so far. runner: None if the worker runs no tasks; else its meters are folded."""
+    """The current values of this process.
+
+    runner: None if the worker runs no tasks. Otherwise the runner's meters are added up first.
+    """
     found = _worker_samples(worker)
     return found if runner is None else found | _task_samples(runner)
 
@@ -74,9 +78,9 @@ def add(
 ) -> None:
     """Adds samples to a sum.
 
-    gauges: add gauges too, which only a running process has.
-    names: of unknown tasks with a label of their own; new ones are added while there is room. By default those of the
-        sum.
+    gauges: add gauges too. Only a running process has gauges.
+    names: the unknown tasks that have their own label. The call adds names until the limit is reached. By default the
+        names in the sum.
     """
     for family, values in more.items():
         if gauges or FAMILIES[family][0] != "gauge":
@@ -84,7 +88,7 @@ def add(
 
 
 def text(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Prometheus's text format, version 0.0.4."""
+    """Samples in Prometheus's text format, version 0.0.4."""
     lines: list[str] = []
     for family, (kind, meaning) in FAMILIES.items():
         if family in found:

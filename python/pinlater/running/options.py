@@ -1,6 +1,6 @@
 """The options of `pinlater run`.
 
-Promises that a wrong value is an error that says what was expected.
+Promises that a wrong value raises an error that names the expected values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pinlater.worker.worker import WorkerConfig
 
 MAX_PROCESSES: Final = 256
 MAX_MEMORY_MB: Final = 2**24
+MAX_LOOP_TIMEOUT_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """The options of one queue. None: those of all queues."""
+    """The options of one queue. None: the option of the whole run."""
 
     weight: int | None = None
     concurrency: int | None = None
@@ -32,7 +33,7 @@ class QueueOptions:
 
     @property
     def has_own_processes(self) -> bool:
-        """Whether the queue has processes of its own: one with concurrency, processes or memory_mb does."""
+        """Whether the queue has its own processes. It has them if concurrency, processes or memory_mb is set."""
         return (self.concurrency, self.processes, self.memory_mb) != (None, None, None)
 
 
@@ -40,20 +41,22 @@ class QueueOptions:
 class RunOptions:
     """The options of one run.
 
-    app: its `module:app`.
-    queues: in their order; none: those of the app's tasks.
-    strict: a queue is worked on only while those before it have nothing.
-    isolate: each queue has processes of its own.
-    concurrency: tasks that run at once in each process.
-    processes: how many.
-    task_processes: of tasks with runs_in="process", in each process; None: the number of cores.
-    max_jobs: a process is replaced after this many.
-    memory_mb: a process that uses more is replaced, in MiB.
-    stop_timeout: time for running jobs at a stop, in seconds.
-    burst: stop when nothing is due.
+    app: the app, as `module:app`.
+    queues: the queues and their order. Empty: the queues of the app's tasks.
+    strict: claim from a queue only while the queues before it have no due jobs.
+    isolate: give each queue its own processes.
+    concurrency: the number of tasks that run at once in each process.
+    processes: the number of worker processes.
+    task_processes: the number of task processes in each worker process, for tasks with runs_in="process". None: the
+        number of cores.
+    max_jobs: replace a process after this many jobs.
+    memory_mb: replace a process that uses more memory than this, in MiB.
+    stop_timeout: the time that running jobs have at a stop, in seconds.
+    loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
+    burst: stop when no job is due.
     watch: reload when the app's Python files change.
     http: HOST:PORT of probes and metrics.
-    url, shards: the servers of an app that names none.
+    url, shards: the servers, if the app names none.
     """
 
     app: str
@@ -66,12 +69,13 @@ class RunOptions:
     max_jobs: int | None = None
     memory_mb: int | None = None
     stop_timeout: float = 30.0
+    loop_timeout: float | None = None
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
     http: str | None = None
-    url: str | None = None
-    shards: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = field(default=None, repr=False)
+    shards: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):
@@ -88,6 +92,7 @@ class RunOptions:
         if self.task_processes is not None:
             check_integer("task_processes", self.task_processes, 1, MAX_PROCESSES)
         _check_memory("memory_mb", self.memory_mb)
+        _check_loop_timeout(self.loop_timeout)
         for queue, own in self.queues.items():
             check_queue_name(queue)
             _check_queue(queue, own)
@@ -96,7 +101,7 @@ class RunOptions:
         self.config(self.queues)
 
     def config(self, queues: Iterable[str]) -> WorkerConfig:
-        """The configuration of a worker of these queues, which share processes."""
+        """The configuration of a worker. These queues share its process."""
         weights = {queue: own.weight for queue, own in self.queues.items() if own.weight is not None}
         order = QueueOrder(weights={queue: weights[queue] for queue in queues if queue in weights}, strict=self.strict)
         return WorkerConfig(
@@ -104,7 +109,7 @@ class RunOptions:
         )
 
     def groups(self, names: Iterable[str]) -> list[RunOptions]:
-        """The options of each set of processes, for a run of these queues."""
+        """The options of each process set, for a run of these queues."""
         names = list(names)
         alone = [name for name in names if self.isolate or self._own(name).has_own_processes]
         if not alone:
@@ -139,6 +144,7 @@ class RunOptions:
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),
+            ("--loop-timeout", self.loop_timeout),
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
@@ -154,3 +160,10 @@ def _check_queue(queue: str, own: QueueOptions) -> None:
 
 def _check_memory(name: str, value: int | None) -> None:
     check_integer(name, 1 if value is None else value, 1, MAX_MEMORY_MB)
+
+
+def _check_loop_timeout(value: float | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_LOOP_TIMEOUT_S:
+        raise InvalidArgument(f"loop_timeout: expected seconds, 1 to {MAX_LOOP_TIMEOUT_S}, got {value!r}")

@@ -1,6 +1,7 @@
 """The HTTP port of `pinlater run`: /healthz and /readyz for orchestrators, /metrics for Prometheus.
 
-Promises one short answer for each connection, from memory. Risks: the port has no login; keep it in your network.
+Promises one short answer for each connection. No answer needs a call on a server. Risks: the port has no login; keep it
+in your network.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Answer(NamedTuple):
     type: str = PLAIN_TYPE
 
 
-#: What makes an answer, by path.
+#: For each path, the function that makes the answer.
 Answers = Mapping[str, Callable[[], Answer]]
 
 
 def probe(wrong: str) -> Answer:
-    """The answer of a probe. wrong: why it fails; "" if it passes."""
+    """The answer of a probe. wrong: the reason why the probe fails; "" if it passes."""
     return Answer(503, f"{wrong}\n") if wrong else Answer(200, "ok\n")
 
 
@@ -49,7 +50,7 @@ def parse_address(text: object) -> tuple[str | None, int]:
 
 @asynccontextmanager
 async def serving(address: str, answers: Answers) -> AsyncIterator[None]:
-    """Answers GET requests. address: HOST:PORT; with port 0 the system chooses one, which the log names."""
+    """Answers GET requests. address: HOST:PORT. With port 0 the system chooses a port, and the log names it."""
     host, port = parse_address(address)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
-"""Who hears of a supervisor's processes: a protocol, and the listener that ignores everything.
+"""The listener of a supervisor: a protocol, and a listener that ignores everything.
 
-Promises a call for each report, and one for each end.
+Promises a call for each report of a process, and a call for the end of each process.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pinlater.running.worker_process import Process
 
 
 class ProcessListener(Protocol):
-    """Hears of a supervisor's processes."""
+    """Gets the reports and ends of a supervisor's processes."""
 
     def reported(self, process: Process) -> None:
-        """A process sent a report; `process.report` has it."""
+        """Called when a process has sent a report; the report is `process.report`."""
 
     def ended(self, process: Process, why: str) -> None:
-        """A process ended.
+        """Called when a process has ended.
 
-        why: crash, recycled, memory or reload; "" if no other process replaces it.
+        why: crash, recycled, memory, loop or reload; "" if no other process replaces it.
         """
 
 

@@ -1,6 +1,6 @@
-"""Process slots: where the processes of a supervisor run, one in each.
+"""Process slots of a supervisor: each slot has one running process.
 
-Promises that a slot stays with the set of its name when the sets change.
+Promises that a slot keeps the name of its process set when a reload changes the sets.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 from pinlater.model.pauses import Pauses
 from pinlater.running.worker_process import RECYCLED, Process, ProcessSet
 
-#: Pauses before the restarts in one slot: the first, and the longest.
+#: The first and the longest pause before a restart in one slot.
 FIRST_RESTART_S: Final = 0.5
 LAST_RESTART_S: Final = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class ProcessSlot:
-    """Room for one process.
+    """The position of one process.
 
-    successor: replaces the process as soon as it is ready.
-    next_start_s: when another process may start here (monotonic seconds).
+    successor: a new process, which replaces `process` as soon as the new one is ready.
+    next_start_s: time at which the next process may start here (monotonic seconds).
     """
 
     process_set: ProcessSet
@@ -32,15 +32,15 @@ class ProcessSlot:
     next_start_s: float = 0.0
 
     def put_off(self, now_s: float) -> None:
-        """Delays the next start here, longer each time."""
+        """Delays the next start in this slot. Each call doubles the delay, up to LAST_RESTART_S."""
         self.next_start_s = now_s + self.restarts.take()
 
 
 class ProcessTable:
     """All processes of a supervisor.
 
-    slots: one for each process that the sets ask for.
-    leaving: processes without a slot. They end, or run on until all successors are ready.
+    slots: as many as the sets have processes.
+    leaving: processes without a slot. They are ending, or they run until all successors are ready.
     """
 
     def __init__(self, process_sets: Sequence[ProcessSet]) -> None:
@@ -49,17 +49,17 @@ class ProcessTable:
 
     @property
     def processes(self) -> list[Process]:
-        """Those that run, successors and leaving ones included."""
+        """All running processes, with successors and leaving processes."""
         running = [process for slot in self.slots for process in (slot.process, slot.successor) if process is not None]
         return running + self.leaving
 
     def rearrange(self, process_sets: Sequence[ProcessSet]) -> None:
-        """Takes other sets. Processes of slots that are too many leave."""
+        """Changes the sets. The processes of surplus slots join `leaving`."""
         self.slots, surplus = rearrange(self.slots, process_sets)
         self.leaving += [slot.process for slot in surplus if slot.process is not None]
 
     def leave(self, process: Process, why: str) -> None:
-        """Stops a process that lost its slot. One that recycles itself ends without a signal."""
+        """Stops a process that lost its slot. A process that recycles itself ends without a signal."""
         if process.ending != RECYCLED:
             process.stop(why, process.process_set.kill_after_s)
         self.leaving.append(process)
@@ -68,7 +68,7 @@ class ProcessTable:
 def rearrange(
     slots: Sequence[ProcessSlot], process_sets: Sequence[ProcessSet]
 ) -> tuple[list[ProcessSlot], list[ProcessSlot]]:
-    """Returns the slots for other sets, and the surplus ones. A slot stays with the set of its name, if it can."""
+    """Returns the slots for the new sets, and the surplus slots. A slot keeps the name of its set, if possible."""
     wanted = [process_set for process_set in process_sets for _ in range(process_set.processes)]
     surplus, kept = list(slots), dict[int, ProcessSlot]()
     for same_name in (True, False):

@@ -14,6 +14,7 @@ from typing import Any
 from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_queue_name
+from pinlater.model.urls import hide_urls, shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
 
@@ -37,9 +38,9 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
 def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
     """The options of a command.
 
-    given: those of the command line; None if one is not there, queues as text.
-    config: a TOML file; by default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
-        reads none: its command line has everything.
+    given: the options of the command line, with queues as text. An absent option is None.
+    config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
+        reads no file, because its command line has all options.
     """
     values = {} if REPORT_VARIABLE in os.environ else read_config(config)
     options = {name: value for name, value in given.items() if value is not None}
@@ -54,7 +55,7 @@ def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
 
 
 def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, QueueOptions]) -> dict[str, QueueOptions]:
-    """The named queues as the file has them, with the weights of the command line."""
+    """The options of the named queues: weights from the command line, everything else from the file."""
     return {
         name: of_file.get(name, own) if own.weight is None else replace(of_file.get(name, own), weight=own.weight)
         for name, own in named.items()
@@ -62,7 +63,7 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The options in a file; its queues as QueueOptions."""
+    """The options in a file. Each of its queues is a QueueOptions."""
     if path is not None:
         return _checked(str(path), settings_file.table_of(path))
     return _checked(*settings_file.found())
@@ -73,14 +74,18 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
     _check_keys(file, "", table, known)
     for name in ("queues", "shards"):
         if not isinstance(table.get(name, {}), dict):
-            raise InvalidArgument(f"{file}: {name}: expected a table, got {table[name]!r:.60}")
+            raise InvalidArgument(f"{file}: {name}: expected a table, got {_shown(name, table[name]):.60}")
     queues = {}
     for queue, own in table.get("queues", {}).items():
         if not isinstance(own, dict):
-            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {own!r:.60}")
+            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
         _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
         queues[queue] = QueueOptions(**own)
     return {**table, "queues": queues} if queues else table
+
+
+def _shown(name: str, value: object) -> str:
+    return shown_url(value) if name == "shards" else hide_urls(repr(value))
 
 
 def _check_keys(file: str, where: str, table: Mapping[str, Any], known: list[str]) -> None:

@@ -1,9 +1,11 @@
-"""The recoverer: recovers the jobs of worker processes that died, with how the process ended as evidence.
+"""The recoverer: recovers the jobs of worker processes that died. The status of each job says how its process ended.
 
-Promises that it ends only leases of that very process, whose claims carry a mark that the supervisor made for it alone;
-that jobs which had not started count no crash; and that it asks a server that does not answer again until the leases
-have run out. Risks: leases that run out by themselves, as when the supervisor dies too, leave no evidence, and count a
-crash for each job.
+Promises:
+    The recoverer ends only the leases of the process that died. Claims name the mark of their process.
+    A job that had not started counts no crash.
+    If a server does not answer, the recoverer tries again until the leases have run out.
+Risks: if the supervisor dies too, the leases run out by themselves. Then each job counts a crash, and its status does
+not say how the process ended.
 """
 
 from __future__ import annotations
@@ -25,12 +27,11 @@ from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
-from pinlater.worker.os_process import exit_in_words
 from pinlater.worker.started_jobs import ids_in
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: How long a supervisor that stops waits for recoveries under way.
+#: A supervisor that stops waits this long for unfinished recoveries.
 LAST_S: Final = 2.0
 _COUNTS: Final = struct.Struct(">IIIIB")
 
@@ -39,19 +40,19 @@ class Recoverer:
     """Recovers jobs of processes.
 
     new_client: makes a client for the supervisor's loop.
-    queues: those of a process that died before it reported its own.
+    queues: where to recover jobs of a process that died before its first report.
     """
 
     def __init__(self, new_client: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
         self._new_client = new_client
         self._queues = list(queues)
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Jobs recovered so far: enqueued again, and failed.
+        #: Numbers of recovered jobs: enqueued again, and failed.
         self.retried = self.failed = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Entered on the supervisor's loop, around its run."""
+        """Opens the client. The supervisor enters this context on its loop, around its run."""
         async with self._new_client() as self._client:
             try:
                 yield
@@ -64,7 +65,7 @@ class Recoverer:
 
     def recover(self, process: Process, code: int) -> None:
         """Recovers the jobs of a process that ended with this code, in the background."""
-        task = asyncio.get_running_loop().create_task(self._recover(process, exit_in_words(code)))
+        task = asyncio.get_running_loop().create_task(self._recover(process, process.end_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -73,7 +74,7 @@ class Recoverer:
         await asyncio.gather(*(self._recover_in(queue, process, ending) for queue in queues))
 
     async def _recover_in(self, queue: str, process: Process, ending: str) -> None:
-        """Tries until the leases have run out."""
+        """Recovers the jobs of one queue. Tries again until the leases have run out."""
         pauses, began_s = Pauses(), time.monotonic()
         while True:
             try:
@@ -114,9 +115,9 @@ class Recoverer:
             )
 
     async def _end_at(self, queue_shard: QueueShard, arguments: list[Any]) -> list[int]:
-        """Returns counts: leases, jobs tried again, jobs failed, jobs not started.
+        """Ends leases on one queue shard. Returns numbers: leases, jobs tried again, jobs failed, jobs not started.
 
-        arguments: of end_leases, without its cursor.
+        arguments: the arguments of the script end_leases, without the cursor.
         """
         counts = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]

@@ -1,6 +1,7 @@
-"""Replaces processes that still run: at a reload, and when one recycles itself.
+"""Replaces running processes: at a reload, and when a process recycles itself.
 
-Promises that a reload leaves no gap: an old process stops when its successor is ready, and runs on if that fails.
+Promises that a reload leaves no gap: an old process stops when its successor is ready. If the successor fails, the old
+process continues.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ log: Final = logging.getLogger("pinlater.supervisor")
 class Replacer:
     """Replaces processes of a table.
 
-    burst: no process starts in place of one that recycles itself before that has ended.
+    burst: if a process recycles itself, the next process starts only after the first has ended.
     """
 
     def __init__(self, table: ProcessTable, restarter: Restarter, listener: ProcessListener, *, burst: bool) -> None:
         self._table, self._restarter, self._listener, self._burst = table, restarter, listener, burst
 
     def reload(self, process_sets: Sequence[ProcessSet]) -> None:
-        """Starts a successor for each process, of these sets. Successors of an earlier reload end."""
+        """Starts a successor for each process, from the new sets. Successors of an earlier reload end."""
         for slot in self._table.slots:
             if slot.successor is not None:
                 self._table.leave(slot.successor, "reload")
@@ -49,14 +50,14 @@ class Replacer:
             if slot.successor is process and (process.ready or recycles):
                 self._promote(slot, process)
                 changed = True
-            # One that has ended is replaced as such.
+            # The restarter replaces a process that has ended.
             if slot.process is process and recycles and not process.ending and not process.has_ended:
                 self._recycle(slot, process)
                 changed = True
         return changed
 
     def successor_ended(self, slot: ProcessSlot, code: int, *, stopping: bool) -> None:
-        """Takes a successor that ended before it was ready out of its slot."""
+        """Removes a successor from its slot. The successor ended before it was ready."""
         process, slot.successor = slot.successor, None
         assert process is not None
         self._listener.ended(process, "crash")
@@ -65,7 +66,7 @@ class Replacer:
             log.error("reload: process %d %s before it was ready%s", process.pid, exit_in_words(code), consequence)
 
     def stop_surplus(self) -> None:
-        """Stops processes without a slot, when no successor is awaited any more."""
+        """Stops processes without a slot, if no slot still waits for a successor."""
         if all(slot.successor is None for slot in self._table.slots):
             for process in self._table.leaving:
                 if not process.ending:
@@ -77,8 +78,9 @@ class Replacer:
             self._table.leave(old, "reload")
 
     def _recycle(self, slot: ProcessSlot, process: Process) -> None:
-        """The process claims no more jobs, and ends when its jobs have ended. Another starts at once, unless as many
-        of the set end already as it has processes.
+        """Records that a process recycles itself: it claims no more jobs, and ends when its jobs have ended.
+
+        Another process starts at once. The set never has more recycling processes without a slot than `processes`.
         """
         log.info("%s %d is recycled: its jobs end", slot.process_set.name, process.pid)
         now_s = time.monotonic()
@@ -88,7 +90,7 @@ class Replacer:
             slot.process, slot.next_start_s = None, now_s
 
     def _recycling(self, slot: ProcessSlot) -> int:
-        """Processes of the slot's set that recycle themselves and have no slot."""
+        """The number of processes of the slot's set that recycle themselves and have no slot."""
         return sum(
             process.ending == RECYCLED and process.process_set is slot.process_set for process in self._table.leaving
         )

@@ -1,6 +1,6 @@
 """Reports of a process to its supervisor, over a file descriptor.
 
-Promises a report each second, more often until the worker is ready, and one at the end.
+Promises a report each second, more reports until the worker is ready, and a last report at the end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pinlater.running.background import in_background
 from pinlater.running.metrics import Samples
 
 REPORT_S: Final = 1.0
-#: Interval until the worker is ready.
+#: Interval of reports until the worker is ready.
 FIRST_REPORTS_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a supervisor knows of a process. On the wire it is a line of JSON.
+    """What a supervisor knows of a process. A report is sent as a line of JSON.
 
-    ready: the process works.
-    recycling: it claims no more jobs, and ends with RECYCLE.
-    queues: it works on these.
-    code: its exit code; None before its end.
-    samples: its metrics.
+    ready: the worker is ready for jobs.
+    recycling: the process claims no more jobs, and will end with exit code RECYCLE.
+    queues: the queues of the worker.
+    code: the exit code; None before the end.
+    samples: the metrics of the process.
     """
 
     ready: bool
@@ -42,7 +42,7 @@ class Report:
 
 @asynccontextmanager
 async def reporting(descriptor: int, make: Callable[[], Report]) -> AsyncIterator[None]:
-    """Sends reports beside the block. A supervisor that reads slowly gets fewer, and the last one in any case."""
+    """Sends reports beside the block. A slow supervisor gets fewer reports, but always the last one."""
     _, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
 
     def send(report: Report) -> None:

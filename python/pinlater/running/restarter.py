@@ -1,7 +1,6 @@
-"""Starts processes, and starts another when one ended.
+"""Starts processes, and replaces processes that ended.
 
-Promises that a process that crashes again and again starts after longer and longer pauses, and that one that hangs at
-its start is killed.
+Promises that pauses grow while the processes of a slot crash, and that a process that hangs at its start is killed.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ from pinlater.running.process_listener import ProcessListener
 from pinlater.running.process_slots import FIRST_RESTART_S, ProcessSlot
 from pinlater.running.stopper import Stopper
 from pinlater.running.worker_process import NEVER_S, NO_SERVER, RECYCLE, RECYCLED, Process
-from pinlater.worker.os_process import exit_in_words
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: After a process that lived this long the next pause is the first again.
+#: If a process lived this long, the next pause has its first length again.
 HEALTHY_S: Final = 60.0
-#: A process that has not reported this long after its start hangs, and is killed. The limit of a slot grows as its
-#: pauses do.
+#: A process that has sent no report this long after its start is killed. The limit of a slot grows with its pauses.
 START_S: Final = 60.0
 
 
 class Restarter:
     """Starts the processes of slots.
 
-    burst: a process that ends well, or reaches no server, is not restarted.
-    on_report: called with each process that reported.
+    burst: do not replace a process that ended with exit code 0 or reached no server.
+    on_report: called with each process that sent a report.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class Restarter:
         self._burst, self._on_report = burst, on_report
 
     def start(self, slot: ProcessSlot) -> Process | None:
-        """Starts a process for a slot. None if the system refuses; a later try follows."""
+        """Starts a process for a slot. Returns None if the system refuses; a later call tries again."""
         try:
             process = Process(slot.process_set, self._on_report)
         except (OSError, subprocess.SubprocessError) as error:
@@ -74,14 +71,14 @@ class Restarter:
         if slot.process is not None:
             next_step = f"{slot.process.pid} takes its place"
         level = logging.INFO if why == RECYCLED else logging.ERROR
-        log.log(level, "%s %d %s; %s", process.process_set.name, process.pid, exit_in_words(code), next_step)
+        log.log(level, "%s %d %s; %s", process.process_set.name, process.pid, process.end_in_words(code), next_step)
 
     def _has_finished(self, process: Process, code: int) -> bool:
         return self._burst and code in (0, NO_SERVER) and process.is_orderly(code)
 
 
 def _reason(process: Process, code: int) -> str:
-    """Why a process ended, for a listener."""
+    """The reason of a process's end, for a listener."""
     if code == RECYCLE and process.is_orderly(code):
         return RECYCLED
     return "crash" if process.ending in ("", RECYCLED) else process.ending

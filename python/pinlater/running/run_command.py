@@ -1,6 +1,6 @@
 """`pinlater run`: workers of an app's tasks.
 
-Promises what `composition` promises, and that a lifespan that raises ends the command with an error that names it.
+Promises what `composition` promises. If a lifespan raises, the command ends with an error that names the lifespan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Options that a reload does not change, as the supervisor itself uses them.
+#: Options that a reload does not change, because the supervisor itself uses them.
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
 def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
-    verbosity: of the log of further processes.
-    read: gives the options at a reload; by default the same.
+    verbosity: the verbosity of the log of worker processes.
+    read: returns the options after a reload. By default they do not change.
     """
     read = read or (lambda: options)
     app = load_app(options.app)
@@ -60,8 +60,9 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
 
 
 def _can_run_alone(options: RunOptions) -> bool:
-    """Whether one process does, and nothing asks for its replacement."""
-    return (options.processes, options.watch, options.max_jobs, options.memory_mb) == (1, False, None, None)
+    """Whether one process is enough, and no option asks for its replacement."""
+    limits = (options.max_jobs, options.memory_mb, options.loop_timeout)
+    return (options.processes, options.watch, *limits) == (1, False, None, None, None)
 
 
 def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[[], RunOptions]) -> Work:
@@ -72,7 +73,7 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
         summary=f"{', '.join(queues)}: {count} task{'' if count == 1 else 's'}",
         config=config,
         new_client=app.clients.new,
-        open=lambda: _open(app, queues, options, config),
+        open=lambda config: _open(app, queues, options, config),
         burst=options.burst,
         http=options.http,
         memory_mb=options.memory_mb,
@@ -103,6 +104,7 @@ def _process_sets(app: PinLater, options: RunOptions, command: Sequence[str]) ->
             processes=group.processes,
             name="worker process" if len(groups) == 1 else f"worker process of {', '.join(group.queues)}",
             memory_mb=group.memory_mb,
+            loop_timeout_s=group.loop_timeout,
             kill_after_s=kill_after_s(group.stop_timeout),
         )
         for group in groups

@@ -1,6 +1,6 @@
 """The status of a supervisor: health and readiness of its processes, and the sum of their counts.
 
-Promises that counts never go down when a process ends or is replaced. Risks: they are up to a second old.
+Promises that counts never decrease when a process ends or is replaced. Risks: counts are up to a second old.
 """
 
 from __future__ import annotations
@@ -8,32 +8,40 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from pinlater.running import metrics
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe
 from pinlater.running.recoverer import Recoverer
-from pinlater.running.worker_process import Process, ProcessSet
+from pinlater.running.worker_process import STUCK, Process, ProcessSet
+from pinlater.worker.monitor import Monitor
 
-#: A process that has not reported for this long is not healthy: its loop is blocked.
+#: A process that has sent no report for this long is unhealthy: its loop is blocked.
 STALE_S: Final = 10.0
 
 
 class SupervisorStatus:
     """Listens to a supervisor's processes, and answers HTTP requests about them.
 
-    process_sets: each must have a ready process for the supervisor to be ready. A reload replaces them.
+    process_sets: the supervisor is ready if each set has a ready process. A reload replaces the sets.
+    queues: the names of the queues at the start.
     recoverer: counts the jobs of processes that died.
     """
 
-    def __init__(self, process_sets: Sequence[ProcessSet], recoverer: Recoverer | None = None) -> None:
+    def __init__(
+        self, process_sets: Sequence[ProcessSet], queues: Sequence[str] = (), recoverer: Recoverer | None = None
+    ) -> None:
         self.process_sets = process_sets
+        self._queues = queues
+        #: The supervisor's monitor, if it runs one.
+        self.monitor: Monitor | None = None
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
-        #: Of unknown tasks with a label of their own. They keep it, so that no count goes down.
+        #: The unknown tasks that have their own label. They keep it, so that no count decreases.
         self._names: set[str] = set()
-        self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", "reload"), 0))
+        self._restarts: Counter[str] = Counter(dict.fromkeys(("crash", "recycled", "memory", STUCK, "reload"), 0))
 
     def reported(self, process: Process) -> None:
         """See ProcessListener."""
@@ -45,6 +53,11 @@ class SupervisorStatus:
         metrics.add(self._ended, process.report.get("samples", {}), gauges=False, names=self._names)
         if why:
             self._restarts[why] += 1
+
+    def queues(self) -> list[str]:
+        """Those of the start and those that running processes report, which a reload may have added."""
+        reported = (process.report.get("queues", []) for process in self._running.values())
+        return list(dict.fromkeys([*self._queues, *chain.from_iterable(reported)]))
 
     def answers(self) -> Answers:
         """The answers of the HTTP port."""
@@ -66,6 +79,8 @@ class SupervisorStatus:
         metrics.add(total, self._ended, names=self._names)
         for process in self._running.values():
             metrics.add(total, process.report.get("samples", {}), names=self._names)
+        if self.monitor is not None:
+            metrics.add(total, {"pinlater_redelivered_jobs_total": {"": self.monitor.redelivered}}, names=self._names)
         if self._recoverer is not None:
             counts = {"retried": self._recoverer.retried, "failed": self._recoverer.failed}
             total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}

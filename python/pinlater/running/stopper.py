@@ -1,6 +1,7 @@
-"""Stops processes: passes stop signals on, kills processes that are late, and keeps the exit code of the supervisor.
+"""Stops processes: passes stop signals on, kills late processes, and keeps the exit code of the supervisor.
 
-Promises that the first stop signal reaches each process once, and that each further one makes it end at once.
+Promises that the first stop signal reaches each process once, and that each further signal makes the process end at
+once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ log: Final = logging.getLogger("pinlater.supervisor")
 class Stopper:
     """The stop of a supervisor.
 
-    burst: processes end by themselves; NO_SERVER of one is the exit code of all.
+    burst: processes end by themselves. If a process ends with NO_SERVER, the supervisor's exit code is NO_SERVER too.
     """
 
     def __init__(self, table: ProcessTable, *, burst: bool) -> None:
         self._table, self._burst = table, burst
         self._received = self._passed = 0
-        #: 0; 1 if a process ended badly during the stop; NO_SERVER if one of a burst reached no server.
+        #: 0; 1 if a process failed during the stop; NO_SERVER if a process of a burst reached no server.
         self.exit_code = 0
 
     @property
@@ -35,21 +36,24 @@ class Stopper:
         return self._received > 0
 
     def request(self) -> None:
-        """Takes a stop signal."""
+        """Records a stop signal."""
         self._received += 1
 
     def pass_on(self) -> None:
-        """Sends each stop signal that came to all processes."""
+        """Sends the recorded stop signals to all processes."""
         while self._passed < self._received:
             self._passed += 1
             for process in self._table.processes:
                 if self._passed > 1:
                     process.stop("", 2 * OVERTIME_S)
-                elif process.ending in ("", RECYCLED):  # another had its signal; a second would mean "at once"
+                elif process.ending in (
+                    "",
+                    RECYCLED,
+                ):  # any other process has had its signal; a second one means "at once"
                     process.stop("", process.process_set.kill_after_s)
 
     def kill_late(self) -> None:
-        """Kills processes that are late, or far above their memory cap."""
+        """Ends processes that have not stopped in time, use far more memory than their cap, or have a stuck loop."""
         for process in self._table.processes:
             if time.monotonic() >= process.kill_s:
                 due = "stop" if self.requested or process.ending else "start"
@@ -58,9 +62,10 @@ class Stopper:
                 process.send(signal.SIGKILL)
             else:
                 process.check_memory()
+                process.check_loop()
 
     def note_end(self, process: Process, code: int) -> None:
-        """Notes how a process ended. SIGTERM kills one that does not listen yet, and that is no bad end."""
+        """Records how a process ended. SIGTERM kills a process that has no handler yet; this counts as a good end."""
         if self._burst and code == NO_SERVER and process.is_orderly(code):
             self.exit_code = code
         elif self.requested and code != -signal.SIGTERM and not process.is_orderly(code):

@@ -1,10 +1,12 @@
 """The supervisor: keeps worker processes running until a stop signal.
 
-Promises that processes that die start again, that a stop lets running jobs end, and that the processes end when the
-supervisor is killed. A second stop signal ends them at once. Risks: a handler in a thread that hangs is cut off, and
-its job may run elsewhere by then.
+Promises:
+    A process that dies is replaced.
+    A stop lets running jobs end. A second stop signal ends the processes at once.
+    If the supervisor is killed, its processes end.
+Risks: a synchronous handler that hangs is cut off at a stop. Its job may already run in another process then.
 
-Each job of the supervisor has a file: `restarter`, `replacer`, `stopper`. `process_slots` has what they share.
+The supervisor has three helpers, one in each file: `restarter`, `replacer`, `stopper`. They share `process_slots`.
 """
 
 from __future__ import annotations
@@ -29,17 +31,19 @@ from pinlater.worker.stop_signals import STOP_SIGNALS
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
-#: Interval at which the memory of processes with a cap is checked.
-MEMORY_CHECK_S: Final = 1.0
+#: Interval at which memory and loops of processes with such a limit are checked.
+CHECK_S: Final = 1.0
 
 
 class Supervisor:
     """Keeps processes running.
 
-    burst: a process that ends well, or reaches no server, is not restarted; the supervisor ends when all have ended.
-    reloaded: gives the sets at a reload. InvalidArgument of it leaves everything as it is. By default the same sets.
-    listener: hears of reports and ends.
-    recover: called with each process that may have left jobs behind, and its exit code.
+    burst: do not replace a process that ended with exit code 0 or reached no server. The supervisor ends after the last
+        process.
+    reloaded: returns the sets after a reload. If it raises InvalidArgument, nothing changes. By default the sets do not
+        change.
+    listener: gets the reports and the ends of processes.
+    recover: called with each process that may have left running jobs, and its exit code.
     """
 
     def __init__(
@@ -65,11 +69,11 @@ class Supervisor:
         self._replacer = Replacer(self._table, self._restarter, self._listener, burst=burst)
 
     def run(self, beside: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext) -> int:
-        """Runs until SIGTERM or SIGINT, passes it on, and waits for the processes. Returns `Stopper.exit_code`.
+        """Runs until SIGTERM or SIGINT, passes the signal on, and waits for the processes. Returns `Stopper.exit_code`.
 
-        beside: entered on the supervisor's loop before the first process starts.
+        beside: a context that is entered on the supervisor's loop before the first process starts.
         """
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # an app may have set another as default
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # an app may have set another default
             return runner.run(self._run(beside))
 
     def reload(self) -> None:
@@ -120,7 +124,7 @@ class Supervisor:
         self.wake()
 
     def _dump(self) -> None:
-        """Each process logs what it runs."""
+        """Asks each process to log its running jobs."""
         for process in self._table.processes:
             process.send(signal.SIGUSR1)
 
@@ -145,9 +149,9 @@ class Supervisor:
         self._stopper.kill_late()
 
     def _check_slot(self, slot: ProcessSlot, now_s: float) -> None:
-        """Notes which processes ended, and starts another when it is time."""
+        """Checks the processes of a slot for their end, and starts the next process when it is due."""
         successor = slot.successor
-        # Its last report, which is read here, can have promoted it.
+        # _exit_code() reads the last report, which may have promoted the successor
         if successor is not None and (code := self._exit_code(successor)) is not None and slot.successor is successor:
             self._replacer.successor_ended(slot, code, stopping=self._stopper.requested)
         if slot.process is not None and (code := self._exit_code(slot.process)) is not None:
@@ -168,7 +172,7 @@ class Supervisor:
         return True
 
     def _exit_code(self, process: Process) -> int | None:
-        """The exit code of a process that has ended. Jobs that it may have left behind are recovered."""
+        """The exit code of a process that has ended, or None. Starts to recover the jobs that it may have left."""
         code = process.poll()
         if code is not None and self._recover is not None and not process.is_orderly(code):
             self._recover(process, code)
@@ -179,12 +183,13 @@ class Supervisor:
         return (self._stopper.requested or finished) and not self._table.processes
 
     def _pause_s(self) -> float:
-        """Time until the next start, kill or check of memory is due."""
+        """Time until the next start, kill or check is due."""
         now_s = time.monotonic()
         starts = [slot.next_start_s for slot in self._table.slots if slot.process is None]
         kills = [process.kill_s for process in self._table.processes]
-        has_cap = any(process.process_set.memory_mb is not None for process in self._table.processes)
-        longest_s = MEMORY_CHECK_S if has_cap else LAST_RESTART_S
+        sets = [process.process_set for process in self._table.processes]
+        has_limit = any((each.memory_mb, each.loop_timeout_s) != (None, None) for each in sets)
+        longest_s = CHECK_S if has_limit else LAST_RESTART_S
         return max(0.0, min([now_s + longest_s, *kills, *([] if self._stopper.requested else starts)]) - now_s)
 
     def _on_report(self, process: Process) -> None:

@@ -28,9 +28,9 @@ def run_handler(
 ) -> int:
     """Works on queues until a signal. Returns the exit code.
 
-    handler: a function of one job, or its `module:function`.
-    processes: one runs here, several run under a supervisor.
-    command: starts one of several; it calls this function too.
+    handler: a function that takes one job, or its name as `module:function`.
+    processes: the number of processes. A single one is this process. Several run under a supervisor.
+    command: the command line that starts one of several processes. That process calls this function too.
     """
     function = load_handler(handler) if isinstance(handler, str) else handler
     work = _work(function, queues, shards, config or WorkerConfig())
@@ -48,7 +48,7 @@ def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], co
         return AsyncClient(shards=shards)
 
     @asynccontextmanager
-    async def open_worker() -> AsyncIterator[Worker]:
+    async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
         async with new_client() as client:
             yield Worker(client, queues, handler, config)
 

@@ -1,7 +1,7 @@
 """A worker in this process, from its start to its exit code.
 
-Promises that a stop signal ends it as its configuration says, and that its supervisor, if it has one, gets a report
-each second and one at the end.
+Promises that a stop signal ends the worker as its configuration says. A supervisor gets a report each second, and a
+last report at the end.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def _always_valid() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker works on, and how.
+    """The work of a worker.
 
-    queues: their names.
+    queues: the names of its queues.
     summary: what the log says the worker works on.
-    config: of the worker.
+    config: the worker's configuration. Under a supervisor the worker runs no monitor.
     new_client: makes a client of the same servers.
-    open: makes the worker, not started yet.
-    burst: the worker ends when nothing is due.
+    open: makes the worker with this configuration, not started yet.
+    burst: end the worker when no job is due.
     http: HOST:PORT of probes and metrics.
-    memory_mb: the process is replaced when it uses more.
+    memory_mb: replace the process when it uses more memory than this, in MiB.
     check: raises InvalidArgument if a process that starts now would fail.
     """
 
@@ -61,7 +61,7 @@ class Work:
     summary: str
     config: WorkerConfig
     new_client: Callable[[], AsyncClient]
-    open: Callable[[], AbstractAsyncContextManager[Worker]]
+    open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
     burst: bool = False
     http: str | None = None
     memory_mb: int | None = None
@@ -71,7 +71,7 @@ class Work:
 class WorkerRun:
     """One run of a worker.
 
-    report_fd: file descriptor for reports to a supervisor, which serves HTTP in place of this process.
+    report_fd: file descriptor for reports to a supervisor. Then the supervisor, not this process, serves HTTP.
     """
 
     def __init__(self, work: Work, report_fd: int | None = None) -> None:
@@ -80,13 +80,13 @@ class WorkerRun:
         self._over = False
 
     def run(self) -> int:
-        """Returns the exit code: RECYCLE asks for another process."""
+        """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code
 
     async def _run(self, signals: StopSignals) -> None:
-        async with self._work.open() as worker, AsyncExitStack() as stack:
+        async with self._work.open(self._work.config) as worker, AsyncExitStack() as stack:
             self._worker = worker
             self._runner = worker.handler if isinstance(worker.handler, TaskRunner) else None
             signals.connect(self._on_stop)
@@ -97,7 +97,7 @@ class WorkerRun:
             await self._work_until_the_end()
 
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
-        """What runs beside the worker."""
+        """The services that run beside the worker."""
         work = self._work
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
@@ -121,13 +121,13 @@ class WorkerRun:
         self._over = True
 
     def _on_stop(self) -> None:
-        """Takes a stop signal. The first one after a recycling began changes nothing: the worker stops already."""
+        """Takes a stop signal. While the process recycles itself the first signal changes nothing."""
         self._stops += 1
         if not (self._code or self._recycling) or self._stops > 1:
             self._worker.request_stop()
 
     def _end(self, code: int) -> None:
-        """Ends the work as a stop does, with this exit code."""
+        """Stops the worker, and ends the process with this exit code."""
         if not self._code and not self._stops:
             self._code = code
             self._worker.request_stop()
@@ -142,7 +142,10 @@ class WorkerRun:
 
     @contextmanager
     def _other_signals(self) -> Iterator[None]:
-        """SIGHUP: another process replaces this one. SIGUSR1: a dump, made at once, as the loop may be kept busy."""
+        """Handles SIGHUP (another process replaces this one) and SIGUSR1 (a dump).
+
+        The signal handler itself makes the dump, because a task may block the loop.
+        """
         loop = asyncio.get_running_loop()
 
         def reload(*_: object) -> None:
@@ -173,7 +176,7 @@ class WorkerRun:
         return metrics.samples(self._worker, self._runner)
 
     async def _fold_meters(self, runner: TaskRunner) -> None:
-        """Adds up what was counted, however seldom metrics are read."""
+        """Adds up the counts of each task regularly, even if nobody reads metrics."""
         while True:
             await asyncio.sleep(CHECK_S)
             for meter in runner.meters.values():

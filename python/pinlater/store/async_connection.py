@@ -17,7 +17,7 @@ from typing import Any
 import hiredis
 
 import pinlater._core as _core
-from pinlater.store.effects import ReplyError
+from pinlater.store.replies import ErrorReplies
 
 #: TCP probes after 10 s of silence, three of them: a connection that may wait for hours notices a dead peer.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
@@ -43,13 +43,18 @@ def _keep_alive(transport: asyncio.WriteTransport) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request at a time."""
+    """A connection that carries one request at a time.
 
-    def __init__(self, connection: Any) -> None:
+    errors: its error replies. moves: of its server, when it was made.
+    """
+
+    def __init__(self, connection: Any, moves: int) -> None:
         self._writer = _take_socket(connection)
         self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
+        self.errors = ErrorReplies()
+        self.moves = moves
+        self._reader = self.errors.reader()
         self._answers: list[Any] = []
         self._wanted = 0
         self._waiter: asyncio.Future[Exception | None] | None = None
@@ -163,6 +168,10 @@ class PubSubConnection(asyncio.Protocol):
     def close(self) -> None:
         """Drops the connection without a call of on_lost."""
         self.ended = True
+        self.lose()
+
+    def lose(self) -> None:
+        """Drops the connection as if the server had ended it."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -183,8 +192,7 @@ class PubSubConnection(asyncio.Protocol):
 
     def _dispatch(self, message: Any) -> None:
         if not isinstance(message, list):
-            self._refuse(PermissionError(str(message)))
-            self._transport.abort()
+            self._refuse_first(PermissionError(str(message)))
         elif message[0] == b"message":
             self._on_message(message[1], message[2])
         elif message[0] == b"subscribe":
@@ -192,6 +200,15 @@ class PubSubConnection(asyncio.Protocol):
             confirmed = self._confirming.popleft() if self._confirming else None
             if confirmed is not None and not confirmed.done():
                 confirmed.set_result(None)
+
+    def _refuse_first(self, why: OSError) -> None:
+        """The oldest call without an answer is refused: the server subscribes to all of its channels, or to none."""
+        confirmed = None
+        while confirmed is None and self._confirming:
+            confirmed = self._confirming.popleft()
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_exception(why)
+            confirmed.exception()  # marks it as retrieved: the caller may have been cancelled
 
     def _refuse(self, why: OSError) -> None:
         confirming, self._confirming = self._confirming, deque()

@@ -1,7 +1,9 @@
 """Carries out effects on an event loop.
 
-Each request has a connection of its own while it runs. Promises that a started request is read to its end or that its
-connection is dropped, also if the caller is cancelled.
+Each request has a connection of its own while it runs. Promises:
+- A started request is read to its end, or its connection is dropped, also if the caller is cancelled.
+- A node that is no primary any more is left: its connections and subscriptions are closed, and its name is resolved
+  anew.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
 from pinlater.store.async_connection import Connection
 from pinlater.store.async_subscriber import AsyncSubscriber
-from pinlater.store.call_batches import Coalescer
+from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
@@ -31,21 +33,22 @@ from pinlater.store.effects import (
     Subscribe,
     T,
 )
+from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.servers import Server
-from pinlater.store.sync_driver import MAX_FREE, connect_error
+from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions
 
 
 class AsyncDriver:
     """Runs flows.
 
-    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one request.
+    connect_timeout_s: for one connect. read_timeout_s: for one request.
     """
 
-    def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self.free: dict[Server, list[Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.asyncio.ConnectionPool]] = {}
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(self.connect_to_primary)
         self._coalescers: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: set[Connection] = set()
@@ -72,7 +75,7 @@ class AsyncDriver:
         finally:
             flow.close()
 
-    def after_fork(self, channel: bytes) -> None:
+    def after_fork(self) -> None:
         """In a forked child: starts without connections.
 
         Keeps the parent's objects alive. Closing them here would remove them from the epoll set of the parent's loop,
@@ -80,7 +83,7 @@ class AsyncDriver:
         """
         self._inherited = self._inherited, self.free, self._pools, self.subscriber
         self.free, self._pools, self._coalescers, self._tasks = {}, {}, {}, set()
-        self.subscriber = AsyncSubscriber(channel, self.connect)
+        self.subscriber = AsyncSubscriber(self.connect_to_primary)
 
     def stop_blocking(self) -> None:
         """Drops the connections of blocking requests. Their outcomes are unknown."""
@@ -110,8 +113,8 @@ class AsyncDriver:
                 return await asyncio.gather(*map(self._send, effect))
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
-            case Listen(servers):
-                return await self._while_open(self.subscriber.listen(servers))
+            case Listen(channels):
+                return await self._while_open(self.subscriber.listen(channels))
             case AwaitNotification(seconds, since):
                 await self._while_open(self.subscriber.wait(seconds, since))
             case Subscribe(server, channel):
@@ -139,6 +142,7 @@ class AsyncDriver:
     def _coalesce(self, effect: Coalesce) -> asyncio.Future[Any]:
         coalescer = self._coalescers.get(effect.key)
         if coalescer is None:
+            make_room(self._coalescers)
             make = effect.make
             coalescer = self._coalescers[effect.key] = Coalescer(lambda items: self.drive(make(items)), self._tasks)
         return coalescer.add(effect.item, 0)
@@ -147,8 +151,9 @@ class AsyncDriver:
         server = effect.server
         connection = self._take(server)
         if connection is None:
+            moves = server.moves  # before its name is resolved
             try:
-                connection = Connection(await self.connect(server, effect.wait_s(sum(self._timeouts))))
+                connection = Connection(await self.connect(server, effect.wait_s(sum(self._timeouts))), moves)
             except PinLaterError as error:
                 return [NoAnswer(False, error)] * len(effect.commands)
         if effect.blocking:
@@ -164,17 +169,29 @@ class AsyncDriver:
             self._blocking.discard(connection)
         if why is not None:
             connection.close()
+            self._leave_if_refused(server, connection)
             lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
         return answers
 
     def _release(self, server: Server, connection: Connection) -> None:
+        if connection.errors.leave:
+            self._leave_if_refused(server, connection)
         free = self.free.setdefault(server, [])
-        if len(free) < MAX_FREE and not self._closed:
+        if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
+
+    def _leave_if_refused(self, server: Server, connection: Connection) -> None:
+        """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
+        if not connection.errors.leave or connection.moves != server.moves:
+            return
+        server.moves += 1
+        for free in self.free.pop(server, []):
+            free.close()
+        self.subscriber.leave(server)
 
     def _take(self, server: Server) -> Connection | None:
         """A free connection that is still open, or None."""
@@ -207,6 +224,22 @@ class AsyncDriver:
             await connection.disconnect(nowait=True)
             raise
         server.contacted = True
+        return connection
+
+    async def connect_to_primary(self, server: Server) -> Any:
+        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        connection = await self.connect(server)
+        try:
+            async with asyncio.timeout(self._timeouts[1]):
+                await connection.send_command(*WRITE_NOTHING, check_health=False)
+                await connection.read_response(disable_decoding=True)
+        except (RedisError, OSError, TimeoutError) as error:
+            if refuses_subscriptions(error):
+                await connection.disconnect(nowait=True)
+                raise connect_error(server, error) from None
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         return connection
 
     async def _pool(self, server: Server) -> redis.asyncio.ConnectionPool:

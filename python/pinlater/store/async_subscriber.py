@@ -1,11 +1,11 @@
-"""The subscriptions of an asyncio client: its own channel on each server, and channels of single calls.
+"""The subscriptions of an asyncio client: its own channels on each server, and channels of single calls.
 
 Promises:
-- A notification that comes after `listen` returned ends every wait on the client's own channel.
+- A notification that comes after `listen` returned ends every wait on the client's own channels.
 - A message that comes after `subscribe` returned ends the wait of every subscription to its channel.
 - A lost subscription ends the waits on it. The caller then subscribes again, and looks for jobs or results itself.
 
-Each server gets two connections at most: one for the client's own channel, one that all calls share.
+Each server gets two connections at most: one for the client's own channels, one that all calls share.
 """
 
 from __future__ import annotations
@@ -27,53 +27,41 @@ T = TypeVar("T")
 
 
 class AsyncSubscriber:
-    """The client's own channel on each server, and subscriptions of single calls.
+    """The client's own channels on each server, and subscriptions of single calls.
 
-    - channel: the client's own channel.
     - connect: makes a redis-py connection, or raises ServerError.
-    - on_notification: called with each message of the own channel (key `meta` of the queue shard that has work).
-    - on_lost: called with the server whose subscription to the own channel was lost.
-    - on_other: called with channel and message of the channels that `add_channels` added.
+    - on_message: called with the channel and each message of the own channels.
+    - on_lost: called with the server whose subscriptions to own channels were lost.
     """
 
-    def __init__(self, channel: bytes, connect: Callable[[Server], Awaitable[Any]]) -> None:
-        self._channel = channel
+    def __init__(self, connect: Callable[[Server], Awaitable[Any]]) -> None:
         self._connect = connect
         self._listening: dict[Server, PubSubConnection] = {}
+        self._channels: dict[Server, set[bytes]] = {}
         self._calls: dict[Server, asyncio.Future[_CallConnection]] = {}
         self.waiters: set[asyncio.Future[None]] = set()
-        self.on_notification: Callable[[bytes], None] | None = None
+        self.on_message: Callable[[bytes, bytes], None] | None = None
         self.on_lost: Callable[[Server], None] | None = None
-        self.on_other: Callable[[bytes, bytes], None] | None = None
-        self._added_channels: Callable[[Server], Sequence[bytes]] = _no_channels
         self._notifications = 0
         self._missing = self._closed = False
 
-    # the client's own channel
+    # the client's own channels
 
-    def add_channels(
-        self, channels: Callable[[Server], Sequence[bytes]], on_other: Callable[[bytes, bytes], None]
-    ) -> None:
-        """Subscribes to more channels wherever the own channel is subscribed, now or later.
+    def hears(self, server: Server, channel: bytes) -> bool:
+        """Whether an own channel is subscribed."""
+        return server in self._listening and channel in self._channels[server]
 
-        channels: the channels of a server. on_other: gets a channel and its message.
+    async def listen(self, channels: Sequence[tuple[Server, bytes]]) -> int:
+        """Subscribes to those of the client's own channels that are not subscribed yet, and skips a server that does
+        not answer. Returns the number of notifications so far. Raises ServerRefused if the user lacks the right.
         """
-        self._added_channels, self.on_other = channels, on_other
-        for server, connection in self._listening.items():
-            connection.subscribe(*channels(server))
-
-    def listening(self, server: Server) -> bool:
-        """Whether the own channel is subscribed on a server."""
-        return server in self._listening
-
-    async def listen(self, servers: Sequence[Server]) -> int:
-        """Subscribes to the client's own channel on the servers that have no subscription yet, and skips a server that
-        does not answer. Returns the number of notifications so far. Raises ServerRefused if the user lacks the right.
-        """
-        missing = [server for server in servers if server not in self._listening]
+        missing: dict[Server, list[bytes]] = {}
+        for server, channel in channels:
+            if not self.hears(server, channel):
+                missing.setdefault(server, []).append(channel)
         if missing:
-            await asyncio.gather(*(_answered(self._listen_to, server) for server in missing))
-        self._missing = any(server not in self._listening for server in servers)
+            await asyncio.gather(*(_answered(self._listen_to, server, *names) for server, names in missing.items()))
+        self._missing = not all(self.hears(server, channel) for server, channel in channels)
         return self._notifications
 
     async def wait(self, seconds: float, since: int) -> None:
@@ -90,19 +78,27 @@ class AsyncSubscriber:
         finally:
             self.waiters.discard(future)
 
-    async def _listen_to(self, server: Server) -> None:
-        connection = PubSubConnection(await self._connect(server), self._on_message)
-        try:
-            async with asyncio.timeout(CONFIRM_S):
-                await connection.subscribe(self._channel, *self._added_channels(server))
-        except BaseException:
-            connection.close()
-            raise
-        if self._closed or server in self._listening or connection.ended:
-            connection.close()
-            return
-        self._listening[server] = connection
-        connection.on_lost = partial(self._on_lost, server)
+    async def _listen_to(self, server: Server, *channels: bytes) -> None:
+        moves, connection = server.moves, self._listening.get(server)
+        if connection is None:
+            connection = PubSubConnection(await self._connect(server), self._on_message)
+            try:
+                await _confirmed(connection, channels)
+            except BaseException:
+                connection.close()
+                raise
+            if self._closed or connection.ended or moves != server.moves:
+                connection.close()
+                return
+            if server not in self._listening:
+                self._listening[server], self._channels[server] = connection, set(channels)
+                connection.on_lost = partial(self._on_lost, server)
+                return
+            connection.close()  # another call was faster
+            connection = self._listening[server]
+        await _confirmed(connection, channels)
+        if self._listening.get(server) is connection:
+            self._channels[server].update(channels)
 
     def _on_lost(self, server: Server) -> None:
         self._listening.pop(server, None)
@@ -111,13 +107,9 @@ class AsyncSubscriber:
             self.on_lost(server)
 
     def _on_message(self, channel: bytes, message: bytes) -> None:
-        if channel != self._channel:
-            if self.on_other is not None:
-                self.on_other(channel, message)
-            return
         self._notify()
-        if self.on_notification is not None:
-            self.on_notification(message)
+        if self.on_message is not None:
+            self.on_message(channel, message)
 
     def _notify(self) -> None:
         self._notifications += 1
@@ -149,9 +141,21 @@ class AsyncSubscriber:
         return opening.result()
 
     async def _open(self, server: Server) -> _CallConnection:
-        return _CallConnection(await self._connect(server))
+        moves = server.moves
+        connection = _CallConnection(await self._connect(server))
+        if moves != server.moves:
+            connection.lose()
+        return connection
 
     # both
+
+    def leave(self, server: Server) -> None:
+        """Ends the subscriptions on a server that the driver left. Waits on them end."""
+        listening, opening = self._listening.get(server), self._calls.get(server)
+        if listening is not None:
+            listening.lose()
+        if opening is not None and opening.done() and not _has_ended(opening):
+            opening.result().lose()
 
     def close(self) -> None:
         """Ends every subscription. Waiting calls return."""
@@ -168,8 +172,9 @@ class AsyncSubscriber:
                 opening.cancel()
 
 
-def _no_channels(_: Server) -> Sequence[bytes]:
-    return ()
+async def _confirmed(connection: PubSubConnection, channels: Sequence[bytes]) -> None:
+    async with asyncio.timeout(CONFIRM_S):
+        await connection.subscribe(*channels)
 
 
 async def _answered(subscribe: Callable[..., Awaitable[T]], server: Server, *channels: bytes) -> T | None:
@@ -226,6 +231,9 @@ class _CallConnection:
     def close(self) -> None:
         self._connection.close()
         self._on_lost()
+
+    def lose(self) -> None:
+        self._connection.lose()
 
     def _on_message(self, channel: bytes, _: bytes) -> None:
         for subscription in self._subscriptions.get(channel, ()):

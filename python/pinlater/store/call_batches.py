@@ -1,8 +1,8 @@
 """Sends the calls that wait in one turn of the event loop as one script call.
 
 Promises:
-- Each caller gets its own answer.
-- A caller's arguments are checked before it joins, so that no call fails because of another.
+- Each caller gets its own answer. If its batch is refused for wrong arguments, the batch is halved until the call that
+  is wrong is alone.
 - Two calls for one job leave one after the other.
 - A single call leaves in the same turn.
 
@@ -17,29 +17,39 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PartialEnqueue, PinLaterError
 
 T = TypeVar("T")
 
 #: Items that leave in one script call, and their futures.
 _Batch: TypeAlias = tuple[list[T], list[asyncio.Future[Any]]]
 
-#: Most items of a flush: as many as one script call takes.
+#: Most jobs of a flush: as many as one script call takes.
 MAX_ITEMS: Final = 1000
-#: Most bytes of a flush.
-MAX_BYTES: Final = 1024 * 1024
+#: Most bytes of a flush. A larger item leaves alone. No server can be set to refuse so little: the least value of its
+#: proto-max-bulk-len and client-query-buffer-limit is 1 MiB.
+MAX_BYTES: Final = 512 * 1024
+#: A client forgets coalescers in which nothing waits when it has so many.
+MAX_COALESCERS: Final = 1000
 
 
 class Coalescer(Generic[T]):
     """Gathers items of one kind: the enqueues of a queue, or the acks of a queue shard.
 
-    - run: carries out a list of items, and returns their results in order.
+    - run: carries out a list of items, and returns their results in order. PartialEnqueue has a result an item.
     - tasks: holds the running tasks.
+    - parts: where a list of items is cut, so that each part is one script call. None: it is one.
     """
 
-    def __init__(self, run: Callable[[list[T]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[T]], Awaitable[list[Any]]],
+        tasks: set[asyncio.Task[None]],
+        parts: Callable[[list[T]], list[slice]] | None = None,
+    ) -> None:
         self._run = run
         self._tasks = tasks
+        self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         #: The batches of the next flush, which leave one after the other.
@@ -53,10 +63,12 @@ class Coalescer(Generic[T]):
     def add(self, item: T, size: int, keys: Collection[Any] = ()) -> asyncio.Future[Any]:
         """Adds an item to the next flush. The future gets its result, or the error of its batch.
 
-        size: in bytes. keys: two items with a key in common leave in different batches, in order.
+        size: in bytes. keys: the ids of its jobs, if it may have several; two items with a key in common leave in
+        different batches, in order.
         """
+        jobs = len(keys) or 1
         count, self._bytes = self._count, self._bytes + size
-        if not count or count >= MAX_ITEMS or self._bytes > MAX_BYTES:
+        if not count or count + jobs > MAX_ITEMS or self._bytes > MAX_BYTES:
             self._start_flush(size)
         elif keys and not self._keys.isdisjoint(keys):
             self._start_batch()
@@ -65,8 +77,13 @@ class Coalescer(Generic[T]):
         self._futures.append(future)
         if keys:
             self._keys.update(keys)
-        self._count += 1
+        self._count += jobs
         return future
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._count
 
     def _start_flush(self, size: int) -> None:
         """Flushes what waits, and schedules the next flush."""
@@ -100,21 +117,45 @@ class Coalescer(Generic[T]):
                 future.set_exception(why)
 
     async def _carry_out(self, batches: list[_Batch[T]]) -> None:
-        for batch in batches:
-            await self._carry_out_batch(*batch)
+        for items, futures in batches:
+            if self._parts is None or len(items) == 1:
+                await self._carry_out_batch(items, futures)
+            else:
+                for part in self._parts(items):
+                    await self._carry_out_batch(items[part], futures[part])
 
     async def _carry_out_batch(self, items: list[T], futures: list[asyncio.Future[Any]]) -> None:
-        results: list[Any]
-        try:
-            results = await self._run(items)
-        except OutcomeUnknown as error:
-            results = [error.part(index) for index in range(len(items))]
-        except PinLaterError as error:
-            results = [error] * len(items)
-        for future, result in zip(futures, results, strict=True):
+        for future, result in zip(futures, await self._results(items), strict=True):
             if future.done():
                 continue
             if isinstance(result, PinLaterError):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+    async def _results(self, items: list[T]) -> list[Any]:
+        """The result or the error of each item."""
+        results: list[Any]
+        try:
+            return await self._run(items)
+        except OutcomeUnknown as error:
+            return [error.part(index) for index in range(len(items))]
+        except PartialEnqueue as error:
+            results = error.results
+        except PinLaterError as error:
+            results = [error] * len(items)
+        refused = [position for position, result in enumerate(results) if isinstance(result, InvalidArgument)]
+        if len(items) > 1:  # certainly not carried out, and perhaps because of another item
+            middle = (len(refused) + 1) // 2
+            for half in (refused[:middle], refused[middle:]):
+                again = await self._results([items[position] for position in half]) if half else []
+                for position, result in zip(half, again, strict=True):
+                    results[position] = result
+        return results
+
+
+def make_room(coalescers: dict[Any, Coalescer[Any]]) -> None:
+    """Forgets those in which nothing waits, if there are many. The next call makes them again."""
+    if len(coalescers) >= MAX_COALESCERS:
+        for key in [key for key, coalescer in coalescers.items() if coalescer.is_empty]:
+            del coalescers[key]

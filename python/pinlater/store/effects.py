@@ -55,11 +55,11 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Effect: subscribe to the client's own channel on these servers, except those that do not answer. Result: the
-    number of notifications so far.
+    """Effect: subscribe to these channels of the client, except on servers that do not answer. Result: the number of
+    notifications so far.
     """
 
-    servers: Sequence[Server]
+    channels: Sequence[tuple[Server, bytes]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """The names of all Redis keys and channels of PinLater. docs/design.md §3 has their contents.
 
-Promises that the keys of a queue shard share one hash tag, and so one slot of a cluster.
+Promises that the keys of a queue shard share one hash tag, and so one slot of a cluster. Its channels begin as its keys
+do, so that one ACL pattern covers both.
 """
 
 from typing import Final
 
 PREFIX: Final = "pl:"
+#: Ends the name of a waiter that is notified by its list.
+LIST_MARK: Final = b":list"
 
 
 def tag(queue: str, shard: str) -> str:
@@ -32,21 +35,25 @@ def registry_key(shard: str) -> bytes:
     return f"{PREFIX}{{{shard}}}:queues".encode()
 
 
-def wake_channel(session: bytes) -> bytes:
-    """The Pub/Sub channel that notifies one client (session: 8 bytes)."""
-    return f"{PREFIX}wake:{session.hex()}".encode()
+#: A write that every client may send and that changes nothing: no queue has an empty name. A replica refuses it.
+WRITE_NOTHING: Final = ("SREM", registry_key("nothing"), b"")
 
 
-def blocking_list_key(queue: str, shard: str, channel: bytes) -> bytes:
-    """The list on which a client's blocking claim waits. Its name ends in the client's channel, which scripts use."""
-    return queue_key(queue, shard, channel.decode())
+def wake_channel(queue: str, shard: str, session: bytes) -> bytes:
+    """The Pub/Sub channel that notifies one client of a queue shard's jobs (session: 8 bytes)."""
+    return queue_key(queue, shard, f"wake:{session.hex()}")
+
+
+def blocking_list_key(queue: str, shard: str, session: bytes) -> bytes:
+    """The list on which a client's blocking claim waits: its channel's name and LIST_MARK."""
+    return wake_channel(queue, shard, session) + LIST_MARK
 
 
 def cancel_channel(queue: str, shard: str) -> bytes:
     """The channel that tells workers of a queue shard which running jobs were removed."""
-    return f"{PREFIX}wake:{tag(queue, shard)}".encode()
+    return queue_key(queue, shard, "cancel")
 
 
 def result_channel(queue: str, shard: str) -> bytes:
     """The start of the channel of a job's result. The job's id in hex follows."""
-    return f"{PREFIX}wake:{tag(queue, shard)}:".encode()
+    return queue_key(queue, shard, "result:")

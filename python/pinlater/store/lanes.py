@@ -1,7 +1,7 @@
 """Lanes (request slots): a request whose answer was lost is sent again, and still carried out once.
 
-A lane is a session (8 random bytes of a client in a process) and a slot number. It carries one numbered request at a
-time. The scripts keep the last reply of each lane for an hour.
+A lane is a session (8 random bytes of a queue shard of a client in a process) and a slot number. It carries one
+numbered request at a time. The scripts keep the last reply of each lane for an hour.
 
 Promises that each number names one request, and that no other request uses a lane whose outcome is unknown.
 """
@@ -9,6 +9,7 @@ Promises that each number names one request, and that no other request uses a la
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Final
 
 from pinlater.model.errors import PinLaterError
@@ -34,7 +35,8 @@ class Lane:
 
 
 class LanePool:
-    """The lanes of one session on one queue shard. Safe for threads: each change is one list operation.
+    """The lanes of one session on one queue shard. Safe for threads: a free lane is taken by one list operation, and a
+    new one is made under a lock.
 
     release: takes a lane whose outcome is known, for the next request.
     """
@@ -43,6 +45,7 @@ class LanePool:
         self._session = session
         self._free: list[Lane] = []
         self._slots = 0
+        self._lock = threading.Lock()
         self.release = self._free.append
 
     def take(self) -> Lane:
@@ -58,8 +61,9 @@ class LanePool:
                 return lane
 
     def _make(self) -> Lane:
-        slot = self._slots
-        self._slots += 1
+        with self._lock:
+            slot = self._slots
+            self._slots += 1
         if slot >= MAX_SLOTS:
             raise PinLaterError(
                 f"expected at most {MAX_SLOTS:,} requests of one client in flight or unknown on one queue shard"

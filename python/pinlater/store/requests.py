@@ -31,6 +31,7 @@ from pinlater.model.errors import (
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.effects import Argument, Command, Flow, NoAnswer, ReplyError, Send, Sleep, complete
+from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.lanes import Lane
 from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server
@@ -44,6 +45,11 @@ _HEAD_BYTES: Final = 12
 
 #: First words of BLPOP's errors that come back each time: the user may not block, or the server does not know BLPOP.
 _NEVER_BLOCKS: Final = ("NOPERM", "ERR", "WRONGTYPE")
+
+#: Stands in errors that a command of a script raised. What the script changed before is not undone.
+_IN_SCRIPT: Final = " on @user_script:"
+#: Errors that a script may raise half-way. The server checks for the others before it runs a script.
+_HALF_WAY: Final = (ServerRefused, ServerReplyError)
 
 #: ARGV of a script, or a function that makes it from the queue's configuration.
 ScriptArguments: TypeAlias = Sequence[Argument] | Callable[[QueueConfig], Sequence[Argument]]
@@ -215,7 +221,11 @@ class _Write:
         if isinstance(answer, list | bytes):
             answer = _foreign(self.script.verb, self.queue_shard)
         self.maybe_done = self.maybe_done or (isinstance(answer, NoAnswer) and answer.sent)
-        return _error_of(answer, self.script.verb, self.queue_shard)
+        error = _error_of(answer, self.script.verb, self.queue_shard)
+        if isinstance(answer, ReplyError) and _IN_SCRIPT in answer.text and isinstance(error, _HALF_WAY):
+            self.maybe_done = True
+            raise self._unknown(error)
+        return error
 
     def _try(self, deadline_s: float) -> Flow[Any]:
         """One try: an answer, or an unsent NoAnswer if the configuration could not be read."""
@@ -240,8 +250,8 @@ class _Write:
         return patient and isinstance(error, ServerUnavailable) and self.queue_shard.shard.server.contacted
 
     def _unknown(self, error: PinLaterError) -> OutcomeUnknown:
-        sent = f"{self.script.verb} of {self.queue_shard}: sent, but no answer came in time"
-        message = f"{sent} ({error}); resolve() asks again"
+        happened = "stopped half-way" if _IN_SCRIPT in str(error) else "sent, but no answer came in time"
+        message = f"{self.script.verb} of {self.queue_shard}: {happened} ({error}); resolve() asks again"
         return OutcomeUnknown(message, lambda deadline_s: self.run(deadline_s, True))
 
 
@@ -281,6 +291,11 @@ def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = T
         if not (patient and isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
+
+
+def check_primary(server: Server, deadline_s: float) -> Flow[None]:
+    """Makes the driver leave a node that is no primary any more. Only a refused write shows that."""
+    yield [Send(server, [WRITE_NOTHING], deadline_s)]
 
 
 def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from typing import Any, Final, Protocol, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,12 +16,14 @@ from redis.retry import Retry
 
 from pinlater.model.errors import InvalidArgument, ServerTooOld
 from pinlater.model.registry import registered, registered_names
+from pinlater.model.urls import shown_url
 
 MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
 #: Size of one read of a socket.
 READ_BYTES: Final = 65_536
 #: Schemes of servers that PinLater does not start.
 REMOTE_SCHEMES: Final = ("redis://", "rediss://", "unix://")
+_DATABASE: Final = re.compile(r"/*\d*/*")
 
 
 class Attachment(Protocol):
@@ -63,21 +65,23 @@ class Server:
 
     - contacted: a connection to it has worked before, so a refused one is worth another try.
     - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
+    - moves: how often the driver left the node that its connections led to. It uses no connection from before.
     """
 
     def __init__(self, url: str) -> None:
         known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
         if f"{_scheme(url)}://" not in known:
             *first, last = known
-            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {hide_password(url)!r}")
+            raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}")
         self.url = url
         self.contacted = False
         self.version: str | None = None
+        self.moves = 0
         self._starter = _starter_of(url)
         self._attachment: Attachment | None = None
 
     def __repr__(self) -> str:
-        return hide_password(self.url)
+        return shown_url(self.url)
 
     def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
         """URL and keyword arguments for a connection pool of redis-py. Starts an embedded server.
@@ -145,31 +149,39 @@ def check_url(url: str) -> None:
     if (starter := _starter_of(url)) is not None:
         starter.check_url(url)
         return
+    if why := _refusal(url):  # no error is raised while another is handled: that one's text may have the password
+        raise InvalidArgument(f"server URL {shown_url(url)!r}: {why}")
+
+
+def _refusal(url: str) -> str:
+    """Why the URL cannot be used; "" if it can."""
+    if not _is_plain(url):
+        return "expected numbers as port and database; a slash, ?, # or at sign in a password is %2F, %3F, %23 or %40"
     try:
         pool = redis.ConnectionPool.from_url(url, **_library())
         pool.connection_class(**pool.connection_kwargs)  # makes a connection object; does not connect
     except (ValueError, TypeError, redis.RedisError) as error:
-        raise InvalidArgument(f"server URL {hide_password(url)!r}: {error}") from None
+        options = unquote(urlsplit(url).query)
+        secret = "@" in options or "password" in options.lower()
+        return "an option is unknown, or has a wrong value" if secret else str(error)
+    return ""
+
+
+def _is_plain(url: str) -> bool:
+    """Whether port and database are numbers, and each option has a value: else a part of a password may stand there."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # not a number; or brackets without an IPv6 address
+        return False
+    options = parts.query.split("&") if parts.query else []
+    if parts.fragment or not all("=" in option for option in options):
+        return False
+    return parts.scheme == "unix" or _DATABASE.fullmatch(parts.path) is not None
 
 
 def _scheme(url: object) -> str | None:
     try:
         return urlsplit(url).scheme if isinstance(url, str) else None
-    except ValueError:  # brackets without an IPv6 address
-        return None
-
-
-def hide_password(url: object) -> str:
-    """The URL for messages and logs."""
-    if not isinstance(url, str):
-        return repr(url)
-    try:
-        parts = urlsplit(url)
-        if parts.password is None and "password=" not in parts.query:
-            return url
-        user = f"{parts.username or ''}:***@" if parts.password is not None else ""
-        netloc = user + parts.netloc.rpartition("@")[2]
-        query = re.sub(r"password=[^&]*", "password=***", parts.query)
-        return urlunsplit((parts.scheme, netloc, parts.path, query, parts.fragment))
     except ValueError:
-        return "(a malformed URL)"
+        return None

@@ -15,15 +15,19 @@ from hashlib import blake2b
 from typing import Final
 
 from pinlater._core import CommandHead
-from pinlater.model.errors import InvalidArgument, OutcomeUnknown
+from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
-from pinlater.store.keys import wake_channel
+from pinlater.model.urls import shown_url
+from pinlater.store.keys import LIST_MARK, wake_channel
 from pinlater.store.lanes import LanePool
+from pinlater.store.lost_claims import LostClaims
 from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
 
 URL_VARIABLE: Final = "PINLATER_URL"
 DEFAULT_URL: Final = "embedded://"
+#: A session forgets unknown queues when it remembers so many queue shards, and twice as many as it kept last time.
+MAX_UNKNOWN: Final = 1_000
 _NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
 
 
@@ -43,34 +47,34 @@ class Shard:
 class QueueShard:
     """A queue on a shard, and what one session remembers of it. All times are monotonic seconds.
 
+    Its lanes have random bytes of their own. So a queue shard that was forgotten and made again repeats no lane.
+
     - stored: its configuration, as last read.
     - left: due jobs a priority, as of left_at_s.
     - highest_id: the highest id in any reply.
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
-    - unknown_claim: a claim whose answer was lost. The next claim first asks for that answer, so that the jobs do not
-      wait for the end of their lease. unknown_sent_s: when it was sent.
-    - late_claims: token -> when its claim was sent, for claims whose answer a later request got. Their lease runs from
-      that time. The code that takes the jobs removes the entry.
+    - lost_claims: claims whose answers were lost.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
+    - channel: the channel on which this client is notified.
     - waiters: calls of this client that wait for a notification from here.
     """
 
     __slots__ = (
         "_heads",
+        "_session",
         "blocking_list",
+        "channel",
         "highest_id",
         "lanes",
-        "late_claims",
         "left",
         "left_at_s",
+        "lost_claims",
         "queue",
         "shard",
         "silent_until_s",
         "simple_claims",
         "stored",
-        "unknown_claim",
-        "unknown_sent_s",
         "waiters",
     )
 
@@ -78,21 +82,32 @@ class QueueShard:
         self.queue = queue
         self.shard = shard
         self.stored: StoredConfig | None = None
-        self.lanes = LanePool(session)
+        self.lanes = LanePool(secrets.token_bytes(8))
         self.left: list[int] = []
         self.left_at_s = float("-inf")
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
-        self.unknown_claim: OutcomeUnknown | None = None
-        self.unknown_sent_s = 0.0
-        self.late_claims: dict[bytes, float] = {}
+        self.lost_claims = LostClaims()
         self.blocking_list = b""
+        self.channel = wake_channel(queue, shard.name, session)
+        self._session = session.hex().encode()
         self.waiters: set[object] = set()
         self.highest_id = b""
         self._heads: dict[tuple[str, int, bool], CommandHead] = {}
 
     def __repr__(self) -> str:
         return f"queue {self.queue!r} on {self.shard}"
+
+    @property
+    def waiter(self) -> bytes:
+        """The name by which this client waits for jobs. Scripts make its channel or its list of it."""
+        return self._session + LIST_MARK if self.blocking_list else self._session
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the session must remember it: the queue exists, or a claim or a call waits for something."""
+        exists = self.stored is not None and not self.stored.deleted
+        return exists or bool(self.blocking_list or self.lost_claims.remembered or self.waiters)
 
     def keys(self, verb: str, priorities: int, *, common: bool = False) -> tuple[bytes, ...]:
         """KEYS of a script. common: only the keys that most calls need."""
@@ -130,11 +145,11 @@ class Session:
     def renew(self) -> None:
         """Starts a new session, so that two processes never share a lane."""
         self.id = secrets.token_bytes(8)
-        self.channel = wake_channel(self.id)
         self.claims = 0
         self._queues: dict[tuple[str, str], QueueShard] = {}
         self._queue_shards: dict[str, list[QueueShard]] = {}
         self._configured: dict[str, QueueShard] = {}
+        self._most = MAX_UNKNOWN
         self.forked = False
 
     def queue_shard(self, queue: str, shard: str) -> QueueShard:
@@ -143,6 +158,8 @@ class Session:
         known = self._queues.get((queue, shard)) if isinstance(queue, str) else None
         if known is None:
             new = QueueShard(check_queue_name(queue), self._shard(shard), self.id)
+            if len(self._queues) >= self._most:
+                self._forget_unknown()
             known = self._queues.setdefault((queue, shard), new)
         return known
 
@@ -163,6 +180,16 @@ class Session:
                 self._configured[queue] = queue_shard
                 return queue_shard.stored.config
         return None
+
+    def _forget_unknown(self) -> None:
+        """Forgets queues that were not found or were deleted, so that names which a caller makes up take no memory for
+        ever. A call that uses one of them goes on with it.
+        """
+        kept = {queue_shard.queue for queue_shard in list(self._queues.values()) if queue_shard.is_kept}
+        self._queues = {key: known for key, known in list(self._queues.items()) if key[0] in kept}
+        self._queue_shards = {queue: known for queue, known in list(self._queue_shards.items()) if queue in kept}
+        self._configured = {queue: known for queue, known in list(self._configured.items()) if queue in kept}
+        self._most = max(MAX_UNKNOWN, 2 * len(self._queues))
 
     def _shard(self, name: str) -> Shard:
         try:
@@ -207,11 +234,11 @@ def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[st
         raise InvalidArgument("expected a URL or shards, got both")
     if shards is not None:
         if not isinstance(shards, Mapping):
-            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shards!r}")
+            raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shown_url(shards)}")
         return {name: absolute(url) for name, url in shards.items()}
     text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(text, str):
-        raise InvalidArgument(f"server URL: expected a str, got {text!r}")
+        raise InvalidArgument(f"server URL: expected a str, got {shown_url(text)}")
     names = list(_NAMED.finditer(text))
     if not names:
         return {"1": absolute(text)}

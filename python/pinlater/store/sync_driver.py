@@ -2,6 +2,8 @@
 
 Each request has a connection of its own while it runs. Promises:
 - A connection is dropped after any error, so that no request reads the answer to another.
+- A node that is no primary any more is left: its connections and subscriptions are closed, and its name is resolved
+  anew.
 - Threads may share a driver. A forked child starts without connections.
 
 Risks: a signal handler that runs during a read restarts the read's timeout. A timer that fires again and again can keep
@@ -21,7 +23,7 @@ from typing import Any, Final
 
 import hiredis
 import redis
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
@@ -33,12 +35,13 @@ from pinlater.store.effects import (
     Flow,
     Listen,
     NoAnswer,
-    ReplyError,
     Send,
     Sleep,
     Subscribe,
     T,
 )
+from pinlater.store.keys import WRITE_NOTHING
+from pinlater.store.replies import ErrorReplies
 from pinlater.store.servers import READ_BYTES, Server
 from pinlater.store.sync_subscriber import SyncSubscriber
 
@@ -49,15 +52,15 @@ MAX_FREE: Final = 64
 class SyncDriver:
     """Runs flows.
 
-    channel: the client's own channel. connect_timeout_s: for one connect. read_timeout_s: for one read.
+    connect_timeout_s: for one connect. read_timeout_s: for one read.
     """
 
-    def __init__(self, channel: bytes, connect_timeout_s: float, read_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._timeouts = (connect_timeout_s, read_timeout_s)
         self._free: dict[Server, list[_Connection]] = {}
         self._pools: dict[Server, tuple[str, redis.ConnectionPool]] = {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(self.connect_to_primary)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -79,11 +82,11 @@ class SyncDriver:
         finally:
             flow.close()
 
-    def after_fork(self, channel: bytes) -> None:
+    def after_fork(self) -> None:
         """In a forked child: forgets the parent's connections, and sends nothing on them."""
         self._free, self._pools = {}, {}
         self._pid = os.getpid()
-        self.subscriber = SyncSubscriber(channel, self.connect)
+        self.subscriber = SyncSubscriber(self.connect_to_primary)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -106,8 +109,8 @@ class SyncDriver:
         match effect:
             case Sleep(seconds):
                 time.sleep(seconds)
-            case Listen(servers):
-                notifications = self.subscriber.listen(servers)
+            case Listen(channels):
+                notifications = self.subscriber.listen(channels)
                 self._check_open()
                 return notifications
             case AwaitNotification(seconds, since):
@@ -134,8 +137,9 @@ class SyncDriver:
         server, packed = effect.server, _core.pack_commands(effect.commands)
         connection = self._take(server)
         if connection is None:
+            moves = server.moves  # before its name is resolved
             try:
-                connection = _connection_of(self.connect(server, effect.wait_s(sum(self._timeouts))))
+                connection = _connection_of(self.connect(server, effect.wait_s(sum(self._timeouts))), moves)
             except PinLaterError as error:
                 return NoAnswer(False, error)
         try:
@@ -153,6 +157,7 @@ class SyncDriver:
             connection.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             connection.close()
+            self._leave_if_refused(effect.server, connection)
             lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
@@ -175,11 +180,24 @@ class SyncDriver:
         return None
 
     def _release(self, server: Server, connection: _Connection) -> None:
-        free = self._free.setdefault(server, [])
-        if len(free) < MAX_FREE and not self._closed:
+        free = self._free.setdefault(server, [])  # before the check: _leave_if_refused() takes this list away
+        if connection.errors.leave:
+            self._leave_if_refused(server, connection)
+        if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
+
+    def _leave_if_refused(self, server: Server, connection: _Connection) -> None:
+        """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
+        with self._lock:
+            if not connection.errors.leave or connection.moves != server.moves:
+                return
+            server.moves += 1
+            free = self._free.pop(server, [])
+        while free:
+            free.pop().close()
+        self.subscriber.leave(server)
 
     def connect(self, server: Server, within_s: float = float("inf")) -> Any:
         """Connects to a server and checks its version. Returns a redis-py connection. Raises ServerError.
@@ -207,6 +225,18 @@ class SyncDriver:
         server.contacted = True
         return connection
 
+    def connect_to_primary(self, server: Server) -> Any:
+        """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
+        connection = self.connect(server)
+        try:
+            connection.send_command(*WRITE_NOTHING, check_health=False)
+            connection.read_response(disable_decoding=True)
+        except (RedisError, OSError) as error:
+            if refuses_subscriptions(error):
+                connection.disconnect()
+                raise connect_error(server, error) from None
+        return connection
+
     def _pool(self, server: Server) -> redis.ConnectionPool:
         """The pool that knows the arguments of connections. An embedded server may have another URL after a restart."""
         url, arguments = server.connection_arguments(*self._timeouts)
@@ -220,13 +250,16 @@ class SyncDriver:
 class _Connection:
     """The socket of a redis-py connection, used directly: redis-py's own methods cost several times the system calls.
 
-    poll: poll(0) of a free connection returns an event once the server has closed it.
+    poll: poll(0) of a free connection returns an event once the server has closed it. errors: its error replies.
+    moves: of its server, when it was made.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, moves: int) -> None:
         self._connection = connection
         self._socket = connection._sock
-        self._reader = hiredis.Reader(replyError=ReplyError)  # type: ignore[arg-type]  # any callable does
+        self.errors = ErrorReplies()
+        self.moves = moves
+        self._reader = self.errors.reader()
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         self.poll = poll.poll
@@ -278,15 +311,20 @@ class _KernelConnection(_Connection):
             self._socket.settimeout(None)
 
 
-def _connection_of(connection: Any) -> _Connection:
+def _connection_of(connection: Any, moves: int) -> _Connection:
     """A kernel timeout works on plain sockets only: those of TLS and gevent have calls of their own."""
     is_plain = type(connection._sock).recv is _socket.socket.recv
-    return _KernelConnection(connection) if is_plain else _Connection(connection)
+    return _KernelConnection(connection, moves) if is_plain else _Connection(connection, moves)
 
 
 def _timeval(seconds: float) -> bytes:
     """A struct timeval; at least 1 µs, since 0 means no timeout."""
     return struct.pack("ll", *divmod(max(1, int(seconds * 1e6)), 1_000_000))
+
+
+def refuses_subscriptions(error: Exception) -> bool:
+    """Whether the answer to WRITE_NOTHING is that of a replica, or is missing. Other refusals say nothing of that."""
+    return isinstance(error, ReadOnlyError) or not isinstance(error, ResponseError)
 
 
 def connect_error(server: Server, error: Exception) -> PinLaterError:

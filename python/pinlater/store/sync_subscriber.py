@@ -1,4 +1,4 @@
-"""The subscriptions of a blocking client: its own channel, which its threads share, and one channel a call.
+"""The subscriptions of a blocking client: its own channels, which its threads share, and one channel a call.
 
 Promises:
 - A notification that comes after `listen` returned ends the next `wait` of every thread.
@@ -30,32 +30,34 @@ MAX_FREE: Final = 8
 
 
 class SyncSubscriber:
-    """The client's own channel on each server, and subscriptions of single calls. Safe for threads.
+    """The client's own channels on each server, and subscriptions of single calls. Safe for threads.
 
-    channel: the client's own channel. connect: makes a redis-py connection, or raises ServerError. free: connections
-    for the next subscriptions.
+    connect: makes a redis-py connection, or raises ServerError. free: connections for the next subscriptions.
     """
 
-    def __init__(self, channel: bytes, connect: Callable[[Server], Any]) -> None:
-        self._channel = channel
+    def __init__(self, connect: Callable[[Server], Any]) -> None:
         self._connect = connect
         self._listening: dict[Server, Any] = {}
+        self._channels: dict[Server, set[bytes]] = {}
         self._changed = threading.Condition()
         self._notifications = 0
         self._reading = self._missing = self._closed = False
         self.free: dict[Server, list[Any]] = {}
         self._subscriptions: set[SyncSubscription] = set()
 
-    def listen(self, servers: Sequence[Server]) -> int:
-        """Subscribes to the client's own channel on the servers that have no subscription yet, and skips a server that
-        does not answer. Returns the number of notifications so far. Raises ServerRefused if the user lacks the right.
+    def listen(self, channels: Sequence[tuple[Server, bytes]]) -> int:
+        """Subscribes to those of the client's own channels that are not subscribed yet, and skips a server that does
+        not answer. Returns the number of notifications so far. Raises ServerRefused if the user lacks the right.
         """
         with self._changed:
-            for server in servers:
-                if server not in self._listening and not self._closed:
-                    self._listen_to(server)
-            self._missing = any(server not in self._listening for server in servers)
+            for server, channel in channels:
+                if not self._hears(server, channel) and not self._closed:
+                    self._listen_to(server, channel)
+            self._missing = not all(self._hears(server, channel) for server, channel in channels)
             return self._notifications
+
+    def _hears(self, server: Server, channel: bytes) -> bool:
+        return server in self._listening and channel in self._channels[server]
 
     def wait(self, seconds: float, since: int) -> None:
         """Returns after the notification number `since`, when a subscription is lost, or after `seconds`."""
@@ -71,14 +73,26 @@ class SyncSubscriber:
         """A subscription to a channel; None if the server does not answer. Raises ServerRefused if the user lacks the
         right.
         """
-        free = self.free.setdefault(server, [])
+        moves, free = server.moves, self.free.setdefault(server, [])
         connection = self._subscribed_again(server, channel, free) or self._subscribed(server, channel)
         if connection is None:
             return None
-        subscription = SyncSubscription(connection, channel, free, self._subscriptions)
-        if self._closed:  # by another thread, after this call began
+        subscription = SyncSubscription(connection, server, channel, free, self._subscriptions)
+        if self._closed or moves != server.moves:  # by another thread, after this call began
             subscription.interrupt()
         return subscription
+
+    def leave(self, server: Server) -> None:
+        """Ends the subscriptions on a server that the driver left; waits on them end. Any thread may call this."""
+        listening = self._listening.get(server)
+        if listening is not None:
+            _interrupt(listening)  # the next thread that reads it disconnects it
+        for subscription in list(self._subscriptions):
+            if subscription.server is server:
+                subscription.interrupt()
+        free = self.free.pop(server, [])
+        while free:
+            free.pop().disconnect()
 
     def close(self) -> None:
         """Ends every subscription and closes every connection. Waiting threads return."""
@@ -101,10 +115,26 @@ class SyncSubscriber:
                 else:
                     connection.disconnect()
 
-    def _listen_to(self, server: Server) -> None:
-        connection = self._subscribed(server, self._channel)
+    def _listen_to(self, server: Server, channel: bytes) -> None:
+        moves, connection = server.moves, self._listening.get(server)
         if connection is not None:
-            self._listening[server] = connection
+            self._listen_to_another(server, connection, channel)
+        elif (connection := self._subscribed(server, channel)) is not None:
+            self._listening[server], self._channels[server] = connection, {channel}
+            if moves != server.moves:  # another thread left the server meanwhile
+                _interrupt(connection)
+
+    def _listen_to_another(self, server: Server, connection: Any, channel: bytes) -> None:
+        try:
+            _subscribe(connection, server, channel)
+            self._channels[server].add(channel)
+        except (RedisError, OSError):
+            self._listening.pop(server, None)
+            if self._reading:
+                _interrupt(connection)  # the thread that reads it disconnects it
+            else:
+                connection.disconnect()
+        self._notify()  # a notification may have come before the confirmation
 
     def _subscribed(self, server: Server, channel: bytes) -> Any:
         """A new connection that is subscribed to a channel; None if the server does not answer."""
@@ -112,7 +142,7 @@ class SyncSubscriber:
             connection = self._connect(server)
         except PinLaterError:
             return None
-        return connection if _subscribe(connection, server, channel) else None
+        return connection if _is_subscribed(connection, server, channel) else None
 
     def _subscribed_again(self, server: Server, channel: bytes, free: list[Any]) -> Any:
         """A free connection that is subscribed to a channel; None if no free one still works."""
@@ -121,7 +151,7 @@ class SyncSubscriber:
                 connection = free.pop()
             except IndexError:
                 return None
-            if _subscribe(connection, server, channel):
+            if _is_subscribed(connection, server, channel):
                 return connection
 
     def _read_for_all(self, seconds: float) -> None:
@@ -144,12 +174,12 @@ class SyncSubscriber:
     def _read(self, server: Server, connection: Any) -> None:
         self._notify()
         try:
-            connection.read_response(disable_decoding=True)
-            while connection.can_read(timeout=0):
+            while connection.can_read(timeout=0):  # another thread, which subscribed, may have read everything
                 connection.read_response(disable_decoding=True)
         except (RedisError, OSError):
             connection.disconnect()
-            self._listening.pop(server, None)
+            if self._listening.get(server) is connection:
+                del self._listening[server]
 
     def _notify(self) -> None:
         self._notifications += 1
@@ -157,13 +187,16 @@ class SyncSubscriber:
 
 
 class SyncSubscription:
-    """A subscription to one channel, on a connection of its own, for one thread.
+    """A subscription to one channel of a server, on a connection of its own, for one thread.
 
     lost: no message comes any more.
     """
 
-    def __init__(self, connection: Any, channel: bytes, free: list[Any], subscriptions: set[SyncSubscription]) -> None:
+    def __init__(
+        self, connection: Any, server: Server, channel: bytes, free: list[Any], subscriptions: set[SyncSubscription]
+    ) -> None:
         self._connection = connection
+        self.server = server
         self._channel = channel
         self._free = free
         self._subscriptions = subscriptions
@@ -200,19 +233,27 @@ class SyncSubscription:
         self._connection.disconnect()
 
 
-def _subscribe(connection: Any, server: Server, channel: bytes) -> bool:
+def _is_subscribed(connection: Any, server: Server, channel: bytes) -> bool:
     """Whether the server confirmed the subscription; if not, the connection is closed."""
     try:
-        connection.send_command("SUBSCRIBE", channel, check_health=False)
-        while connection.read_response(disable_decoding=True)[:2] != [b"subscribe", channel]:
-            pass  # replies to an earlier subscription of this connection
-    except NoPermissionError as error:
-        connection.disconnect()
-        raise subscription_refused(server, str(error)) from None
+        _subscribe(connection, server, channel)
     except (RedisError, OSError):
         connection.disconnect()
         return False
+    except ServerRefused:
+        connection.disconnect()
+        raise
     return True
+
+
+def _subscribe(connection: Any, server: Server, channel: bytes) -> None:
+    """Returns when the server confirmed the subscription. Raises ServerRefused, RedisError or OSError."""
+    try:
+        connection.send_command("SUBSCRIBE", channel, check_health=False)
+        while connection.read_response(disable_decoding=True)[:2] != [b"subscribe", channel]:
+            pass  # messages, and replies to an earlier subscription of this connection
+    except NoPermissionError as error:
+        raise subscription_refused(server, str(error)) from None
 
 
 def _interrupt(connection: Any) -> None:

@@ -1,7 +1,10 @@
-"""Batch tasks: the worker collects jobs for one call of their function. Each job has an end of its own.
+"""Batch tasks: the worker collects several jobs, and calls the task's function once for all of them.
 
-Promises that a batch starts when it is full or has waited long enough, and that a worker which stops releases the jobs
-that are only collected. Risks: a job that waits for its batch holds a worker slot.
+Promises:
+    Each job succeeds or fails by itself.
+    A batch starts when it is full, or when its first job has waited `batch_wait`.
+    A worker that stops releases the jobs of batches that have not started.
+Risks: a job that waits for its batch holds a worker slot.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ T = TypeVar("T")
 
 
 class Item(Generic[T]):
-    """One job of a batch task, which gets a list of them.
+    """One job of a batch. The function of a batch task gets a list of items.
 
         @app.task(batch=100)
         async def store(items: list[Item[Row]]) -> None:
@@ -31,8 +34,8 @@ class Item(Generic[T]):
 
     job: the job.
     value: its argument.
-    trace: the trace context that it was enqueued with, or None.
-    error: what fail() or retry() set; None: the job ends as the call does.
+    trace: the trace context that the job was enqueued with, or None.
+    error: the error that fail() or retry() set. None: the job succeeds or fails with the whole call.
     """
 
     __slots__ = ("error", "job", "trace", "value")
@@ -47,9 +50,10 @@ class Item(Generic[T]):
         return f"Item({self.job.descriptor}, {self.value!r:.60})"
 
     def fail(self, error: BaseException | type[BaseException]) -> None:
-        """Ends this job as if it had raised the error: Retry, Snooze and Cancel too. The other jobs are not affected.
+        """Ends this job as if its function had raised the error. The other jobs are not affected.
 
-        Raises InvalidArgument for what is no exception.
+        error: any exception; Retry, Snooze and Cancel have their usual meaning.
+        Raises InvalidArgument if `error` is not an exception.
         """
         if isinstance(error, type) and issubclass(error, BaseException):
             error = error()
@@ -58,12 +62,12 @@ class Item(Generic[T]):
         self.error = error
 
     def retry(self, reason: str = "", *, delay: float | None = None) -> None:
-        """The same as `fail(Retry(reason, delay=delay))`. delay: seconds until the next attempt."""
+        """Does the same as `fail(Retry(reason, delay=delay))`. delay: seconds until the next attempt."""
         self.fail(Retry(reason, delay=delay))
 
 
 def single(args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The one argument of a job in a batch. Raises TypeError for a call with others."""
+    """The argument of a job in a batch. Raises TypeError unless the call has exactly one, by position."""
     if len(args) != 1 or kwargs:
         raise TypeError(f"a batch task takes one argument by position, got {len(args)} and {sorted(kwargs)!r:.60}")
     return args[0]
@@ -72,8 +76,8 @@ def single(args: list[Any], kwargs: dict[str, Any]) -> Any:
 class _CollectedJob:
     """One job, from its collection to the end of its batch.
 
-    result: set at the end: the error and its traceback, or None.
-    batch, call: the jobs of its batch and the task that runs it, once the batch started.
+    result: is set when the batch ends: the job's error and its traceback, or None.
+    batch, call: the jobs of the same batch, and the asyncio task that runs the batch. Empty until the batch starts.
     """
 
     __slots__ = ("batch", "call", "item", "result")
@@ -91,9 +95,9 @@ class Batcher:
     """Collects the jobs of one task into batches. Create it on the worker's loop.
 
     call: runs the task's function.
-    size: the most items in a batch.
+    size: the highest number of items in a batch.
     wait_s: how long the first job of a batch waits for others, in seconds.
-    stopping: whether the worker stops; then no more jobs are collected.
+    stopping: returns whether the worker stops. Then the batcher collects no more jobs.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Batcher:
 
     async def run(self, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> None:
         """Returns when the batch of the job has ended. Raises the job's error."""
-        if self._stopping():  # the job had started before the stop, and only its middleware ran until now
+        if self._stopping():  # until now only the job's middleware ran
             raise asyncio.CancelledError
         collected = _CollectedJob(Item(job, single(args, kwargs), headers.get("trace")), self._loop.create_future())
         self._collected.append(collected)
@@ -124,7 +128,7 @@ class Batcher:
             failed = await collected.result
         except asyncio.CancelledError:
             self._drop(collected)
-            if collected.call is not None and _all_done(collected.batch):  # the call is cancelled too; let it end first
+            if collected.call is not None and _all_done(collected.batch):  # the call is cancelled too: wait for its end
                 await asyncio.wait([collected.call])
             raise
         if failed is not None:
@@ -143,7 +147,7 @@ class Batcher:
         return any(collected.item.job is job for collected in self._collected)
 
     def cancel_collected(self) -> None:
-        """Cancels the jobs whose batch did not start. Call it when the worker stops."""
+        """Cancels the jobs whose batch has not started. The worker calls this at its stop."""
         for collected in self._take():
             collected.result.cancel()
 
@@ -166,7 +170,7 @@ class Batcher:
             collected.result.add_done_callback(lambda _: _all_done(batch) and call.cancel())
 
     async def _run(self, batch: list[_CollectedJob]) -> None:
-        """Runs one batch. It is cancelled when all its jobs were cancelled."""
+        """Runs one batch. If all jobs of the batch are cancelled, this task is cancelled too."""
         failed: BaseException | None = None
         items = [collected.item for collected in batch]
         current_trace.set(_shared_trace(items))  # in this task's own context
@@ -185,7 +189,7 @@ class Batcher:
 
 
 def _shared_trace(items: list[Item[Any]]) -> str | None:
-    """The trace context that all items have. A batch of several traces belongs to none."""
+    """The trace context, if it is the same for all items; else None."""
     first = items[0].trace
     return first if type(first) is str and all(item.trace == first for item in items) else None
 

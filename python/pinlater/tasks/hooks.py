@@ -1,165 +1,110 @@
-"""Limits the time of hooks: middleware around a call, and `on_failure`. worker/time_limits.py lists the other limits.
+"""Calls hooks: middleware around a task's function, and `on_failure`.
 
 Promises that a hook on the loop that goes on past its limit is cancelled, and that its job ends and frees its slot
-without it.
-Risks: a hook that ignores its cancellation goes on beside the job's next attempt, and so does a thread. A hook that
-blocks the loop is not limited.
+without it; see worker/time_limits.py.
+Risk: a hook that ignores its cancellation goes on beside the job's next attempt, and so does one in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from pinlater.model.jobs import Job
 from pinlater.tasks.middleware import Runner
 from pinlater.tasks.reports import Failure
-from pinlater.worker.executor import End, ThreadPool, TimedOut
+from pinlater.worker.executor import End, ThreadPool
+from pinlater.worker.time_limits import Limit, TimedOut
+from pinlater.worker.worker_slots import Judge
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: Hooks may take so long, or as long as the timeout of their task if that is longer.
-HOOKS_S: Final = 60.0
-#: Hook deadlines are checked once in so long. One shared timer costs less than one a job.
-LOOK_S: Final = 1.0
-
-NEVER_S: Final = float("inf")
-
-#: Says how a given-up job ends.
-Judge: TypeAlias = Callable[[], Coroutine[Any, Any, End]]
+#: Gets a job, how long its hooks may take (s), and how it ends if they take longer; see WorkerSlots.limit_hooks.
+LimitHooks: TypeAlias = Callable[[Job, float, Judge], Limit]
+#: Says how a job ends: gets it, its arguments, the error, and when it started (monotonic s).
+Fail: TypeAlias = Callable[[Job, list[Any], dict[str, Any], BaseException, float], Coroutine[Any, Any, End]]
 
 
-def limit_s(timeout_s: float | None) -> float:
-    """How long hooks of a task with this timeout may take, each time."""
-    return max(HOOKS_S, timeout_s or 0.0)
+def limited(call: Runner, wrap: Callable[[Runner], Runner], most_s: float, fail: Fail, limit: LimitHooks) -> Runner:
+    """The call inside of its middleware; without middleware, the call itself.
 
-
-class _Time:
-    """The hooks of one job.
-
-    since_s: they run since then (monotonic s); NEVER_S while the call itself runs.
-    running: the asyncio task that runs the job.
+    wrap: puts the middleware around.
+    most_s: the middleware's time before the call, and again after it.
     """
+    # by the id() of the job, which its call keeps alive; calls: how many are under way, as middleware may make several
+    limits: dict[int, Limit] = {}
+    calls = Counter[int]()
 
-    __slots__ = ("judge", "most_s", "running", "since_s")
-
-    def __init__(self, most_s: float, judge: Judge) -> None:
-        self.running, self.most_s, self.judge = asyncio.current_task(), most_s, judge
-        self.since_s = time.monotonic()
-
-
-class HookTimes:
-    """The hooks of a worker's jobs. give_up: ends a job without its asyncio task."""
-
-    def __init__(self, give_up: Callable[[asyncio.Task[Any], Judge], None]) -> None:
-        self._give_up = give_up
-        #: By the id() of the job, which its call keeps alive.
-        self._times: dict[int, _Time] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        #: A given-up job's context is not that of jobs that start in its slot.
-        self._context = contextvars.Context()
-
-    def close(self) -> None:
-        """Limits nothing any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def limited(
-        self,
-        call: Runner,
-        wrap: Callable[[Runner], Runner],
-        most_s: float,
-        fail: Callable[[Job, list[Any], dict[str, Any], BaseException, float], Coroutine[Any, Any, End]],
-    ) -> Runner:
-        """The call inside of its middleware; without middleware, the call itself.
-
-        wrap: puts the middleware around.
-        most_s: the middleware's time before the call, and again after it.
-        fail: says how a job ends: gets it, its arguments, the error, when it began (monotonic s).
-        """
-
-        async def inner(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
-            mine = self._times.get(id(job))
-            if mine is None:  # it was given up, and ignored its cancellation
-                raise asyncio.CancelledError
-            mine.since_s = NEVER_S
-            try:
-                return await call(job, args, kwargs, headers)
-            finally:
-                mine.since_s = time.monotonic()
-
-        around = wrap(inner)
-        if around is inner:
-            return call
-
-        async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
-            mine = _Time(most_s, lambda: fail(job, args, kwargs, TimedOut("its middleware", most_s), began_s))
-            began_s = mine.since_s
-            self._begin(job, mine)
-            try:
-                return await around(job, args, kwargs, headers)
-            finally:
-                self._end(job, mine)
-
-        return run
-
-    async def tell(
-        self,
-        hook: Callable[[Failure], Any],
-        is_async: bool,
-        most_s: float,
-        failure: Failure,
-        end: End,
-        pool: ThreadPool,
-    ) -> None:
-        """Calls `on_failure`, and logs its errors. end: how the job ends in any case."""
-
-        async def without_hook() -> End:
-            log.error("job %s: on_failure of task %s took over %g s", failure.job.descriptor, failure.task, most_s)
-            return end
-
-        mine = _Time(most_s, without_hook)
+    async def inner(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+        mine = limits.get(id(job))
+        if mine is None or mine.over:  # the job was given up, and its middleware ignored the cancellation
+            raise asyncio.CancelledError
+        mine.lift()
+        calls[id(job)] += 1
         try:
-            if is_async:
-                self._begin(failure.job, mine)
-                await hook(failure)
-            else:
-                await pool.run(lambda _: hook(failure), failure.job, most_s)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and cut_off():
-                raise
-            log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, failure.task)
+            return await call(job, args, kwargs, headers)
         finally:
-            self._end(failure.job, mine)
+            calls[id(job)] -= 1
+            if calls[id(job)] == 0:
+                mine.begin()
 
-    def _begin(self, job: Job, mine: _Time) -> None:
-        self._times[id(job)] = mine
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=self._context)
+    around = wrap(inner)
+    if around is inner:
+        return call
 
-    def _end(self, job: Job, mine: _Time) -> None:
-        if self._times.get(id(job)) is mine:
-            del self._times[id(job)]
+    async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+        start_s = time.monotonic()
+        mine = limit(job, most_s, lambda: fail(job, args, kwargs, TimedOut("its middleware", most_s), start_s))
+        limits[id(job)] = mine
+        mine.begin()
+        try:
+            return await around(job, args, kwargs, headers)
+        finally:
+            mine.lift()
+            if limits.get(id(job)) is mine:  # a job can run twice here, once its claim went stale
+                del limits[id(job)]
+                calls.pop(id(job), None)
 
-    def _look(self) -> None:
-        self._timer = None
-        now_s = time.monotonic()
-        for key, mine in [each for each in self._times.items() if now_s - each[1].since_s >= each[1].most_s]:
-            del self._times[key]
-            if mine.running is not None:
-                self._give_up(mine.running, mine.judge)
-                mine.running.cancel()
-        if self._times and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=self._context)
+    return run
 
 
-def cut_off() -> bool:
+async def call_on_failure(
+    hook: Callable[[Failure], Any],
+    is_async: bool,
+    most_s: float,
+    failure: Failure,
+    end: End,
+    pool: ThreadPool,
+    limit: LimitHooks,
+) -> None:
+    """Calls `on_failure`, and logs its errors. end: how the job ends in any case."""
+
+    async def without_hook() -> End:
+        log.error("job %s: on_failure of task %s took over %g s", failure.job.descriptor, failure.task, most_s)
+        return end
+
+    mine = limit(failure.job, most_s, without_hook)
+    try:
+        if is_async:
+            mine.begin()
+            await hook(failure)
+        else:
+            await pool.run(lambda _: hook(failure), failure.job, most_s)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
+        log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, failure.task)
+    finally:
+        mine.lift()
+
+
+def is_cancelled() -> bool:
     """Whether the current asyncio task was cancelled: at a stop, or because its job was removed or given up."""
     current = asyncio.current_task()
     return current is None or current.cancelling() > 0

@@ -1,7 +1,7 @@
 """How a task's function is called: on the loop, in a thread, in another process, or with a batch of jobs.
 
-Promises that what a task does not use is found out when the worker starts, and costs its jobs nothing. Risks: as those
-of the kind: a thread can not be stopped, a process is killed.
+Promises that the worker finds out at its start what a task uses, so that a job pays for nothing else.
+Risks: a thread can not be stopped from outside, and a process is killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from pinlater.tasks.middleware import Runner
 from pinlater.tasks.outcomes import Snooze
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool
-from pinlater.worker.executor import ThreadPool, TimedOut
+from pinlater.worker.executor import ThreadPool
+from pinlater.worker.time_limits import TimedOut, in_time
 
 
 @dataclass(slots=True)
 class Invoker:
-    """What calls are made with. keep: of checkpoints. made: by the lifespan. concurrency: of the worker. stopping:
-    whether that stops. batchers: of the tasks that have one, so far. contexts: of the tasks that run in threads, by the
-    id() of their jobs (a job can run twice here, once its claim went stale), while they run.
+    """Makes the functions that run jobs.
+
+    keep: stores checkpoints.
+    made: what the lifespan made.
+    concurrency: of the worker.
+    stopping: whether the worker stops.
+    batchers: those made so far, by the task's name.
+    in_threads: the id() of each job whose function runs in a thread.
+    contexts: of those, by the id() of the job. A job can run twice here, once its claim went stale.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -42,6 +49,7 @@ class Invoker:
     concurrency: int
     stopping: Callable[[], bool]
     batchers: dict[str, Batcher] = field(default_factory=dict)
+    in_threads: set[int] = field(default_factory=set)
     contexts: WeakValueDictionary[int, SyncContext] = field(default_factory=WeakValueDictionary)
 
     def runner(self, task: Task[..., Any]) -> Runner:
@@ -72,9 +80,17 @@ class Invoker:
             except Snooze as snooze:
                 raise with_progress(snooze, called)  # noqa: B904  (the same one)
 
-        return run if timeout_s is None else partial(_in_time, run, timeout_s)
+        if timeout_s is None:
+            return run
+
+        async def limited(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
+            return await in_time("it", timeout_s, run(job, args, kwargs, headers))
+
+        return limited
 
     def _in_thread(self, task: Task[..., Any]) -> Runner:
+        timeout_s = task.options.timeout_s
+
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
             if task.context is not None:
@@ -86,35 +102,20 @@ class Invoker:
                 return returned[0]
 
             context = copy_context()
+            self.in_threads.add(id(job))
             try:
-                await self.threads.run(lambda job: context.run(call, job), job, task.options.timeout_s)
+                await self.threads.run(lambda job: context.run(call, job), job, timeout_s)
             except (TimedOut, asyncio.CancelledError):  # its thread goes on
                 if task.context is not None:
                     called[0].cancelled = True
                 raise
             except Snooze as snooze:
                 raise with_progress(snooze, called)  # noqa: B904  (the same one)
+            finally:
+                self.in_threads.discard(id(job))
             return returned[0]
 
         return run
-
-
-async def _in_time(
-    run: Runner, timeout_s: float, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
-) -> Any:
-    """Raises TimedOut past the timeout, whatever the function returns or raises then; its error is the cause."""
-    cause: BaseException | None = None
-    clock = asyncio.timeout(timeout_s)
-    try:
-        async with clock:
-            value = await run(job, args, kwargs, headers)
-    except BaseException as error:
-        if not clock.expired() or isinstance(error, asyncio.CancelledError):  # then the worker's too
-            raise
-        cause = error.__cause__ if isinstance(error.__cause__, asyncio.CancelledError) else error
-    if clock.expired():
-        raise TimedOut("it", timeout_s) from cause
-    return value
 
 
 def call_plain_task(

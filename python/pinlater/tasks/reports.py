@@ -19,7 +19,7 @@ from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.outcomes import Expired, TaskEnd
-from pinlater.worker.executor import TimedOut
+from pinlater.worker.time_limits import TimedOut
 
 #: The most bytes of an error that is tried again: five of them fit into a status.
 ERROR_BYTES: Final = 400

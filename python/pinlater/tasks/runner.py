@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument
+from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
@@ -34,8 +35,10 @@ from pinlater.tasks.retry_policies import milliseconds
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
-from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool, TimedOut
+from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool
+from pinlater.worker.time_limits import Limit, TimedOut, hooks_limit_s
 from pinlater.worker.worker import Worker
+from pinlater.worker.worker_slots import Judge
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -104,8 +107,7 @@ class TaskRunner:
             concurrency,
             self._is_stopping,
         )
-        self._batchers, self._contexts = invoker.batchers, invoker.contexts
-        self._hooks = hooks.HookTimes(self._give_up)
+        self._batchers, self._in_threads, self._contexts = invoker.batchers, invoker.in_threads, invoker.contexts
         runnable = [self._runnable(app, invoker, task) for task in app.tasks.values()]
         #: By the name in the envelope; raw tasks by their queue.
         self._tasks = {each.task.name.encode(): each for each in runnable if each.task.codec != "raw"}
@@ -114,8 +116,8 @@ class TaskRunner:
         self.stats = TaskStats()
         #: Called with each attempt that failed, and its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
-        #: The worker whose handler this is; None until it is set.
-        self.worker: Worker | None = None
+        #: The worker whose handler this is. Set it before the first job.
+        self.worker: Worker
         #: By the task's name. Empty: only `stats` are counted.
         self.meters: dict[str, Meter] = {}
 
@@ -129,7 +131,6 @@ class TaskRunner:
 
     async def close(self) -> None:
         """Lets the threads end, and ends the processes."""
-        self._hooks.close()
         self._threads.close()
         await self._processes.close()
 
@@ -139,7 +140,7 @@ class TaskRunner:
             batcher.cancel_collected()
 
     def _is_stopping(self) -> bool:
-        return self.worker is not None and self.worker.stopping
+        return self.worker.stopping
 
     async def __call__(self, job: Job) -> End:
         """Runs the task of a job."""
@@ -174,7 +175,7 @@ class TaskRunner:
         current_job.set(job)  # each job has an asyncio task of its own, and so a context of its own
         try:
             if expires_ms is not None:
-                self._check_expiry(job, expires_ms, headers)
+                await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
@@ -187,7 +188,7 @@ class TaskRunner:
             self._meter(task, "snoozed", start_s)
             return postponed
         except asyncio.CancelledError as error:
-            if hooks.cut_off() or self._is_stopping():
+            if hooks.is_cancelled() or self._is_stopping():
                 raise  # the worker releases the job; a middleware may have hidden the cancellation from the task
             return await self._failed(task, job, args, kwargs, error, start_s)
         except GeneratorExit:
@@ -223,20 +224,30 @@ class TaskRunner:
                 f"{what}: expected at most {config.body_limit:,} bytes (the queue's body limit), got {len(packed):,}"
             )
 
-    def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
+    async def _check_expiry(self, job: Job, expires_ms: int, headers: dict[str, Any]) -> None:
         """Raises Expired for a job that came too late, by the server's clock: ids and tokens carry its time."""
-        due_ms = headers.get("at") or job.created_ms + headers.get("delay", 0)
-        if job.claimed_ms > due_ms + expires_ms:
+        at_ms, came_ms = headers.get("at"), job.claimed_ms
+        due_ms = at_ms or job.created_ms + headers.get("delay", 0)
+        if came_ms > due_ms + expires_ms and at_ms:
+            # ids stay ahead after the server's clock ran ahead, and `at` knows nothing of that
+            came_ms = min(came_ms, await self._server_time_ms(job))
+        if came_ms > due_ms + expires_ms:
             self.stats.expired += 1
-            raise Expired(
-                f"not run: it came {job.claimed_ms - due_ms} ms after it was due, and expires after {expires_ms}"
-            )
+            raise Expired(f"not run: it came {came_ms - due_ms} ms after it was due, and expires after {expires_ms}")
+
+    async def _server_time_ms(self, job: Job) -> int:
+        """TIME of the job's server. The time of the claim, if the server does not answer."""
+        shard = self._client.session.shards[job.shard]
+        try:
+            return await self._client.run(lambda end: server_time_ms(shard, end))
+        except PinLaterError:
+            return job.claimed_ms
 
     def cancel(self, job: Job) -> bool:
         """Cancels a job whose function runs in a thread: sets `context.cancelled`. The worker calls it.
 
-        Returns False for all other jobs: those the worker cancels itself. A job that waits for its batch is one of
-        them, as it has no thread yet.
+        Returns False for all other jobs: those the worker cancels itself. A job that waits for its batch, or for its
+        middleware, is one of them, as it has no thread yet.
         """
         task = self._task_of(job)
         if task is None or task.kind != "thread":
@@ -244,6 +255,8 @@ class TaskRunner:
         batcher = self._batchers.get(task.name)
         if batcher is not None:
             return not batcher.collects(job)
+        if id(job) not in self._in_threads:
+            return False
         context = self._contexts.get(id(job))
         if context is not None:
             context.cancelled = True
@@ -278,7 +291,7 @@ class TaskRunner:
         error: BaseException,
         start_s: float,
     ) -> End:
-        if self.worker is not None and not self.worker.is_current():
+        if not self.worker.is_current():
             return None  # the job was removed or given up, so this end is not reported
         self.stats.timeouts += isinstance(error, TimedOut)
         if self.on_error is not None:
@@ -294,8 +307,15 @@ class TaskRunner:
             end = replace(end, awaited=True)
         if (hook := task.options.on_failure) is not None and last:
             failure = Failure(job, task.name, args, kwargs, error, end.status)
-            most_s = hooks.limit_s(task.options.timeout_s)
-            await self._hooks.tell(hook, task.hook_is_async, most_s, failure, end, self._threads)
+            await hooks.call_on_failure(
+                hook,
+                task.hook_is_async,
+                hooks_limit_s(task.options.timeout_s),
+                failure,
+                end,
+                self._threads,
+                self._limit_hooks,
+            )
         return end
 
     def _runnable(self, app: PinLater, invoker: Invoker, task: Task[..., Any]) -> RunnableTask:
@@ -304,7 +324,7 @@ class TaskRunner:
         if timeout_s is not None and task.kind != "process":  # a process is killed at its timeout
             call = partial(self._limited, task, call, timeout_s + wait_s)
         wrap = partial(wrapped, task.name, all_middleware=app.middleware)
-        run = self._hooks.limited(call, wrap, hooks.limit_s(timeout_s), partial(self._failed, task))
+        run = hooks.limited(call, wrap, hooks_limit_s(timeout_s), partial(self._failed, task), self._limit_hooks)
         options = (task.context, task.options.timeout_s, task.options.batch)
         direct = task.kind == "loop" and options == (None, None, None) and not task.needs and run is call
         return RunnableTask(task, task.function if direct else None, run)
@@ -320,14 +340,13 @@ class TaskRunner:
         headers: dict[str, Any],
     ) -> Any:
         """Runs the call. The worker gives the job up if the call takes longer than limit_s and a grace."""
-        if self.worker is None:
-            return await run(job, args, kwargs, headers)
         start_s = time.monotonic()
-        lift = self.worker.limit(job, limit_s, lambda: self._overdue(task, job, args, kwargs, start_s))
+        limit = self.worker.limit_function(job, limit_s, lambda: self._overdue(task, job, args, kwargs, start_s))
+        limit.begin()
         try:
             return await run(job, args, kwargs, headers)
         finally:
-            lift()
+            limit.lift()
 
     async def _overdue(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], start_s: float
@@ -337,9 +356,8 @@ class TaskRunner:
         error = TimedOut("it was cancelled in vain, and", task.options.timeout_s)
         return await self._failed(task, job, args, kwargs, error, start_s)
 
-    def _give_up(self, running: asyncio.Task[Any], judge: hooks.Judge) -> None:
-        if self.worker is not None:
-            self.worker.give_up(running, judge)
+    def _limit_hooks(self, job: Job, most_s: float, judge: Judge) -> Limit:
+        return self.worker.limit_hooks(job, most_s, judge)
 
 
 async def _run_and_call_back(callback: Callable[[Job, Any], None], run: Runner, job: Job, *call: Any) -> Any:

@@ -2,10 +2,11 @@
 
 Promises:
     A process starts when there is work for it, as a new interpreter that imports the app.
-    The worker kills a process whose task is past its timeout or was given up at a stop.
-    A process that dies costs the attempt of its own job and nothing else. One that can not start costs no attempt.
+    The worker kills a process if its task exceeds the timeout, or still runs when the time of a stop is over.
+    If a process dies, its own job loses an attempt. No other job does.
+    If a process can not start, no job loses an attempt.
     No process outlives its worker.
-Risks: a process that a task starts is the task's to end.
+Risks: a task must end the processes that it starts.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_messages import MessageKind
-from pinlater.worker.executor import Failed, TimedOut
+from pinlater.worker.executor import Failed
 from pinlater.worker.os_process import exit_in_words
+from pinlater.worker.time_limits import TimedOut, in_time
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: When the job of this asyncio task was sent to its process (time.monotonic); 0: it was not.
+#: When the job of this asyncio task was sent to its process (time.monotonic). 0: the job was not sent yet.
 sent_s: Final[ContextVar[float]] = ContextVar("pinlater_sent_s", default=0.0)
 
-#: Enough for the interpreter, the app's imports and its lifespan.
+#: A new process has this long to start the interpreter, import the app and enter the lifespan.
 START_TIMEOUT_S: Final = 60.0
-#: After a failed start the pool waits before the next one: first this long, then twice as long each time, up to
-#: LAST_PAUSE_S. Jobs are postponed until then.
+#: After a failed start the pool waits this long before the next start. Each further failure doubles the pause, up to
+#: LAST_PAUSE_S. Jobs that need a process are postponed until the pause ends.
 FIRST_PAUSE_S: Final = 1.0
 LAST_PAUSE_S: Final = 60.0
 #: An idle process has this long to leave the lifespan. Then it is killed.
@@ -65,8 +67,9 @@ def cores() -> int:
 class TaskProcess:
     """One task process, as its worker sees it.
 
-    exited: done when the process has exited, with its exit code; negative if a signal ended it.
-    started: whether the process confirmed the last job that it was sent.
+    exited: a future that is done when the process has exited. Its result is the exit code, or -N if signal N killed
+        the process.
+    started: whether the process has confirmed the last job that the worker sent.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class TaskProcess:
         self.os_process, self._reader, self._writer = os_process, reader, writer
         self.started = False
         self.exited = asyncio.get_running_loop().create_task(os_process.wait())
-        # a process that the task forked may hold the socket open, so the end of the stream may never come
+        # the task may have forked a process that keeps the socket open; then the stream never ends by itself
         self.exited.add_done_callback(lambda _: writer.transport.abort())
 
     def send(self, kind: MessageKind, *items: Any) -> None:
@@ -111,11 +114,11 @@ class ProcessPool:
     """The task processes of one worker. Create it on the worker's loop.
 
     app: the app that the processes import, as "module:app".
-    size: the most processes at once.
+    size: the highest number of processes at a time.
     worker: the worker's name, for reports of failures.
     store_body: stores a new body of a job.
-    values: whether processes send back return values that are not kept as results.
-    url: the store that stands in for the app's servers; None: the app's own servers.
+    values: whether processes also return values of tasks that keep no results.
+    url: the URL of a store that replaces the app's servers, in tests. None: the app uses its own servers.
     """
 
     def __init__(
@@ -137,9 +140,9 @@ class ProcessPool:
     async def run(
         self, task: Task[..., Any], job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> Any:
-        """Runs a job in an idle process, or in a new one. Returns what the task returned and raises what it raised.
+        """Runs a job in an idle process, or in a new one. Returns the task's result or raises the task's error.
 
-        The process reads the arguments from the job's body. The timeout begins when the process is sent the job.
+        The process reads the arguments from the job's body. The timeout begins when the job is sent to the process.
         Raises Snooze if no process can start.
         """
         async with self._free:
@@ -160,12 +163,12 @@ class ProcessPool:
         return _value_of(answer)
 
     async def close(self) -> None:
-        """Ends the idle processes. A process that ran a task was killed when the task was given up."""
+        """Ends the idle processes. The pool has already killed each process whose task was cancelled."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(process.close() for process in idle), *self._leaving)
 
     def _take(self) -> TaskProcess | None:
-        """The idle process that was used last; None if there is none. Processes that died while idle are dropped."""
+        """The idle process that ran a job last, or None. Drops processes that died while they were idle."""
         while self._idle:
             process = self._idle.pop()
             if not process.exited.done():
@@ -182,7 +185,10 @@ class ProcessPool:
             raise self._postpone(error) from None
 
     def _postpone(self, error: Exception) -> Snooze:
-        """The end of a job whose process could not start. Several failures at once lengthen the pause once."""
+        """Returns the Snooze that postpones a job whose process could not start.
+
+        Failures during a pause do not lengthen the pause.
+        """
         if time.monotonic() >= self._paused_until_s:
             self._pause_s = self._pauses.take()
             self._paused_until_s = time.monotonic() + self._pause_s
@@ -227,7 +233,7 @@ class ProcessPool:
         return process
 
     def _settings(self, socket_number: int) -> dict[str, Any]:
-        """What task_process_main.main() reads from its command line."""
+        """The settings that task_process_main.main() reads from its command line."""
         return {
             "path": sys.path,
             "app": self._app,
@@ -245,16 +251,16 @@ class ProcessPool:
         process.exited.add_done_callback(self._leaving.discard)
 
     async def _in_time(self, process: TaskProcess, task: Task[..., Any], job: Job) -> list[Any]:
-        timeout_s = task.options.timeout_s
+        asked, timeout_s = self._ask(process, task, job), task.options.timeout_s
+        if timeout_s is None:
+            return await asked
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._ask(process, task, job)
-        except TimeoutError:
-            assert timeout_s is not None
-            raise TimedOut("its process", timeout_s) from None
+            return await in_time("its process", timeout_s, asked)
+        except TimedOut as late:
+            raise late from None  # where it was awaited says nothing
 
     async def _ask(self, process: TaskProcess, task: Task[..., Any], job: Job) -> list[Any]:
-        """Sends the job to the process and returns the last message about it."""
+        """Sends the job to the process, and returns the process's last message about the job."""
         process.started = False
         sent_s.set(time.monotonic())
         process.send(MessageKind.JOB, task.name, *messages.job_parts(job))
@@ -269,7 +275,7 @@ class ProcessPool:
                 return [kind, *items]
 
     async def _keep(self, job: Job, body: bytes) -> tuple[str, str] | tuple[()]:
-        """Stores a checkpoint. Returns name and text of the error that this raised, or nothing."""
+        """Stores a checkpoint. Returns the name and the text of an error, or () if the checkpoint was stored."""
         try:
             await self._store_body(job, body)
         except PinLaterError as error:
@@ -278,7 +284,7 @@ class ProcessPool:
 
 
 def _value_of(answer: list[Any]) -> Any:
-    """Returns what the task returned, or raises what it raised."""
+    """Returns the task's result, or raises the task's error."""
     kind, *items = answer
     if kind == MessageKind.RETURNED:
         return _returned(*items)
@@ -304,7 +310,7 @@ def _task_end(name: str, reason: str, delay: Any, headers: dict[str, Any] | None
 
 
 def _log_settings() -> dict[str, Any]:
-    """How this process logs, so that task processes log the same way."""
+    """The log settings of this process. Task processes use the same."""
     root = logging.getLogger()
     formatters = [handler.formatter for handler in root.handlers if handler.formatter is not None]
     settings = {"log_level": root.level, "log_line": formatters[0]._fmt if formatters else None}

@@ -44,7 +44,7 @@ class MovableClock:
 
 
 class _Store(UrlProvider):
-    """The clients of a harness. When the app is closed, the lifespan that drains share ends."""
+    """Gives clients of the harness's store to the app. Closing the app also ends the lifespan that all drains share."""
 
     def __init__(self, harness: Harness) -> None:
         super().__init__(harness.server.url)

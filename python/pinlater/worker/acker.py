@@ -1,7 +1,8 @@
 """Reports the ends of a worker's jobs: results, acks and postponements in batches, and releases.
 
 Promises that an ack is tried until it is answered, and that one ack is under way a queue shard: an outage of a server
-holds up its own jobs only. Jobs that end meanwhile go with the next ack.
+holds up its own jobs only. Jobs that end meanwhile go with the next ack. An end that no server takes fails its own job,
+with the reason.
 Risk: at a stop, a job that is not acked in time runs again once its lease is over.
 """
 
@@ -9,25 +10,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
-from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
-from pinlater.model.jobs import Ack, Checkpoint, Job
-from pinlater.model.pauses import Pauses
+from pinlater._core import MAX_STATUS_BYTES
+from pinlater.model.errors import PinLaterError
+from pinlater.model.jobs import Ack, Checkpoint
+from pinlater.model.text import describe
 from pinlater.operations.enqueue import CALL_JOBS
+from pinlater.operations.parts import in_parts
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.held_jobs import Held
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal
+from pinlater.worker.persistent_call import PersistentCall
 from pinlater.worker.stats import WorkerStats
 
 log: Final = logging.getLogger("pinlater.worker")
 
 _Ended: TypeAlias = tuple[Held, End]
-_Item = TypeVar("_Item")
+#: Jobs that are not acked: because the worker does not hold them (None), or because no server takes their end (why).
+_Out: TypeAlias = dict[Held, Exception | None]
+
+#: Of the reason why an end was not taken, in the custom status: so that a few attempts fit.
+_REASON_BYTES: Final = MAX_STATUS_BYTES // 3
+
+
+def _size(ended: _Ended) -> int:
+    """The bytes that an end sends, about."""
+    end = ended[1]
+    sent: Any = b""
+    if isinstance(end, Succeeded):
+        sent = end.result
+    elif isinstance(end, Postponed):
+        sent = end.body
+    elif isinstance(end, Failed):
+        sent = end.status
+    return len(sent) if isinstance(sent, bytes | str) else 0
 
 
 class Acker:
@@ -88,7 +109,7 @@ class Acker:
                 self.stale(one)
             else:
                 queue_shards.setdefault(one.lease.queue_shard, []).append(one)
-        batches = [batch for held in queue_shards.values() for batch in _batches(held)]
+        batches = [batch for held in queue_shards.values() for batch in in_parts(held, lambda _: 0)]
         try:
             await asyncio.gather(*map(self._release_at, batches))
         except asyncio.CancelledError:
@@ -112,14 +133,20 @@ class Acker:
         )
 
     async def _release_at(self, held: list[Held]) -> None:
-        jobs = [one.job for one in held]
-        refused = {id(job) for job in await self._persist(lambda: self._source.release(jobs), jobs)}
+        out: _Out = {}
+        await self._step(self._release, [(one, None) for one in held], out)
         for one in held:
-            self._lease_renewal.done(one.lease)
-            if id(one.job) in refused:
-                self.stale(one)
-            else:
+            if one not in out:
+                self._lease_renewal.done(one.lease)
                 self._stats.released += 1
+            elif (why := out[one]) is not None:
+                self._abandon(one, why)
+            else:
+                self._lease_renewal.done(one.lease)
+                self.stale(one)
+
+    async def _release(self, ended: list[_Ended]) -> list[Any]:
+        return await self._source.release([held.job for held, _ in ended])
 
     async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
@@ -127,7 +154,8 @@ class Acker:
             await asyncio.sleep(0)  # jobs that end in this turn of the loop share the first batch
             while ended := self._ended.pop(queue_shard, None):
                 self._acking[queue_shard] = ended
-                for batch in _batches(ended):
+                for first in range(0, len(ended), CALL_JOBS):
+                    batch = ended[first : first + CALL_JOBS]
                     await self._settle(batch)
                     self.count -= len(batch)
                     self._changed()
@@ -135,30 +163,85 @@ class Acker:
             del self._flushing[queue_shard]
             self._acking.pop(queue_shard, None)
 
-    async def _settle(self, batch: list[_Ended]) -> None:
-        """Checkpoints and results go before the acks, which cannot express them. Each is one script call."""
+    async def _settle(self, batch: list[_Ended], *, again: bool = False) -> None:
+        """Checkpoints and results go before the acks, which cannot express them. Each is one script call, or several
+        if they are many bytes.
+
+        again: these ends take the place of ends that no server took.
+        """
         live = [one for one in batch if not one[0].lease.lost]
         for held, _ in batch:
             if held.lease.lost:
                 self.stale(held)
         special = [one for one in live if one[1] is not None]
-        refused = await self._checkpoint(special) | await self._store(special) if special else set()
-        refused |= await self._ack([one for one in live if id(one[0].job) not in refused])
+        out: _Out = {}
         if special:
-            await self._notify(special)
+            await self._step(self._checkpoint, [one for one in special if _checkpoint(*one) is not None], out, _size)
+            await self._step(self._store, [one for one in special if isinstance(one[1], Succeeded)], out, _size)
+            await self._step(self._ack, [one for one in live if not isinstance(one[1], Postponed)], out, _size)
+            await self._notify([one for one in special if one[0] not in out])
+        else:
+            await self._step(self._ack, live, out)
+        rejected: list[tuple[Held, End, Exception]] = []
         for held, end in live:
-            self._count(held, end, id(held.job) in refused)
+            if held not in out:
+                self._count(held, end)
+            elif (why := out[held]) is not None:
+                rejected.append((held, end, why))
+            else:
+                self._lease_renewal.done(held.lease)
+                self.stale(held)
+        if rejected:
+            await self._fail_rejected(rejected, again)
 
-    async def _store(self, special: list[_Ended]) -> set[int]:
+    async def _step(
+        self,
+        call: Callable[[list[_Ended]], Awaitable[list[Any]]],
+        ended: list[_Ended],
+        out: _Out,
+        size: Callable[[_Ended], int] | None = None,
+    ) -> None:
+        """Makes a call for those that are not out yet, and adds those that it puts out."""
+        ended = [one for one in ended if one[0] not in out] if out else ended
+        if ended:
+            answer = await PersistentCall(call, _refused_of, self._answers, size).run(ended)
+            out.update(dict.fromkeys(held for held, _ in answer.refused))
+            out.update({held: why for (held, _), why in answer.rejected})
+
+    async def _answers(self, ended: _Ended) -> bool:
+        """Whether the server of a job answers a small request."""
+        try:
+            await self._source.renew([ended[0].job])
+        except PinLaterError:
+            return False
+        return True
+
+    async def _fail_rejected(self, rejected: list[tuple[Held, End, Exception]], again: bool) -> None:
+        """Fails jobs whose ends no server takes, with the reason."""
+        if again:
+            for held, _, why in rejected:
+                self._abandon(held, why)
+            return
+        for held, _, why in rejected:
+            text = "job %s: no server takes its end, so its attempt failed: %s"
+            log.error(text, held.job.descriptor, describe(why, _REASON_BYTES), extra={"job": held.job})
+        await self._settle([(held, _failed(end, why)) for held, end, why in rejected], again=True)
+
+    def _abandon(self, held: Held, why: Exception) -> None:
+        """Renews the lease of this job no more: it runs again when that has run out."""
+        self._lease_renewal.limit(held.lease, held.job, 0.0)
+        self._lease_renewal.done(held.lease)
+        self._stats.stale += 1
+        text = "job %s: no server takes its end; it runs again when its lease runs out: %s"
+        log.error(text, held.job.descriptor, describe(why, _REASON_BYTES), extra={"job": held.job})
+
+    async def _store(self, ended: list[_Ended]) -> list[Any]:
         """Keeps results before the ack ends the claim, which proves the right to keep them. Returns refused jobs.
 
         If the process dies between the two, the job runs again, and its next result replaces this one.
         """
-        kept = [(held.job, end.result, end.keep_ms) for held, end in special if isinstance(end, Succeeded)]
-        if not kept:
-            return set()
-        jobs = [job for job, _, _ in kept]
-        return {id(job) for job in await self._persist(lambda: self._source.store_results(kept), jobs)}
+        kept = [(held.job, end.result, end.keep_ms) for held, end in ended if isinstance(end, Succeeded)]
+        return await self._source.store_results(kept)
 
     async def _notify(self, special: list[_Ended]) -> None:
         """Notifies clients that wait for results of jobs that failed for good."""
@@ -171,71 +254,48 @@ class Acker:
             with suppress(PinLaterError):  # they look for themselves from time to time
                 await self._source.notify_failed(failed)
 
-    async def _checkpoint(self, live: list[_Ended]) -> set[int]:
-        """Enqueues postponed jobs again, and leaves one attempt to those that failed for good. Returns refused jobs.
+    async def _checkpoint(self, ended: list[_Ended]) -> list[Any]:
+        """Enqueues postponed jobs again, and leaves one attempt to those that failed for good. Returns refused ones.
 
         If the process dies before the ack, that last attempt ends with the lease.
         """
-        checkpoints = [
-            made for held, end in live if end is not None and (made := _checkpoint(held.job, end)) is not None
-        ]
-        if not checkpoints:
-            return set()
-        refused = await self._persist(lambda: self._source.checkpoint(checkpoints), checkpoints)
-        return {id(checkpoint.job) for checkpoint in refused}
+        return await self._source.checkpoint([made for one in ended if (made := _checkpoint(*one)) is not None])
 
-    async def _ack(self, live: list[_Ended]) -> set[int]:
-        """Returns refused jobs."""
-        good = [held.job for held, end in live if end is None or isinstance(end, Succeeded)]
+    async def _ack(self, ended: list[_Ended]) -> list[Any]:
+        """Returns refused ones."""
+        good = [held.job for held, end in ended if end is None or isinstance(end, Succeeded)]
         bad = [
             Ack(held.job, end.status, self._retry_delay_ms if end.delay_ms is None else end.delay_ms)
-            for held, end in live
+            for held, end in ended
             if isinstance(end, Failed)
         ]
-        if not good and not bad:
-            return set()
-        refused = await self._persist(lambda: self._source.ack(good, bad), [*good, *bad])
-        return {id(item.job if isinstance(item, Ack) else item) for item in refused}
+        return await self._source.ack(good, bad)
 
-    def _count(self, held: Held, end: End, refused: bool) -> None:
+    def _count(self, held: Held, end: End) -> None:
         self._lease_renewal.done(held.lease)
-        if refused:
-            self.stale(held)
-        elif end is None or isinstance(end, Succeeded):
+        if end is None or isinstance(end, Succeeded):
             self._stats.succeeded += 1
         elif isinstance(end, Failed):
             self._stats.failed += 1
         else:
             self._stats.postponed += 1
 
-    async def _persist(self, call: Callable[[], Awaitable[list[Any]]], items: list[Any]) -> list[Any]:
-        """Makes a call until it is answered, however long the server is away; returns refused items."""
-        pauses = Pauses()
-        resolve: Callable[[], Any] | None = None
-        why: PinLaterError
-        while True:
-            try:
-                refused: list[Any] = await (resolve or call)()
-                return refused
-            except OutcomeUnknown as error:
-                resolve, why = error.resolve, error
-            except QueueNotFound:
-                return items  # the queue was deleted, and its jobs with it
-            except PinLaterError as error:
-                resolve, why = None, error
-            pause_s = pauses.take()
-            log.warning("%d jobs not acked yet, trying again in %.1f s: %s", len(items), pause_s, why)
-            await asyncio.sleep(pause_s)
 
-
-def _checkpoint(job: Job, end: Failed | Postponed | Succeeded) -> Checkpoint | None:
-    if isinstance(end, Succeeded):
-        return None
+def _checkpoint(held: Held, end: End) -> Checkpoint | None:
     if isinstance(end, Postponed):
-        return Checkpoint(job=job, body=end.body, move_to_pending=True, delay_ms=end.delay_ms)
-    return Checkpoint(job=job, attempts=1) if end.final and job.attempts_remaining > 1 else None
+        return Checkpoint(job=held.job, body=end.body, move_to_pending=True, delay_ms=end.delay_ms)
+    if isinstance(end, Failed) and end.final and held.job.attempts_remaining > 1:
+        return Checkpoint(job=held.job, attempts=1)
+    return None
 
 
-def _batches(items: list[_Item]) -> Iterator[list[_Item]]:
-    """Each is one script call, so that it applies to all of its jobs or to none."""
-    return (items[first : first + CALL_JOBS] for first in range(0, len(items), CALL_JOBS))
+def _failed(end: End, why: Exception) -> Failed:
+    """The end of an attempt whose own end no server takes."""
+    awaited = isinstance(end, Succeeded) or (isinstance(end, Failed) and end.awaited)
+    return Failed(f"its end was not taken: {describe(why, _REASON_BYTES)}\n", awaited=awaited)
+
+
+def _refused_of(ended: list[_Ended], refused: list[Any]) -> list[_Ended]:
+    """refused: jobs, acks or checkpoints."""
+    ids = {id(item.job if isinstance(item, Ack | Checkpoint) else item) for item in refused}
+    return [one for one in ended if id(one[0].job) in ids] if ids else []

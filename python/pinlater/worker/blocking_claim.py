@@ -20,11 +20,12 @@ from typing import Final, TypeAlias
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError
 from pinlater.operations.claim import claim_at
 from pinlater.operations.dequeue import PATIENCE_S
 from pinlater.store.effects import Flow, NoAnswer, Send
-from pinlater.store.keys import blocking_list_key
+from pinlater.store.keys import LIST_MARK, blocking_list_key
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
 
@@ -38,7 +39,7 @@ _LEFT_MS: Final = 60_000
 _ANSWER_S: Final = 1.0
 _NEVER_S: Final = float("inf")
 
-#: Gets the queue, the claim or why there is no answer, and when it was sent (monotonic s).
+#: Gets the queue, the claim or why there is no answer, and when it was sent (boot_s).
 Answered: TypeAlias = Callable[[str, Claim | PinLaterError, float], None]
 
 
@@ -104,7 +105,7 @@ class BlockingClaims:
 
     async def _claim(self, queue_shard: QueueShard, blocking_list: bytes) -> None:
         client = self._client
-        session, claimer, sent_s = client.session, client.settings.source, time.monotonic()
+        session, claimer, sent_s = client.session, client.settings.source, boot_s()
         answer: Claim | PinLaterError
         try:
             # no deadline: after an outage the server is asked what it gave
@@ -117,16 +118,17 @@ class BlockingClaims:
         finally:
             self._waiting.pop(queue_shard, None)
         if not queue_shard.blocking_list:
-            await self._do_without(queue_shard, blocking_list)
+            await self._do_without(queue_shard)
         self._answered(queue_shard.queue, answer, sent_s)
 
-    async def _do_without(self, queue_shard: QueueShard, blocking_list: bytes) -> None:
+    async def _do_without(self, queue_shard: QueueShard) -> None:
         """Blocking is refused: the worker is notified by messages from now on."""
         if self._wanted:
             log.info("%s: BLPOP is refused, the worker waits for messages instead (docs/acl.md)", queue_shard.shard)
         self._set_wanted(False)
+        leaving = queue_shard.waiter + LIST_MARK
         with suppress(PinLaterError):
-            await self._client.run(lambda end: write(queue_shard, "pass_on", [blocking_list], end, patient=False))
+            await self._client.run(lambda end: write(queue_shard, "pass_on", [leaving], end, patient=False))
 
     async def _notify(self, queue_shard: QueueShard) -> bool:
         """Whether the server answered."""
@@ -140,7 +142,7 @@ class BlockingClaims:
         return await self._client.run(push)
 
     def _list(self, queue_shard: QueueShard) -> bytes:
-        return blocking_list_key(queue_shard.queue, queue_shard.shard.name, self._client.session.channel)
+        return blocking_list_key(queue_shard.queue, queue_shard.shard.name, self._client.session.id)
 
 
 def _ignore(*_: object) -> None:

@@ -1,5 +1,7 @@
 """Stops handlers of running jobs that were removed, or that another worker holds by now.
 
+A message on the channel of cancellations stops nothing by itself: its jobs are looked up first, since whoever may write
+there may write anything.
 Promises that a handler is cancelled once, that the end of a removed job is neither acked nor reported as stale, and
 that a removal which was not heard is found when the subscription stands again: pub/sub keeps nothing.
 Risk: a connection that dies without a word is noticed 25 s later; until then nothing is heard.
@@ -9,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import Pauses
@@ -28,7 +30,7 @@ log: Final = logging.getLogger("pinlater.worker")
 #: So many are remembered, for jobs of a claim that is under way.
 MAX_CANCELLATIONS: Final = 1_000
 
-#: When it was heard (monotonic s), the channel, ids.
+#: When it was heard (boot_s), the channel, ids.
 _Cancellation: TypeAlias = tuple[float, bytes, set[int]]
 
 
@@ -41,17 +43,28 @@ class Cancellations:
         self._cancel: Callable[[Job], bool] | None = getattr(handler, "cancel", None)
         self._is_async = is_async
         self._acker = acker
+        #: Jobs that are looked up, because they are said to be removed. None of them starts meanwhile.
+        self.doubted: set[Held] = set()
         #: Removed and stale jobs whose handlers have not ended yet, and what reports each when it does.
         self.stopped: dict[Held, Callable[[Held], None]] = {}
         self._heard: deque[_Cancellation] = deque(maxlen=MAX_CANCELLATIONS)
 
-    def hear(
+    def hear(self, channel: bytes, packed: bytes, jobs: Iterable[Held]) -> set[Held]:
+        """Jobs with these ids are said to be removed. packed: the ids, joined. Returns which of `jobs` to look up."""
+        cancellation = _cancellation(channel, packed)
+        self._heard.append(cancellation)
+        return self._doubt(held for held in jobs if _is_of(held, cancellation))
+
+    def _doubt(self, jobs: Iterable[Held]) -> set[Held]:
+        doubted = {held for held in jobs if held not in self.doubted and held not in self.stopped}
+        self.doubted |= doubted
+        return doubted
+
+    def stop_removed(
         self, channel: bytes, packed: bytes, running: Mapping[asyncio.Future[Any], Held], waiting: Iterable[Held]
     ) -> set[Held]:
         """Stops running jobs that were removed. packed: their ids, joined. Returns those of `waiting` that were."""
-        ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
-        cancellation = (time.monotonic(), channel, ids)
-        self._heard.append(cancellation)
+        cancellation = _cancellation(channel, packed)
         for future, held in [one for one in running.items() if _is_of(one[1], cancellation)]:
             if held not in self.stopped:
                 self._stop(future, held, self._acker.removed)
@@ -65,20 +78,27 @@ class Cancellations:
 
     def _stop(self, future: asyncio.Future[Any], held: Held, report: Callable[[Held], None]) -> None:
         self.stopped[held] = report
-        if not (self._cancel is not None and self._cancel(held.job)) and self._is_async:
+        if not self._stops_itself(held.job) and self._is_async:
             future.cancel()
 
-    def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
-        """Those of `waiting` that were removed while their claim was under way.
+    def _stops_itself(self, job: Job) -> bool:
+        try:
+            return self._cancel is not None and self._cancel(job)
+        except Exception:  # the others must be stopped all the same
+            log.exception("job %s: cancel() of its handler failed", job.descriptor, extra={"job": job})
+            return False
 
-        sent_s: when the claim was sent (monotonic s); cancellations from before are forgotten.
+    def among(self, waiting: Iterable[Held], sent_s: float) -> set[Held]:
+        """Those of `waiting` to look up: they were said to be removed while their claim was under way.
+
+        sent_s: when the claim was sent (boot_s); cancellations from before are forgotten.
         """
         while self._heard and self._heard[0][0] < sent_s:
             self._heard.popleft()
         heard = self._heard
-        return (
-            {held for held in waiting if any(_is_of(held, cancellation) for cancellation in heard)} if heard else set()
-        )
+        if not heard:
+            return set()
+        return self._doubt(held for held in waiting if any(_is_of(held, cancellation) for cancellation in heard))
 
     def ended(self, held: Held, future: asyncio.Future[Any]) -> bool:
         """Whether the handler that ended was stopped; then this reports its job."""
@@ -89,6 +109,11 @@ class Cancellations:
             future.exception()  # so that asyncio does not log it
         report(held)
         return True
+
+
+def _cancellation(channel: bytes, packed: bytes) -> _Cancellation:
+    ids = {int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)}
+    return boot_s(), channel, ids
 
 
 def _is_of(held: Held, cancellation: _Cancellation) -> bool:
@@ -102,7 +127,7 @@ async def find_missed(
     report: Callable[[bytes, bytes], None],
     there: Callable[[set[str]], None] | None = None,
 ) -> None:
-    """Looks the jobs up until that is answered, and reports removed ones as their channel would have.
+    """Looks the jobs up until that is answered, and reports removed ones.
 
     report: gets the channel and the ids, joined.
     there: gets the descriptors of the others.

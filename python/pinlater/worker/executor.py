@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from pinlater._core import MAX_STATUS_BYTES, MAX_TIME_MS
@@ -21,6 +20,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
 from pinlater.model.text import clip
+from pinlater.worker.time_limits import TimedOut, in_time
 
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
 
@@ -41,6 +41,8 @@ class Failed:
     awaited: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.status, str):
+            raise InvalidArgument(f"status: expected text, got {self.status!r:.60}")
         object.__setattr__(self, "status", clip(self.status, MAX_STATUS_BYTES))
         if self.delay_ms is not None:
             check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
@@ -58,6 +60,8 @@ class Postponed:
 
     def __post_init__(self) -> None:
         check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+        if self.body is not None:
+            _check_bytes("body", self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,14 @@ class Succeeded:
     result: bytes
     keep_ms: int
 
+    def __post_init__(self) -> None:
+        _check_bytes("result", self.result)
+        check_integer("keep_ms", self.keep_ms, 0, MAX_TIME_MS)
 
-class TimedOut(TimeoutError):
-    """A job ran longer than it may."""
 
-    def __init__(self, what: str, timeout_s: float) -> None:
-        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
+def _check_bytes(name: str, value: object) -> None:
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"{name}: expected bytes, got {value!r:.60}")
 
 
 #: How a job ended. None: it succeeded. Anything else that a handler returns counts as None.
@@ -129,15 +135,35 @@ def call_plain(handler: Handler, job: Job) -> BaseException | End:
 
 
 class _Call:
-    """One call in the pool. settle() is true once: for its thread when it ends, or for its time limit."""
+    """One call in the pool.
 
-    __slots__ = ("future", "handler", "job", "settle")
+    left_behind: nobody waits for it any more. It does not begin, or its end counts for nothing.
+    """
+
+    __slots__ = ("_lock", "end", "ended", "future", "handler", "job", "left_behind", "started")
 
     def __init__(self, handler: Handler, job: Job, future: asyncio.Future[End]) -> None:
-        self.handler = handler
-        self.job = job
-        self.future = future
-        self.settle: Callable[[], bool] = partial(threading.Lock().acquire, blocking=False)
+        self.handler, self.job, self.future = handler, job, future
+        self._lock = threading.Lock()
+        self.started = self.ended = self.left_behind = False
+        self.end: BaseException | End = None
+
+    def run(self) -> bool:
+        """Runs the call in this thread. False: it was left behind while it ran."""
+        with self._lock:
+            if self.left_behind:
+                return True
+            self.started = True
+        end = call_plain(self.handler, self.job)
+        with self._lock:
+            self.end, self.ended = end, True
+            return not self.left_behind
+
+    def leave_behind(self) -> bool:
+        """False: the call has ended."""
+        with self._lock:
+            self.left_behind = not self.ended
+            return self.left_behind
 
 
 class ThreadPool:
@@ -150,49 +176,66 @@ class ThreadPool:
         self._threads = 0
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
-    def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> asyncio.Future[End]:
-        """Runs handler(job) in a thread; the future gets its end. Call it on the event loop.
+    def start(self, handler: Handler, job: Job) -> asyncio.Future[End]:
+        """Runs handler(job) in a thread; the future gets its end. Call it on the event loop."""
+        return self._start(handler, job).future
 
-        timeout_s: after so long the future gets a TimedOut. The thread is left behind, and another may replace it.
+    async def run(self, handler: Handler, job: Job, timeout_s: float | None = None) -> End:
+        """Runs handler(job) in a thread, and waits for its end.
+
+        A call that does not end in its timeout, or whose caller is cancelled, is left behind in its thread; another
+        thread may replace that. Raises TimedOut past the timeout, unless the call has ended by then.
         """
-        future: asyncio.Future[End] = self._loop.create_future()
-        call = _Call(handler, job, future)
-        self._work.put(call)
-        if timeout_s is not None:
-            timer = self._loop.call_later(timeout_s, self._give_up, call, TimedOut("its thread", timeout_s))
-            future.add_done_callback(lambda _: timer.cancel())
-        if self._idle:
-            self._idle -= 1
-        elif self._threads < self._size:
-            self._threads += 1
-            threading.Thread(target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True).start()
-        return future
+        call = self._start(handler, job)
+        try:
+            return await (call.future if timeout_s is None else in_time("its thread", timeout_s, call.future))
+        except asyncio.CancelledError:
+            self._leave_behind(call)
+            raise
+        except TimedOut as late:
+            if self._leave_behind(call):
+                raise late from None  # where it was awaited says nothing
+            if isinstance(call.end, BaseException):
+                raise call.end from None
+            return call.end
 
     def close(self) -> None:
         """Lets idle threads end. One that hangs stays behind as a daemon."""
         for _ in range(self._threads):
             self._work.put(None)
 
+    def _start(self, handler: Handler, job: Job) -> _Call:
+        call = _Call(handler, job, self._loop.create_future())
+        self._work.put(call)
+        if self._idle:
+            self._idle -= 1
+        elif self._threads < self._size:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"pinlater-handler-{self._threads}", daemon=True).start()
+        return call
+
+    def _leave_behind(self, call: _Call) -> bool:
+        """False: the call has ended."""
+        left_behind = call.leave_behind()
+        if left_behind and call.started:
+            self._threads -= 1
+        return left_behind
+
     def _serve(self) -> None:
         while (call := self._work.get()) is not None:
-            end = call_plain(call.handler, call.job)
-            if not call.settle():
-                return  # past its time limit: another thread replaced this one
+            if not call.run():
+                return  # another thread replaces this one
             try:
-                self._loop.call_soon_threadsafe(self._finish, call.future, end)
+                self._loop.call_soon_threadsafe(self._finish, call)
             except RuntimeError:
                 return  # the loop is closed
 
-    def _give_up(self, call: _Call, why: TimedOut) -> None:
-        if call.settle():
-            self._threads -= 1
-            call.future.set_exception(why)  # a future that is done has no timer any more
-
-    def _finish(self, future: asyncio.Future[End], end: BaseException | End) -> None:
+    def _finish(self, call: _Call) -> None:
+        """The thread of the call is free again."""
         self._idle += 1
-        if future.done():
+        if call.future.done():
             return
-        if isinstance(end, BaseException):
-            future.set_exception(end)
+        if isinstance(call.end, BaseException):
+            call.future.set_exception(call.end)
         else:
-            future.set_result(end)
+            call.future.set_result(call.end)

@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pinlater._core import Claim
-from pinlater.model.errors import PinLaterError, QueueNotFound
+from pinlater.model.clocks import boot_s
+from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import FIRST_RETRY_S
-from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.dequeue import SAFETY_S
 from pinlater.worker.cancellations import find_missed
 from pinlater.worker.job_source import JobSource
@@ -34,11 +34,11 @@ class Fetcher:
     """Claims while there is room.
 
     room: how many jobs may be claimed now.
-    take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (monotonic s).
-    removed: gets the channel and the ids of running jobs that were removed; see JobEvents.on_removed.
+    take: gets a queue, its claims with jobs (none: an answer all the same), and when they were sent (boot_s).
+    heard: gets what JobEvents.on_removed gets.
+    removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
     max_jobs: it claims so many and no more.
-    config_of: see Worker.
     """
 
     def __init__(
@@ -47,17 +47,18 @@ class Fetcher:
         queues: Sequence[str],
         room: Callable[[], int],
         take: Callable[[str, list[Claim], float], None],
+        heard: Callable[[bytes, bytes], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
         order: QueueOrder | None = None,
         max_jobs: int | None = None,
-        config_of: Callable[[str], QueueConfig] | None = None,
     ) -> None:
-        self._source, self._config_of = source, config_of
+        self._source = source
         #: How many more jobs may be claimed ever.
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
-        self._take, self._held, self.on_removed = take, held, removed
+        self._take, self._held = take, held
+        self.on_removed, self._removed = heard, removed
         self._polls = {queue: QueuePoll(queue) for queue in queues}
         self._turns = QueueTurns(queues, order or QueueOrder())
         self._pausing: asyncio.Future[None] | None = None
@@ -69,7 +70,7 @@ class Fetcher:
         self.claims = 0
         #: `: ` and the error of the last claim, if it failed.
         self.last_error = ""
-        #: Cancellations of jobs claimed before that may have been missed (monotonic s): see check().
+        #: Cancellations of jobs claimed before that may have been missed (boot_s): see check().
         self.heard_since_s = 0.0
 
     def open(self, *, blocking: bool) -> None:
@@ -140,11 +141,12 @@ class Fetcher:
                 queue, share = self._turns.next([poll.queue for poll in wanting], room)
                 await self._try_claim(self._polls[queue], share)
         self._take_late()
-        await self._source.end_waits(lambda queue, claim, sent_s: self._answered(self._polls[queue], [claim], sent_s))
+        now_s = boot_s()
+        await self._source.end_waits(lambda queue, claim: self._answered(self._polls[queue], [claim], now_s))
 
     async def claim_once(self, queue: str, limit: int) -> None:
         """Claims due jobs, without waiting for more."""
-        await self._claim(self._polls[queue], limit, self._source.claim)
+        await self._claim(self._polls[queue], limit, wait=False)
 
     def _wanting(self, room: int) -> list[QueuePoll]:
         now_s = time.monotonic()
@@ -171,24 +173,20 @@ class Fetcher:
 
     async def _try_claim(self, poll: QueuePoll, limit: int) -> None:
         try:
-            heard = await self._claim(poll, limit, self._source.claim_or_wait)
+            heard = await self._claim(poll, limit, wait=True)
         except PinLaterError as error:
             self._put_off(poll, error)
-            if isinstance(error, QueueNotFound) and self._config_of is not None:
-                await self._source.create(poll.queue, self._config_of(poll.queue))
         else:
             if heard and poll.worked():
                 log.info("queue %s: claims work again", poll.queue)
                 self.last_error = ""
 
-    async def _claim(
-        self, poll: QueuePoll, limit: int, claim: Callable[[str, int], Coroutine[Any, Any, list[Claim] | None]]
-    ) -> bool:
+    async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
         notified, poll.notified, poll.unregistered = poll.notified, False, False
-        sent_s, claims = time.monotonic(), None
+        sent_s, claims = boot_s(), None
         try:
-            claims = await claim(poll.queue, limit)
+            claims = await self._source.claim(poll.queue, limit, wait=wait)
         finally:
             if claims is None:  # another worker may have to claim
                 poll.notified = poll.notified or notified
@@ -267,21 +265,29 @@ class Fetcher:
             # notified: a claim under way may be answered for a moment before the subscription
             poll.due = poll.notified = True
         self.wake()
-        self.heard_since_s = time.monotonic()
+        self.heard_since_s = boot_s()
         self.check([job for job in self._held() if is_from(job)])
 
-    def check(self, jobs: Sequence[Job], there: Callable[[set[str]], None] | None = None) -> None:
-        """Reports those that were removed as if their cancellation had been heard.
+    def check(
+        self,
+        jobs: Sequence[Job],
+        there: Callable[[set[str]], None] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Looks jobs up, and reports those that were removed.
 
-        there: gets the descriptors of the others.
+        there: gets the descriptors of the others. done: called at the end, however it comes.
         """
         if jobs:
-            self._background(find_missed(self._source, jobs, self.on_removed, there))
+            task = self._background(find_missed(self._source, jobs, self._removed, there))
+            if done is not None:
+                task.add_done_callback(lambda _: done())
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _loop_time(monotonic_s: float) -> float:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from pinlater._core import Claim
 from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Ack, Checkpoint, Job
-from pinlater.model.queue_config import QueueConfig
 
 
 class JobEvents(Protocol):
@@ -23,24 +22,30 @@ class JobEvents(Protocol):
     def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float) -> None:
         """A claim that waited at the server was answered, with one job at most.
 
-        sent_s: when it was sent (monotonic s).
+        sent_s: when it was sent (boot_s).
         """
 
     def on_removed(self, channel: bytes, ids: bytes) -> None:
-        """Running jobs were removed. channel: see store.keys.cancel_channel. ids: joined, 8 bytes each."""
+        """Somebody says that running jobs were removed; look them up.
+
+        channel: see store.keys.cancel_channel. ids: joined, 8 bytes each.
+        """
 
     def on_subscribed(self, is_from: Callable[[Job], bool]) -> None:
         """A server is heard again, so events may have been missed. is_from: whether a job came from that server."""
 
 
 class JobSource(Protocol):
-    """Methods that return refused jobs return those that the worker does not hold any more.
+    """What the worker does with it: wait, claim, ack, release, renew, and ask which jobs were cancelled.
 
-    ready: every server is heard.
+    Methods that return refused jobs return those that the worker does not hold any more.
     """
 
+    # wait
+
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether every server is heard."""
 
     def open(self, events: JobEvents, *, blocking: bool) -> None:
         """Reports events from now on. blocking: claims wait at the servers, too."""
@@ -48,26 +53,24 @@ class JobSource(Protocol):
     def stop(self) -> None:
         """Does not subscribe again where a subscription is lost."""
 
+    async def end_waits(self, take: Callable[[str, Claim], None]) -> None:
+        """Waits no more, and asks for claims whose answers were lost. take: gets the queue and the claim."""
+
     async def close(self) -> None:
         """Reports nothing any more."""
 
-    async def claim(self, queue: str, limit: int) -> list[Claim]:
-        """Claims due jobs."""
+    def notify_others(self, queue: str) -> list[Coroutine[Any, Any, None]]:
+        """Notifies other workers, a coroutine a shard."""
 
-    async def claim_or_wait(self, queue: str, limit: int) -> list[Claim] | None:
-        """Claims due jobs; where there are none, waits for events. None: no server of the queue is heard yet."""
+    # claim
+
+    async def claim(self, queue: str, limit: int, *, wait: bool) -> list[Claim] | None:
+        """Claims due jobs. wait: where there are none, waits for events; None: no server of the queue is heard yet."""
 
     def ask_again_s(self, queue: str) -> float:
         """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
 
-    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
-        """Waits no more, and asks for claims whose answers were lost. take: gets queue, claim, when it was sent."""
-
-    async def create(self, queue: str, config: QueueConfig) -> None:
-        """Creates a queue again that was lost."""
-
-    def notify_others(self, queue: str) -> list[Coroutine[Any, Any, None]]:
-        """Notifies other workers, a coroutine a shard."""
+    # ack, release, renew
 
     async def ack(self, succeeded: list[Job], failed: list[Ack]) -> list[Any]:
         """Returns refused ones."""
@@ -86,6 +89,8 @@ class JobSource(Protocol):
 
     async def renew(self, jobs: Sequence[Job]) -> list[Job]:
         """Returns jobs whose lease is lost."""
+
+    # cancelled
 
     async def existing(self, jobs: Sequence[Job]) -> set[str]:
         """Descriptors of those that were not removed."""

@@ -7,12 +7,11 @@ Risk: a handler without a time limit that never returns keeps its lease.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import ssl
-import time
 from collections.abc import Sequence
+from time import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ import hiredis
 from redis.connection import parse_url
 
 from pinlater._core import LeaseRenewer
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import QueueConfig
@@ -36,10 +36,20 @@ class Lease:
 
     unfinished: jobs that are not acked yet.
     lost: the server ended the lease.
-    seen_s: when the request was sent whose answer last said that the lease stands (monotonic s).
+    seen_s: when the request was sent whose answer last said that the lease stands (boot_s).
     """
 
-    __slots__ = ("handle", "lease_s", "lost", "queue_shard", "seen_s", "token", "unfinished")
+    __slots__ = (
+        "_fresh_from_s",
+        "_fresh_until_s",
+        "_seen_s",
+        "handle",
+        "lease_s",
+        "lost",
+        "queue_shard",
+        "token",
+        "unfinished",
+    )
 
     def __init__(
         self, queue_shard: QueueShard, token: bytes, jobs: int, lease_ms: int, handle: int, seen_s: float
@@ -53,9 +63,20 @@ class Lease:
         self.lost = False
 
     @property
+    def seen_s(self) -> float:
+        """See the class."""
+        return self._seen_s
+
+    @seen_s.setter
+    def seen_s(self, seen_s: float) -> None:
+        self._seen_s, self._fresh_from_s = seen_s, time()
+        self._fresh_until_s = self._fresh_from_s + self.lease_s / 3 - (boot_s() - seen_s)
+
+    @property
     def in_doubt(self) -> bool:
-        """Whether the lease may have run out unseen, because the process stood still for a while."""
-        return time.monotonic() - self.seen_s > self.lease_s / 3
+        """Whether the lease may have run out unseen, because the process stood still or the machine was suspended."""
+        # The wall clock goes on in suspend too, and costs half as much as boot_s. It may be set, so boot_s decides.
+        return not self._fresh_from_s <= time() <= self._fresh_until_s and boot_s() - self._seen_s > self.lease_s / 3
 
 
 class LeaseRenewal:
@@ -71,7 +92,7 @@ class LeaseRenewal:
         """Renews a claim's lease until all its jobs are done.
 
         jobs: all of the claim, in its order: by priority.
-        seen_s: when the claim was sent (monotonic s).
+        seen_s: when the claim was sent (boot_s).
         """
         first = jobs[0]
         server = queue_shard.shard.server
@@ -126,18 +147,9 @@ class LeaseRenewal:
         self.renewers, self._handles, self._leases = {}, {}, {}
 
 
-async def confirm(source: JobSource, held: dict[Lease, Job]) -> bool:
-    """Renews leases in doubt, each by one of its jobs; True if every server answered."""
-    queue_shards: dict[QueueShard, dict[Lease, Job]] = {}
-    for lease, job in held.items():
-        if lease.in_doubt:
-            queue_shards.setdefault(lease.queue_shard, {})[lease] = job
-    return all(await asyncio.gather(*(_confirm_at(source, doubtful) for doubtful in queue_shards.values())))
-
-
-async def _confirm_at(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
-    """Renews leases of one queue shard; True if it answered."""
-    now_s, jobs = time.monotonic(), list(doubtful.values())
+async def confirm(source: JobSource, doubtful: dict[Lease, Job]) -> bool:
+    """Renews leases in doubt of one queue shard, each by one of its jobs. True if they were answered."""
+    now_s, jobs = boot_s(), list(doubtful.values())
     try:
         refused = {job.token for job in await source.renew(jobs)}
     except QueueNotFound:

@@ -1,9 +1,13 @@
 """The monitor: recovers the jobs of dead workers, watches clocks, and removes what is past its time.
 
-Promises redelivery within a lease and one tick, and that any number of monitors at once do no harm: one is active a
-queue shard, the others look rarely and take over when it stops.
+Promises:
+    A dead worker's job comes back within a lease and one tick; if the lease is shorter than 8 s, or another monitor
+    takes over, within one tick more.
+    Any number of monitors at once do no harm: one is active a queue shard, the others look rarely and take over when it
+    stops.
+    An unexpected error is logged, and the monitor goes on.
 Risk: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
-for one lease after a jump of a server's clock.
+for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import random
 import secrets
 import struct
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, NamedTuple
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
@@ -33,7 +39,7 @@ TICK_S: Final = 5.0
 #: look after about two.
 HOLD_TICKS: Final = 1.5
 STANDBY_TICKS: Final = 2.0
-#: A server's clock jumped if it differs by more from ours between two looks: network delays are shorter.
+#: A server's TIME is unexpected if it differs by more from what our own clock allows.
 JUMP_MS: Final = 5_000
 #: It collects finished jobs, lanes and waiters once in so many seconds.
 COLLECT_S: Final = 30.0
@@ -41,50 +47,85 @@ COLLECT_S: Final = 30.0
 COLLECT_AT_ONCE_S: Final = 1.0
 #: Without names, it looks for new queues once in so many seconds.
 REDISCOVER_S: Final = 30.0
-#: One look may take so long. Far less than JUMP_MS: a late look would take its own delay for a jump of the clock.
+#: One look may take so long.
 LOOK_S: Final = 2.0
 
 _REPORT: Final = struct.Struct(">BBB6sIII6s")
+#: In a report: TIME is not what was expected.
+_RESTS_FROM_NOW: Final = 2
 _COLLECTED: Final = struct.Struct(">IIIIIB")
+
+
+class Seen(NamedTuple):
+    """A server's TIME at a look, and when by our own clock (s) the call was sent and its answer read."""
+
+    time_ms: int
+    sent_s: float
+    read_s: float
+
+    def allows(self, from_s: float, to_s: float) -> tuple[int, int]:
+        """The earliest and latest TIME between two later times of our own clock. It does not matter how long this look
+        took, nor how long the next one takes.
+        """
+        earliest_ms = self.time_ms + int((from_s - self.read_s) * 1000) - JUMP_MS
+        return max(0, earliest_ms), self.time_ms + int((to_s - self.sent_s) * 1000) + JUMP_MS
 
 
 class ShardWatch:
     """What a monitor knows of a queue shard.
 
-    base_ms, base_s: TIME and our clock at the last look.
+    seen: its last look.
+    jumped: that look showed that the server's clock had jumped.
+    rests: nothing expires for now, and the log says so.
     sweep, cursor: where `expire` and `collect` go on.
     """
 
     def __init__(self, next_look_s: float = 0.0) -> None:
-        self.base_ms = 0
-        self.base_s = 0.0
+        self.seen: Seen | None = None
+        self.jumped = self.rests = self.active = False
         self.next_look_s = next_look_s
         self.next_collect_s = 0.0
         self.cursor = b"0"
         self.sweep = b"1:0"
-        self.active = False
 
-    def expected(self) -> bytes:
-        """The earliest and latest TIME our own clock allows now; '' before the first look."""
-        if not self.base_ms:
+    def expected(self, now_s: float) -> bytes:
+        """The argument of `expire`; "" at the first look."""
+        if self.seen is None:
             return b""
-        now_ms = self.base_ms + int((time.monotonic() - self.base_s) * 1000)
-        return max(0, now_ms - JUMP_MS).to_bytes(6, "big") + (now_ms + JUMP_MS).to_bytes(6, "big")
+        earliest_ms, latest_ms = self.seen.allows(now_s, now_s)
+        times = (ms.to_bytes(6, "big") for ms in (earliest_ms, latest_ms, self.seen.time_ms))
+        return b"".join(times) + bytes([self.jumped])
+
+    def note(self, time_ms: int, sent_s: float, read_s: float) -> int:
+        """Keeps the answer of a look. Returns by how many ms the clock jumped, or 0."""
+        off_ms = 0
+        if self.seen is not None:
+            earliest_ms, latest_ms = self.seen.allows(sent_s, read_s)
+            if not earliest_ms <= time_ms <= latest_ms:
+                off_ms = time_ms - (latest_ms - JUMP_MS if time_ms > latest_ms else earliest_ms + JUMP_MS)
+        self.seen, self.jumped = Seen(time_ms, sent_s, read_s), off_ms != 0
+        return off_ms
 
 
 class Monitor:
     """One monitor.
 
-    queues: their names; None: all that exist.
+    queues: their names, or a function that gives them at each look; None: all that exist.
     tick_s: seconds between two looks.
     """
 
-    def __init__(self, client: AsyncClient, queues: Iterable[str] | None = None, *, tick_s: float = TICK_S) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+        *,
+        tick_s: float = TICK_S,
+    ) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
         self._client = client
         self.id = secrets.token_bytes(8)
-        self._named = None if queues is None else list(queues)
+        self._named = queues if queues is None or callable(queues) else partial(list, list(queues))
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
@@ -119,9 +160,13 @@ class Monitor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Looks until stop()."""
+        """Looks until stop(). An unexpected error is logged, and the next look is a first one."""
         while not self._stopping.is_set():
-            pause_s = await self.run_once()
+            try:
+                pause_s = await self.run_once()
+            except Exception:
+                log.exception("the monitor met an unexpected error and looks again in %g s", self._tick_s)
+                self.watches, pause_s = {}, self._tick_s
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -152,7 +197,7 @@ class Monitor:
 
     async def _queues(self) -> list[str]:
         if self._named is not None:
-            return self._named
+            return list(self._named())
         if time.monotonic() >= self._rediscover_s:
             try:
                 self._found = await self._client.queue_names()
@@ -166,8 +211,11 @@ class Monitor:
         due = [queue_shard for queue_shard in queue_shards if self._watch(queue_shard).next_look_s <= time.monotonic()]
         results = await asyncio.gather(*(self.look(queue_shard) for queue_shard in due), return_exceptions=True)
         for queue_shard, result in zip(due, results, strict=True):
-            if isinstance(result, PinLaterError):
-                log.warning("%s: %s", queue_shard, result)
+            if isinstance(result, Exception):
+                if isinstance(result, PinLaterError):
+                    log.warning("%s: %s", queue_shard, result)
+                else:
+                    log.error("%s: the monitor met an unexpected error", queue_shard, exc_info=result)
                 self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
@@ -192,30 +240,34 @@ class Monitor:
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""
+        session, cursor = self._client.session, b""
         try:
-            while await self._client.run(lambda end: move_quarantined(self._client.session, queue_shard, end)):
-                pass
+            while cursor != b"0":
+                cursor = await self._client.run(
+                    lambda end, at=cursor or b"0": move_quarantined(session, queue_shard, at, end)  # type: ignore[misc]
+                )
         except PinLaterError as error:
             log.warning("%s: quarantined jobs not moved yet: %s", queue_shard, error)
 
     def _expire(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `expire`; True if it left something to do."""
         hold_ms = max(1, int(HOLD_TICKS * self._tick_s * 1000))
-        arguments: list[Argument] = [self.id, hold_ms, watch.expected(), watch.sweep]
+        sent_s = boot_s()
+        arguments: list[Argument] = [self.id, hold_ms, watch.expected(sent_s), watch.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
-        active, jumped, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
+        active, rests, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
         watch.sweep = reply[2][_REPORT.size :]
-        watch.base_ms, watch.base_s = int.from_bytes(now, "big"), time.monotonic()
+        read_s = boot_s()
+        jumped_ms = watch.note(int.from_bytes(now, "big"), sent_s, read_s)
         watch.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
         watch.next_look_s = time.monotonic() + ticks * self._tick_s
-        if jumped:
-            log.warning("%s: its server's clock jumped; nothing expires for one lease", queue_shard)
+        _log_rest(queue_shard, watch, rests, jumped_ms)
         self.redelivered += retried + failed
         if leases:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
-        return bool(more)
+        return bool(more) or watch.jumped
 
     def _collect(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if much is left to remove."""
@@ -226,3 +278,15 @@ class Monitor:
             log.info("%s: removed %d succeeded and %d failed jobs past their time", queue_shard, succeeded, failed)
         log.debug("%s: removed %d lanes, %d reservations, %d waiters", queue_shard, lanes, reservations, waiters)
         return bool(more)
+
+
+def _log_rest(queue_shard: QueueShard, watch: ShardWatch, rests: int, jumped_ms: int) -> None:
+    """Logs once that nothing expires for one lease, and why."""
+    if jumped_ms:
+        what = "%s: its server's clock jumped by %+.1f s: nothing expires, and nothing is collected, for one lease"
+        log.warning(what, queue_shard, jumped_ms / 1000)
+    elif rests == _RESTS_FROM_NOW and not watch.rests:
+        log.warning("%s: its server stood still: nothing expires for one lease", queue_shard)
+    elif rests and not watch.rests:
+        log.warning("%s: nothing expires for one lease: its TIME was not what a monitor expected", queue_shard)
+    watch.rests = rests > 0

@@ -1,4 +1,4 @@
-"""When a worker claims from one of its queues next."""
+"""Decides when a worker next claims from one of its queues."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ NEVER_S: Final = float("inf")
 
 @dataclass(slots=True)
 class QueuePoll:
-    """One queue. Times are monotonic seconds.
+    """The times of the next claims from one queue. Times are monotonic seconds.
 
-    empty: the last claim was answered and found nothing.
-    due: the queue may have due jobs.
-    notified: this worker or another must claim.
-    unregistered: the server notified this worker, which is registered again by its next claim.
-    safety_s: it claims then, even if nothing notified it.
-    timer_s: a scheduled job is due then, and only this worker claims it.
-    not_before_s: a claim failed; the next one comes then.
+    empty: the last claim succeeded and found no job.
+    due: the queue may have due jobs, so the worker claims at once.
+    notified: a notification came. The worker must claim, or pass the notification on to another worker.
+    unregistered: the server has notified this worker, so it is no longer a waiter. Its next empty claim registers it.
+    safety_s: time of the next safety claim, which needs no notification.
+    timer_s: time at which the next scheduled job is due. The server chose this worker to claim then.
+    not_before_s: earliest time of the next claim after a failed one; 0 after a success.
+    retries: the pauses between failed claims.
     """
 
     queue: str
@@ -39,15 +40,19 @@ class QueuePoll:
     retries: Pauses = field(default_factory=Pauses)
 
     def next_s(self) -> float:
-        """When to claim next, if there is room."""
+        """Time of the next claim. The worker delays this claim while all its slots are taken."""
         return max(self.not_before_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
 
     def gave_jobs(self) -> None:
-        """A claim found jobs."""
+        """Records that a claim found jobs."""
         self.empty, self.due = False, True
 
     def gave_nothing(self, claims: Sequence[Claim], ask_again_s: float) -> None:
-        """Claims, one a shard, found nothing. ask_again_s: see JobSource."""
+        """Records that a claim found no job on any shard.
+
+        claims: the answers, one for each shard.
+        ask_again_s: see JobSource.
+        """
         now_s = time.monotonic()
         self.empty = True
         self.safety_s = min(now_s + random.uniform(*SAFETY_S), max(now_s + FIRST_RETRY_S, ask_again_s))
@@ -55,7 +60,7 @@ class QueuePoll:
         self.due = self.notified or self.unregistered or any(any(claim.left) for claim in claims)
 
     def worked(self) -> bool:
-        """A claim was answered; whether the one before failed."""
+        """Records that a claim succeeded. Returns whether the claim before it failed."""
         failed_before = self.not_before_s > 0
         if failed_before:
             self.not_before_s = 0.0
@@ -63,7 +68,7 @@ class QueuePoll:
         return failed_before
 
     def failed(self) -> bool:
-        """A claim failed; whether it is the first in a row."""
+        """Records that a claim failed. Returns whether the claim before it succeeded."""
         first = not self.not_before_s
         self.due = True
         self.not_before_s = time.monotonic() + self.retries.take()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import OutcomeUnknown, PinLaterError
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
@@ -33,10 +33,15 @@ log: Final = logging.getLogger("pinlater.worker")
 
 
 class QueueShardSource:
-    """The JobSource of a worker; see there."""
+    """The JobSource of a worker; see there.
 
-    def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
-        self._client, self._queues = client, queues
+    config_of: as for Worker.
+    """
+
+    def __init__(
+        self, client: AsyncClient, queues: Sequence[str], config_of: Callable[[str], QueueConfig] | None = None
+    ) -> None:
+        self._client, self._queues, self._config_of = client, queues, config_of
         self._blocking_claims = BlockingClaims(client, queues)
         self._subscriptions = Subscriptions(client, queues)
 
@@ -44,13 +49,12 @@ class QueueShardSource:
 
     @property
     def ready(self) -> bool:
-        listening = self._client.driver.subscriber.listening
-        return all(listening(shard.server) for shard in self._client.session.shards.values())
+        return all(map(self._subscriptions.hears, self._queue_shards()))
 
     def open(self, events: JobEvents, *, blocking: bool) -> None:
         self._blocking_claims.open(events.on_blocking_claim, blocking)
         self._subscriptions.open(
-            lambda message: events.on_notification(_queue_of(message)),
+            events.on_notification,
             events.on_removed,
             lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
         )
@@ -71,7 +75,7 @@ class QueueShardSource:
         except PinLaterError as error:
             log.debug("%s: no other worker was notified: %s", queue_shard, error)
 
-    async def end_waits(self, take: Callable[[str, Claim, float], None]) -> None:
+    async def end_waits(self, take: Callable[[str, Claim], None]) -> None:
         await self._leave()
         lost, _ = await asyncio.gather(self._ask_for_lost(take), self._blocking_claims.end())
         if lost or await self._ask_for_lost(take):
@@ -84,11 +88,16 @@ class QueueShardSource:
 
     # claiming
 
-    async def claim(self, queue: str, limit: int) -> list[Claim]:
-        return await self._claim(await self._known(queue), limit, wait=False)
+    async def claim(self, queue: str, limit: int, *, wait: bool) -> list[Claim] | None:
+        try:
+            queue_shards = await self._known(queue)
+            return await (self._claim_or_wait if wait else self._claim)(queue_shards, limit)
+        except QueueNotFound:
+            await self._create(queue)
+            raise
 
-    async def claim_or_wait(self, queue: str, limit: int) -> list[Claim] | None:
-        queue_shards = self._subscriptions.heard(await self._known(queue))
+    async def _claim_or_wait(self, queue_shards: list[QueueShard], limit: int) -> list[Claim] | None:
+        queue_shards = self._subscriptions.heard(queue_shards)
         if not queue_shards:
             return None
         self._blocking_claims.register(queue_shards)
@@ -97,7 +106,7 @@ class QueueShardSource:
             self._blocking_claims.start(queue_shards)
         return claims
 
-    async def _claim(self, queue_shards: list[QueueShard], limit: int, *, wait: bool) -> list[Claim]:
+    async def _claim(self, queue_shards: list[QueueShard], limit: int, wait: bool = False) -> list[Claim]:
         session, claimer = self._client.session, self._client.settings.source
         # keep: jobs of an answer that was lost are asked for later
         return await self._client.run(
@@ -110,40 +119,40 @@ class QueueShardSource:
             lambda end: known_queue_shards(session, queue, end)
         )
 
-    async def create(self, queue: str, config: QueueConfig) -> None:
-        session = self._client.session
+    async def _create(self, queue: str) -> None:
+        """Creates a queue again that was lost."""
+        if self._config_of is None:
+            return
+        session, config = self._client.session, self._config_of(queue)
         with suppress(PinLaterError):  # the next claim reports it
             await self._client.run(lambda end: recreate_lost(session, queue, config, end))
 
     # claims whose answers were lost
 
     def ask_again_s(self, queue: str) -> float:
-        lost = [one for one in self._client.session.queue_shards(queue) if one.unknown_claim is not None]
+        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claims.pending]
         return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
 
-    async def _ask_for_lost(self, take: Callable[[str, Claim, float], None]) -> bool:
+    async def _ask_for_lost(self, take: Callable[[str, Claim], None]) -> bool:
         """Whether there were any."""
-        lost = [(one, one.unknown_claim) for one in self._queue_shards() if one.unknown_claim is not None]
-        await asyncio.gather(*(self._ask_for(queue_shard, unknown, take) for queue_shard, unknown in lost))
+        lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claims.pending]
+        await asyncio.gather(*(self._ask_for(queue_shard, take) for queue_shard in lost))
         return bool(lost)
 
-    async def _ask_for(
-        self, queue_shard: QueueShard, unknown: OutcomeUnknown, take: Callable[[str, Claim, float], None]
-    ) -> None:
-        queue_shard.unknown_claim, pauses = None, Pauses()
-        while True:
+    async def _ask_for(self, queue_shard: QueueShard, take: Callable[[str, Claim], None]) -> None:
+        pauses = Pauses()
+        while queue_shard.lost_claims.pending:
             try:
-                claim = await self._client.run(unknown.resume)
+                claim = await self._client.run(queue_shard.lost_claims.ask)
             except OutcomeUnknown as error:
                 log.warning("queue %s: it is not known yet what a claim gave: %s", queue_shard.queue, error)
-                unknown = error
+                queue_shard.lost_claims.keep(error)
+                await asyncio.sleep(pauses.take())
             except PinLaterError as error:
                 log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
-                return
             else:
-                take(queue_shard.queue, claim, queue_shard.unknown_sent_s)
-                return
-            await asyncio.sleep(pauses.take())
+                if claim is not None:
+                    take(queue_shard.queue, claim)
 
     # ending
 
@@ -179,8 +188,3 @@ class QueueShardSource:
 
     def _server_of(self, job: Job) -> Server:
         return self._client.session.queue_shard(job.queue, job.shard).shard.server
-
-
-def _queue_of(key: bytes) -> str:
-    """The queue of a key `meta`."""
-    return key.partition(b"{")[2].partition(b"/")[0].decode()

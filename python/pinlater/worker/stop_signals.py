@@ -1,8 +1,9 @@
-"""Stop signals of a process that works, and of its children.
+"""Stop signals of a process that runs a role (worker or monitor), and of its children.
 
-Promises that the process ends soon after its deadline, whatever its handlers do, and that its forks obey signals as any
-process does.
-Risk: a program that embeds a role and forks before its first one keeps its own signal handlers.
+Promises:
+    The process ends soon after its deadline, even if a handler blocks.
+    Signals have their default effect in a fork of this process.
+Risk: a program can fork before its first role starts. That fork keeps the program's own signal handlers.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Self
 
-#: A process that has not stopped so long after its deadline (or a second signal) is ended: a stop takes up to
-#: 10 s longer than its deadline where the servers do not answer.
+#: If a process has not stopped this long after its deadline, or after a second signal, faulthandler ends it. If servers
+#: do not answer, an ordinary stop takes up to 10 s longer than its deadline.
 OVERTIME_S: Final = 12.0
-#: The main thread sees a signal that the kernel gave to another thread only when the GIL changes hands (CPython before
-#: 3.13). Where a handler spins and no other thread runs, nothing else makes it change hands.
+#: The kernel may deliver a signal to any thread. Before CPython 3.13, the main thread sees such a signal only after
+#: another thread took the GIL. A handler may spin while no other thread runs, so a thread takes the GIL this often.
 GIL_PERIOD_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
-#: Signals that a process handles while it works; they mean nothing in its children.
+#: Signals that a role handles. Children of the process do not inherit the handlers.
 HANDLED: Final = (*STOP_SIGNALS, *_OTHERS)
 
 
 def ignore_others() -> None:
-    """SIGHUP and SIGUSR1, which have a meaning while the process works, do not end it before and after that.
+    """Makes the process ignore SIGHUP and SIGUSR1 before and after its work; during the work they have a meaning.
 
-    Not by SIG_IGN, which programs that it starts would inherit.
+    The handlers are functions, because programs that this process starts would inherit SIG_IGN.
     """
     for number in _OTHERS:
         signal.signal(number, lambda *_: None)
@@ -42,10 +43,10 @@ def ignore_others() -> None:
 class StopSignals:
     """Stop signals of a role: each calls request_stop on its loop.
 
-    If the role does not stop, the process ends, with the traceback of what was in the way on stderr. That is neither up
-    to loop.add_signal_handler, which waits for a loop that a handler may keep busy, nor to a Python thread, which waits
-    for the GIL.
-    timeout_s: of an ordinary stop.
+    If the role does not stop in time, faulthandler writes the tracebacks of all threads to stderr and ends the process.
+    loop.add_signal_handler can not do this: a handler may block the loop. A Python thread can not do it either: a
+    handler may hold the GIL.
+    timeout_s: the time limit of an ordinary stop.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -67,7 +68,7 @@ class StopSignals:
         faulthandler.cancel_dump_traceback_later()
 
     def connect(self, request_stop: Callable[[], None]) -> None:
-        """Call it on the role's loop before the role runs. Signals that came before count, each once."""
+        """Calls request_stop for each stop signal, and for each one that came before. Call this on the role's loop."""
 
         def report() -> None:
             while self._reported < self._signals:
@@ -92,9 +93,9 @@ class StopSignals:
 
 @functools.cache
 def free_children_of_handlers() -> None:
-    """Lets forks of this process (multiprocessing makes some) end by signals as any process does.
+    """Restores the default handlers in each fork of this process. multiprocessing makes such forks.
 
-    Signals are blocked during a fork, so that none reaches a child that still has our handlers.
+    Signals are blocked during a fork, so that no signal reaches a child that still has our handlers.
     """
     masks = threading.local()
 

@@ -1,7 +1,7 @@
-"""The subscriptions of a worker's wake channel, one a server, made again when they are lost.
+"""The subscriptions of a worker to its channels and to those of cancellations, made again when they are lost.
 
-Promises that a lost one is tried again until it stands or the worker stops, and logged once.
-Risk: a connection that dies without a word is noticed by TCP's probes only.
+Promises that a lost subscription is logged once, and that the worker subscribes again until it succeeds or stops.
+Risk: if a connection dies silently, only TCP keepalive probes notice.
 """
 
 from __future__ import annotations
@@ -22,40 +22,51 @@ log: Final = logging.getLogger("pinlater.worker")
 
 
 class Subscriptions:
-    """Those of one worker."""
+    """The subscriptions of one worker."""
 
     def __init__(self, client: AsyncClient, queues: Sequence[str]) -> None:
         self._client, self._queues = client, queues
         self._making: dict[Server, asyncio.Task[None]] = {}
         self._made: Callable[[Server], None] = _ignore
         self._stopped = True
+        #: The channels of notifications, and their queues.
+        self._wake_channels: dict[bytes, str] = {}
+        #: The server subscribes to all channels of a call: where one of these is heard, notifications are too.
+        self._cancel_channels: dict[QueueShard, bytes] = {}
 
     def open(
         self,
-        notified: Callable[[bytes], None],
+        notified: Callable[[str], None],
         removed: Callable[[bytes, bytes], None],
         made: Callable[[Server], None],
     ) -> None:
-        """Keeps them up from now on.
+        """Sets the callbacks. From now on a lost subscription is made again.
 
-        notified: gets each notification: the key `meta` of its queue shard.
-        removed: gets the channel and the ids of running jobs that were removed.
+        notified: gets the queue of each notification.
+        removed: gets the channel of a cancellation, and the ids.
         made: gets the server of a subscription that was made.
         """
         self._stopped, self._made = False, made
-        subscriber = self._client.driver.subscriber
-        subscriber.on_notification, subscriber.on_lost = notified, self._on_lost
-        subscriber.add_channels(self._cancel_channels, removed)
+        session, subscriber = self._client.session, self._client.driver.subscriber
+        queue_shards = [queue_shard for queue in self._queues for queue_shard in session.queue_shards(queue)]
+        self._wake_channels = {one.channel: one.queue for one in queue_shards}
+        self._cancel_channels = {one: cancel_channel(one.queue, one.shard.name) for one in queue_shards}
+
+        def on_message(channel: bytes, message: bytes) -> None:
+            queue = self._wake_channels.get(channel)
+            removed(channel, message) if queue is None else notified(queue)
+
+        subscriber.on_message, subscriber.on_lost = on_message, self._on_lost
 
     def stop(self) -> None:
-        """Makes none again."""
+        """Makes no subscription again."""
         self._stopped = True
         self._client.driver.subscriber.on_lost = None
 
     async def close(self) -> None:
-        """Reports nothing more."""
+        """Removes the callbacks, and cancels subscriptions that are still being made."""
         subscriber = self._client.driver.subscriber
-        subscriber.on_notification = subscriber.on_other = None
+        subscriber.on_message = None
         making = list(self._making.values())
         if making:
             await asyncio.wait(making, timeout=FIRST_RETRY_S)
@@ -63,23 +74,26 @@ class Subscriptions:
             task.cancel()
         await asyncio.gather(*making, return_exceptions=True)
 
-    def _cancel_channels(self, server: Server) -> list[bytes]:
-        shards = self._client.session.shards.values()
-        return [
-            cancel_channel(queue, shard.name) for shard in shards if shard.server is server for queue in self._queues
-        ]
+    def _channels(self, server: Server) -> list[tuple[Server, bytes]]:
+        there = {one: cancels for one, cancels in self._cancel_channels.items() if one.shard.server is server}
+        return [(server, channel) for channel in (*(one.channel for one in there), *there.values())]
 
     def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
         """Those whose servers are heard; meanwhile the others are subscribed to."""
-        listening = self._client.driver.subscriber.listening
-        heard = [queue_shard for queue_shard in queue_shards if listening(queue_shard.shard.server)]
+        heard = [queue_shard for queue_shard in queue_shards if self.hears(queue_shard)]
         if len(heard) < len(queue_shards):
             for queue_shard in queue_shards:
-                self._on_lost(queue_shard.shard.server)
+                if queue_shard not in heard:
+                    self._on_lost(queue_shard.shard.server)
         return heard
 
+    def hears(self, queue_shard: QueueShard) -> bool:
+        """Whether notifications and cancellations from there are heard."""
+        channel = self._cancel_channels.get(queue_shard, b"")
+        return self._client.driver.subscriber.hears(queue_shard.shard.server, channel)
+
     def _on_lost(self, server: Server) -> None:
-        if server not in self._making and not self._client.driver.subscriber.listening(server) and not self._stopped:
+        if server not in self._making and not self._stopped:
             self._making[server] = asyncio.get_running_loop().create_task(self._make(server))
 
     async def _make(self, server: Server) -> None:
@@ -95,13 +109,13 @@ class Subscriptions:
 
     async def _listen(self, server: Server) -> str:
         """Why the subscription does not stand; '' if it does."""
-        subscriber = self._client.driver.subscriber
+        subscriber, channels = self._client.driver.subscriber, self._channels(server)
         try:
-            await subscriber.listen([server])
+            await subscriber.listen(channels)
         except ServerRefused as error:
             return str(error)
-        return "" if subscriber.listening(server) else f"server {server} does not answer"
+        return "" if subscriber.hears(*channels[-1]) else f"server {server} does not answer"
 
 
 def _ignore(_: Server) -> None:
-    """Before open()."""
+    """Stands in for the callback `made` before open()."""

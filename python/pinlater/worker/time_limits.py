@@ -1,58 +1,173 @@
-"""Time limits of jobs: this file gives up jobs that go on past theirs.
+"""Time limits of jobs: everything that ends a function, a hook or a job because its time is over.
 
-| what is limited | by | which |
-|---|---|---|
-| an async function: its timeout | `tasks/invoke.py` | cancels it |
-| a plain function in a thread: its timeout | `ThreadPool.run` | leaves the thread behind |
-| a function in another process: its timeout | `tasks/task_processes.py` | kills the process |
-| middleware, `on_failure`: HOOKS_S or the timeout | `tasks/hooks.py` | cancels it |
-| a job that all this did not end: its timeout and GRACE_S | `TimeLimits` | ends it without its handler |
-| the same, while the loop stands still | `LeaseRenewal.limit`, a native thread | lets the job's lease run out |
+| what is limited | to | by | then |
+|---|---|---|---|
+| a task's function | its timeout | `in_time` | it is cancelled; its thread is left behind, its process killed |
+| middleware, `on_failure` | HOOKS_S or a longer timeout | `TimeLimits` | it is cancelled, and its job ends |
+| a job whose function goes on | its timeout and GRACE_S | `TimeLimits` | it ends without its handler |
+| the same, while the loop stands still | LOOK_S more | the native lease renewer | its lease runs out |
 
-Promises that a given-up job frees its slot and is reported as failed. Where the loop stands still, it runs again
+Promises that a given-up job frees its slot and is reported as failed. Where the loop stands still, the job runs again
 elsewhere when its own lease ends, and the other jobs of its claim do not.
-Risk: its handler goes on beside its next attempt, until its process ends.
+Risks: the handler of a given-up job goes on beside the next attempt, until its process ends. A hook that blocks the
+loop is not limited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from pinlater.worker.held_jobs import Held
-from pinlater.worker.lease_renewal import LeaseRenewal
+from pinlater.model.jobs import Job
+from pinlater.worker.lease_renewal import Lease, LeaseRenewal
 
-#: After its timeout, for a handler to clean up.
+#: Hooks may take so long, or as long as the timeout of their task if that is longer.
+HOOKS_S = 60.0
+#: A function has this long to clean up after its timeout.
 GRACE_S = 5.0
+#: A worker looks for jobs whose time is over once in so long. One shared timer costs less than one a job.
+LOOK_S = 1.0
+
+_T = TypeVar("_T")
+
+
+class TimedOut(TimeoutError):
+    """A job ran longer than it may."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} ran longer than its timeout, {timeout_s:g} s")
+
+
+def hooks_limit_s(timeout_s: float | None) -> float:
+    """How long the hooks of a task with this timeout may take, each time."""
+    return max(HOOKS_S, timeout_s or 0.0)
+
+
+async def in_time(what: str, timeout_s: float, call: Awaitable[_T]) -> _T:
+    """Awaits the call, and cancels it at the timeout. what: the subject of the error's sentence.
+
+    Raises TimedOut past the timeout, whatever the call returns or raises then. The call's own error is the cause.
+    """
+    cause: BaseException | None = None
+    clock = asyncio.timeout(timeout_s)
+    try:
+        async with clock:
+            value = await call
+    except BaseException as error:
+        if not clock.expired() or isinstance(error, asyncio.CancelledError):  # then the worker cancelled it too
+            raise
+        cause = error.__cause__ if isinstance(error.__cause__, asyncio.CancelledError) else error
+    if clock.expired():
+        raise TimedOut(what, timeout_s) from cause
+    return value
+
+
+class Limit:
+    """The time limit of one running job, which can be lifted and begun anew.
+
+    future: of the job's end; None: the job does not run any more, so nothing is limited.
+    lease: the job's, if the limit ends that too.
+    give_up: gets the future once the time is over.
+    """
+
+    __slots__ = ("_limits", "after_s", "future", "give_up", "job", "lease", "until_s")
+
+    def __init__(
+        self,
+        limits: TimeLimits,
+        future: asyncio.Future[Any] | None,
+        job: Job,
+        lease: Lease | None,
+        after_s: float,
+        give_up: Callable[[asyncio.Future[Any]], object],
+    ) -> None:
+        self._limits, self.future, self.job, self.lease = limits, future, job, lease
+        self.after_s, self.give_up, self.until_s = after_s, give_up, 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the job was given up, by this limit or by another."""
+        return self.future in self._limits.given_up
+
+    def begin(self) -> None:
+        """From now on the job has `after_s`. Nothing happens if it is over."""
+        if self.future is not None and not self.over:
+            self.until_s = time.monotonic() + self.after_s
+            self._limits.begin(self.future, self)
+
+    def lift(self) -> None:
+        """The job ended, or goes on without this limit."""
+        if self.future is not None and self._limits.current.get(self.future) is self:
+            self._limits.end(self.future)
 
 
 class TimeLimits:
-    """The running jobs of a worker that have a timeout."""
+    """The limits of a worker's running jobs, at most one a job at a time."""
 
     def __init__(self, renewal: LeaseRenewal) -> None:
         self._lease_renewal = renewal
-        #: Each gives up one job.
-        self.timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
+        #: By the future of the job's end.
+        self.current: dict[asyncio.Future[Any], Limit] = {}
+        #: Futures of handlers that go on without their jobs.
+        self.given_up = WeakSet[asyncio.Future[Any] | None]()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # of the timer
         #: A given-up job's context is not that of jobs that start in its slot.
         self._context = contextvars.Context()
 
-    def begin(self, future: asyncio.Future[Any], held: Held, timeout_s: float, give_up: Callable[[], object]) -> None:
-        """Limits the running job `held`. give_up: called if its future is not done in time."""
-        self.end(future, held)  # middleware may call a function twice
-        after_s = timeout_s + GRACE_S
-        self._lease_renewal.limit(held.lease, held.job, after_s)
-        self.timers[future] = asyncio.get_running_loop().call_later(after_s, give_up, context=self._context)
+    def open(self) -> None:
+        """Limits jobs from now on."""
+        self._closed = False
 
-    def end(self, future: asyncio.Future[Any], held: Held) -> None:
-        """The job ended, or its limit is lifted; no error if it has none."""
-        timer = self.timers.pop(future, None)
-        if timer is not None:
-            timer.cancel()
-            self._lease_renewal.drop_limit(held.lease, held.job)
+    def close(self) -> None:
+        """Limits nothing any more."""
+        self._closed = True
+        for future in list(self.current):
+            self.end(future)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def leave_behind(self, future: asyncio.Future[Any], held: Held) -> None:
-        """The job was given up: asyncio does not log its error."""
-        self.end(future, held)
+    def begin(self, future: asyncio.Future[Any], limit: Limit) -> None:
+        """The limit replaces the job's earlier one: middleware may call a function twice."""
+        self.end(future)
+        if self._closed:
+            return
+        self.current[future] = limit
+        if limit.lease is not None:
+            self._lease_renewal.limit(limit.lease, limit.job, limit.after_s + LOOK_S)
+        if self._timer is None:
+            self._look_later()
+
+    def end(self, future: asyncio.Future[Any]) -> None:
+        """The job has no limit any more. No error if it had none."""
+        limit = self.current.pop(future, None)
+        if limit is not None and limit.lease is not None:
+            self._lease_renewal.drop_limit(limit.lease, limit.job)
+
+    def leave_behind(self, future: asyncio.Future[Any]) -> None:
+        """The job was given up: its handler goes on, and asyncio does not log its error."""
+        self.end(future)
+        self.given_up.add(future)
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _look_later(self) -> None:
+        self._due_s = time.monotonic() + LOOK_S
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=self._context)
+
+    def _look(self) -> None:
+        """Gives up every job whose time is over. A loop that was late may not have heard yet which jobs have ended."""
+        self._timer = None
+        now_s = time.monotonic()
+        if now_s - self._due_s > LOOK_S:
+            self._look_later()
+            return
+        for future, limit in [each for each in self.current.items() if each[1].until_s <= now_s]:
+            limit.give_up(future)
+        if self.current and self._timer is None:
+            self._look_later()

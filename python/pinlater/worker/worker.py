@@ -21,7 +21,7 @@ from pinlater.worker.executor import End, Handler, check_handler
 from pinlater.worker.fetcher import Fetcher
 from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
-from pinlater.worker.monitor import Monitor
+from pinlater.worker.monitor_thread import MonitorThread
 from pinlater.worker.progress import Progress
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
@@ -39,7 +39,7 @@ LOST_CHECK_S: Final = 1.0
 class Worker:
     """Works on queues with one handler.
 
-    client: an AsyncClient for this worker alone (its wake channel is the worker's); the worker does not close it.
+    client: an AsyncClient for this worker alone (its channels are the worker's); the worker does not close it.
     handler: `async def` or a plain function (run in threads) of one argument, the Job. If it returns, the job
     succeeded; if it raises, the job failed, with the error as its custom status. It may return an executor.End instead.
     on_stop: called when a stop begins; jobs whose handlers it cancels are released.
@@ -65,7 +65,7 @@ class Worker:
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = Progress(), float("inf")
         self._jobs = HeldJobs(config)
-        source = QueueShardSource(client, names)
+        source = QueueShardSource(client, names, config_of)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
         self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
         self._slots = WorkerSlots(
@@ -76,15 +76,15 @@ class Worker:
             names,
             self._room,
             self._take,
+            lambda channel, ids: self._look_up(self._slots.hear(channel, ids)),
             self._slots.on_removed,
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
             config.order,
             config.max_jobs,
-            config_of,
         )
-        self.monitor = Monitor(client, names, tick_s=config.tick_s) if config.monitor else None
+        self.monitor = MonitorThread(client, names, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.
-        self.limit, self.give_up = self._slots.limit, self._slots.give_up
+        self.limit_function, self.limit_hooks = self._slots.limit_function, self._slots.limit_hooks
         self.is_current = self._slots.is_current
         self._task: asyncio.Task[None] | None = None
 
@@ -153,8 +153,8 @@ class Worker:
 
     @property
     def limited(self) -> int:
-        """How many running jobs have a time limit; see limit()."""
-        return len(self._slots.time_limits.timers)
+        """How many running jobs have a time limit at present; see time_limits.py."""
+        return len(self._slots.time_limits.current)
 
     async def start(self) -> None:
         """Works in the background until stop()."""
@@ -286,20 +286,24 @@ class Worker:
             self.fetcher.wake()
 
     def _take(self, queue: str, claims: list[Claim], sent_s: float) -> None:
-        """Holds the jobs of claims that were sent then (monotonic s)."""
+        """Holds the jobs of claims that were sent then (boot_s)."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s) for claim in claims]])
-        self._slots.drop_removed(first_s)
+        self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)
         self._slots.fill()
         self._progress.made()
+
+    def _look_up(self, doubted: set[Held]) -> None:
+        """Looks up jobs that are said to be removed."""
+        self.fetcher.check([held.job for held in doubted], done=lambda: self._slots.trust(doubted))
 
     def _hold(self, queue: str, claim: Claim, sent_s: float) -> float:
         """Returns when the claim was sent: before sent_s, if its answer came late."""
         session, jobs = self._client.session, claim.jobs
         queue_shard = session.queue_shard(queue, jobs[0].shard)
         known = queue_shard.stored.config if queue_shard.stored is not None else session.known_config(queue)
-        seen_s = queue_shard.late_claims.pop(claim.token, sent_s)
+        seen_s = queue_shard.lost_claims.take_sent_s(claim.token, sent_s)
         lease = self._lease_renewal.hold(queue_shard, jobs, known or QueueConfig(), seen_s)
         self._stats.claimed += len(jobs)
         self._jobs.prefetch(jobs, lease)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
+from pinlater.store.shards import QueueShard
+from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
 from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
@@ -23,12 +26,15 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
 from pinlater.worker.started_jobs import record_started
-from pinlater.worker.time_limits import TimeLimits
+from pinlater.worker.time_limits import Limit, TimeLimits
 
 log: Final = logging.getLogger("pinlater.worker")
 
 #: Of an error, in the custom status: so that a few attempts fit.
 ERROR_BYTES: Final = MAX_STATUS_BYTES // 3
+
+#: Says how a given-up job ends.
+Judge: TypeAlias = Callable[[], Coroutine[Any, Any, End]]
 
 
 class WorkerSlots:
@@ -58,23 +64,27 @@ class WorkerSlots:
         self._record_started = record_started(
             lambda: [*jobs.running.values(), *acker.unacked()], 4 * (jobs.concurrency + jobs.most_prefetched)
         )
-        self._confirming: asyncio.Task[None] | None = None
+        #: They say how given-up jobs end.
+        self._judges = WeakSet[asyncio.Future[End]]()
+        self._confirming: dict[QueueShard, asyncio.Task[None]] = {}
 
     def open(self) -> None:
         """Jobs may start from now on."""
+        self.time_limits.open()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPool(self._jobs.concurrency, self._loop)
 
     def close(self) -> None:
         """Leaves threads that still run behind."""
-        if self._confirming is not None:
-            self._confirming.cancel()
+        for confirming in self._confirming.values():
+            confirming.cancel()
         self._threads.close()
+        self.time_limits.close()
 
     def fill(self) -> None:
         """Starts prefetched jobs in free slots."""
         jobs = self._jobs
-        if self._confirming is None and not self._stopping.is_set():
+        if not self._stopping.is_set():
             while jobs.prefetched and len(jobs.running) < jobs.concurrency and self._start_next():
                 pass
 
@@ -87,13 +97,14 @@ class WorkerSlots:
 
     # starting
 
-    async def _confirm(self) -> None:
-        """Renews the leases of prefetched jobs in doubt, so that none starts that runs elsewhere."""
+    async def _confirm(self, queue_shard: QueueShard) -> None:
+        """Renews the leases in doubt of prefetched jobs of a queue shard, so that none starts that runs elsewhere."""
+        leases = {held.lease: held.job for held in self._jobs.prefetched if held.lease.queue_shard is queue_shard}
         try:
-            if not await confirm(self._source, {held.lease: held.job for held in self._jobs.prefetched}):
+            if not await confirm(self._source, {lease: job for lease, job in leases.items() if lease.in_doubt}):
                 await asyncio.sleep(LAST_RETRY_S)
         finally:
-            self._confirming = None
+            del self._confirming[queue_shard]
             self._loop.call_soon(self._fill_confirmed)
 
     def _fill_confirmed(self) -> None:
@@ -102,23 +113,45 @@ class WorkerSlots:
         self._changed()
 
     def _start_next(self) -> bool:
-        """False: its lease has to be confirmed first."""
+        """False: of every prefetched job it has to be found out first whether the worker still holds it."""
         prefetched = self._jobs.prefetched
         held = prefetched[0]
         if held.lease.lost:
             self.drop({one for one in prefetched if one.lease.lost}, self._acker.stale)
             return True
-        if held.lease.in_doubt:
-            self._confirming = self._loop.create_task(self._confirm())
-            return False
-        prefetched.popleft()
+        if held.lease.in_doubt or held in self.cancellations.doubted:
+            certain = self._first_certain()
+            if certain is None:
+                return False
+            held = certain
+            prefetched.remove(held)
+        else:
+            prefetched.popleft()
         if (record := self._record_started) is not None:
             record(held.job.id)
         if self._is_async:
-            self._run(self._loop.create_task(call_async(self._handler, held.job)), held)
+            self._run_task(call_async(self._handler, held.job), held)
         else:
-            self._run(self._threads.run(self._handler, held.job), held)
+            self._run(self._threads.start(self._handler, held.job), held)
         return True
+
+    def _run_task(self, end: Coroutine[Any, Any, End], held: Held) -> asyncio.Task[End]:
+        """Not by the loop's task factory: an eager task would run before its job counts as running."""
+        task = asyncio.Task(end, loop=self._loop)
+        self._run(task, held)
+        return task
+
+    def _first_certain(self) -> Held | None:
+        """The first prefetched job that may start. Confirms the leases in doubt of those before it: another server may
+        be away for long.
+        """
+        for held in self._jobs.prefetched:
+            queue_shard = held.lease.queue_shard
+            if held.lease.in_doubt and queue_shard not in self._confirming:
+                self._confirming[queue_shard] = self._loop.create_task(self._confirm(queue_shard))
+            elif not (held.lease.in_doubt or held.lease.lost or held in self.cancellations.doubted):
+                return held
+        return None
 
     def _run(self, future: asyncio.Future[End], held: Held) -> None:
         self._jobs.running[future] = held
@@ -129,8 +162,8 @@ class WorkerSlots:
     def _finished(self, future: asyncio.Future[End]) -> None:
         jobs = self._jobs
         held = jobs.running.pop(future)
-        if self.time_limits.timers:
-            self.time_limits.end(future, held)
+        if self.time_limits.current:
+            self.time_limits.end(future)
         jobs.bytes -= len(held.job.body)
         jobs.rate.ended += 1
         if self.cancellations.stopped and self.cancellations.ended(held, future):
@@ -153,29 +186,43 @@ class WorkerSlots:
         log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
         self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
-    def limit(self, job: Job, timeout_s: float, judge: Callable[[], Coroutine[Any, Any, End]]) -> Callable[[], None]:
-        """Limits a running job; see time_limits.py.
+    def limit_function(self, job: Job, timeout_s: float, judge: Judge) -> Limit:
+        """The limit of a running job whose function has this timeout: it is given up GRACE_S later.
 
         judge: says how the job ends if it is given up.
-        Returns a function that lifts the limit.
         """
-        running = self._jobs.running
-        future: asyncio.Future[End] | None = asyncio.current_task()
-        if future not in running:  # its handler waits for this one
-            future = next((each for each, held in running.items() if held.job is job), None)
-        if future is None:
-            return lambda: None
-        held = running[future]
-        self.time_limits.begin(future, held, timeout_s, lambda: self.give_up(future, judge))
-        return lambda: self.time_limits.end(future, held)
+        return self._limit(job, timeout_s + time_limits.GRACE_S, judge, of_hooks=False)
 
-    def give_up(self, future: asyncio.Future[End], judge: Callable[[], Coroutine[Any, Any, End]]) -> None:
-        """A running job ends as judge() says, and its handler goes on unheeded. No error if it does not run."""
+    def limit_hooks(self, job: Job, most_s: float, judge: Judge) -> Limit:
+        """The limit of a running job whose hooks run: it is given up and cancelled. judge: as for limit_function."""
+        return self._limit(job, most_s, judge, of_hooks=True)
+
+    def _limit(self, job: Job, after_s: float, judge: Judge, *, of_hooks: bool) -> Limit:
+        future = self._future_of(job)
+        lease = None if future is None or of_hooks else self._jobs.running[future].lease
+
+        def give_up(future: asyncio.Future[End]) -> None:
+            self._give_up(future, judge)
+            if of_hooks:
+                future.cancel()
+
+        return Limit(self.time_limits, future, job, lease, after_s, give_up)
+
+    def _future_of(self, job: Job) -> asyncio.Future[End] | None:
+        """The future of a running job: the current asyncio task, or another one of its handler that waits for this."""
+        running = self._jobs.running
+        current: asyncio.Future[End] | None = asyncio.current_task()
+        if current in running:
+            return current
+        return next((each for each, held in running.items() if held.job is job and each not in self._judges), None)
+
+    def _give_up(self, future: asyncio.Future[End], judge: Judge) -> None:
+        """A running job ends as judge() says, without its handler. No error if the job does not run."""
+        self.time_limits.leave_behind(future)
         if (held := self._jobs.running.pop(future, None)) is None:
             return
         future.remove_done_callback(self._finished)
-        self.time_limits.leave_behind(future, held)
-        self._run(self._loop.create_task(judge()), held)
+        self._judges.add(self._run_task(judge(), held))
 
     def is_current(self) -> bool:
         """Whether the end of the calling handler counts: not if its job was removed, or it was left behind."""
@@ -188,15 +235,21 @@ class WorkerSlots:
     def on_removed(self, channel: bytes, ids: bytes) -> None:
         """Stops running jobs that were removed, and does not start prefetched ones."""
         jobs = self._jobs
-        self.drop(self.cancellations.hear(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
+        self.drop(self.cancellations.stop_removed(channel, ids, jobs.running, jobs.prefetched), self._acker.removed)
 
-    def drop_removed(self, sent_s: float) -> None:
-        """Does not start prefetched jobs that were removed while their claim was under way.
+    def hear(self, channel: bytes, ids: bytes) -> set[Held]:
+        """Jobs are said to be removed. Returns those to look up; none of them starts before trust()."""
+        jobs = self._jobs
+        return self.cancellations.hear(channel, ids, [*jobs.running.values(), *jobs.prefetched])
 
-        sent_s: when the claim was sent (monotonic s).
-        """
-        if removed := self.cancellations.among(self._jobs.prefetched, sent_s):
-            self.drop(removed, self._acker.removed)
+    def heard_since(self, sent_s: float) -> set[Held]:
+        """As hear(), for prefetched jobs of a claim that was sent then (boot_s)."""
+        return self.cancellations.among(self._jobs.prefetched, sent_s)
+
+    def trust(self, doubted: set[Held]) -> None:
+        """These jobs have been looked up: those that are still held were not removed."""
+        self.cancellations.doubted -= doubted
+        self._fill_confirmed()
 
     def stop_stale(self, descriptors: set[str]) -> None:
         """Stops running jobs with these descriptors whose lease is lost."""
@@ -205,7 +258,8 @@ class WorkerSlots:
     # a stop
 
     async def cancel_running(self, timeout_s: float) -> None:
-        """Cancels running jobs, waits so long for their handlers to end, and holds the jobs as ones to release."""
+        """Cancels running jobs, waits so long for their handlers to end, and keeps the jobs to be released."""
+        self.time_limits.close()
         running = self._jobs.running
         for future in list(running):
             future.cancel()
@@ -214,5 +268,5 @@ class WorkerSlots:
         for future in list(running):  # threads, and handlers that go on
             future.remove_done_callback(self._finished)
             held = running.pop(future)
-            self.time_limits.end(future, held)
+            self.time_limits.end(future)
             self._jobs.prefetched.append(held)

@@ -17,9 +17,9 @@ CONFIG = WorkerConfig(concurrency=4, prefetch=4, tick_s=0.5)
 
 
 @asynccontextmanager
-async def open_worker() -> AsyncIterator[Worker]:
+async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
     """The worker of the demo's app."""
-    async with app, worker_of(app, config=CONFIG) as worker:
+    async with app, worker_of(app, config=config) as worker:
         yield worker
 
 

@@ -56,7 +56,7 @@ def _unreachable(results: list[CheckResult]) -> bool:
 
 
 def _audit(settings: Settings, queues: tuple[str, ...]) -> list[AuditReport]:
-    """Audits the named queues that exist. The checks report those that do not."""
+    """Audits the named queues that exist. The checks report the missing ones."""
     with settings.client() as client:
         named = [queue for queue in client.queue_names() if not queues or queue in queues]
         return [client.run(partial(audits.audit, client.session, queue)) for queue in named]

@@ -14,7 +14,7 @@ from pinlater.client.base import ClientSettings
 def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[CheckResult]:
     """Checks every server, and the named queues (all if none is named) if all servers answer."""
     results: list[CheckResult] = []
-    with reached_servers(settings) as (reached, reachable):
+    with reached_servers(settings, queues) as (reached, reachable):
         for server in settings.session.servers:
             results.append(reachable[server])
             if server in reached:

@@ -1,4 +1,4 @@
-"""Whether a user may run the commands of scripts and clients."""
+"""Whether a user may run the commands of scripts and clients, on the keys and channels of its queues."""
 
 from __future__ import annotations
 
@@ -6,39 +6,64 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from redis.exceptions import NoPermissionError
+
 from pinlater.cli.doctor.check_result import ERROR, OK, CheckResult
 from pinlater.cli.doctor.reached_server import ReachedServer
-from pinlater.store.keys import script_keys
+from pinlater.store.keys import PREFIX, queue_key, registry_key, tag, wake_channel
 from pinlater.store.scripts import load_scripts
 
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
-CLIENT_COMMANDS: Final = ("SADD", "SREM", "SMEMBERS", "BLPOP")
+CLIENT_COMMANDS: Final = ("SADD", "SREM", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
 _CALLS: Final = re.compile(rb"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?")
+#: ARGV: a key and a channel of a queue shard, the registry, commands. Asks for each command without running it.
 _ACL_PROBE: Final = """#!lua flags=no-writes
+local key, channel, registry = unpack(ARGV)
+local on = { PUBLISH = channel, SUBSCRIBE = channel, UNSUBSCRIBE = channel, SADD = registry, SREM = registry }
 local denied = {}
-for i = 2, #ARGV do
-  local on_channel = ARGV[i] == 'PUBLISH' or ARGV[i] == 'SUBSCRIBE'
+for i = 4, #ARGV do
   local words = {string.match(ARGV[i], '^(%u+)|?(%u*)$')}
   if words[2] == '' then table.remove(words) end
-  words[#words + 1] = on_channel and ARGV[1] or KEYS[1]
+  words[#words + 1] = on[words[1]] or key
   if not redis.acl_check_cmd(unpack(words)) then denied[#denied + 1] = ARGV[i] end
 end
 return denied
 """
+#: Stands for all queues where the names of none are known.
+_ANY_QUEUE: Final = "doctor"
+_ALL: Final = "pl:*"
 
 
 def permissions(server: ReachedServer) -> Iterator[CheckResult]:
-    """Asks the server for each command of scripts and clients, without running it."""
+    """Asks the server for each command of scripts and clients on each queue, without running it."""
     calls = {call for script in load_scripts().values() for call in _CALLS.findall(script.source)}
     commands = sorted(b"|".join(filter(None, words)).decode() for words in calls)
     probe = server.redis.script_load(_ACL_PROBE)
     wanted = list(dict.fromkeys([*commands, *CLIENT_COMMANDS, *CHANNEL_COMMANDS]))
-    key, channel = script_keys("doctor", "1", ("meta",), 0)[0], "pl:wake:doctor"
-    denied = [name.decode() for name in server.redis.evalsha(probe, 1, key, channel, *wanted)]
-    if denied:
-        rules = " ".join(f"+{name.lower()}" for name in denied)
-        advice = f"ACL SETUSER … {rules} ~pl:* &pl:wake:*; without them a script can stop half-way"
-        yield server.result(ERROR, "permissions", f"denied on pl:*: {', '.join(denied)}", advice)
-    else:
+    denied: dict[str, list[str]] = {}
+    for shard in server.shards:
+        for queue in server.queues or registered(server, shard) or [_ANY_QUEUE]:
+            names = queue_key(queue, shard, "meta"), wake_channel(queue, shard, bytes(8)), registry_key(shard)
+            where = _ALL if queue == _ANY_QUEUE else f"{PREFIX}{tag(queue, shard)}*"
+            if missing := server.redis.evalsha(probe, 0, *names, *wanted):
+                denied.setdefault(", ".join(name.decode() for name in missing), []).append(where)
+    for missing, patterns in denied.items():
+        rules = " ".join(f"+{name.lower()}" for name in missing.split(", "))
+        allowed = f"~{patterns[0]} %W~pl:{{*}}:queues &{patterns[0]}"
+        advice = f"ACL SETUSER … {rules} {allowed}; without them a script can stop half-way: docs/acl.md"
+        yield server.result(ERROR, "permissions", f"denied on {_listed(patterns)}: {missing}", advice)
+    if not denied:
         yield server.result(OK, "permissions", f"all {len(wanted)} commands of the scripts and clients")
+
+
+def registered(server: ReachedServer, shard: str) -> list[str]:
+    """The names in the registry of a shard; none if the user may not read it, as a tenant may not."""
+    try:
+        return sorted(name.decode() for name in server.redis.smembers(registry_key(shard)))  # type: ignore[union-attr]
+    except NoPermissionError:
+        return []
+
+
+def _listed(patterns: list[str]) -> str:
+    return patterns[0] if len(patterns) == 1 else f"{patterns[0]} and {len(patterns) - 1} more"

@@ -23,7 +23,7 @@ def check_queues(session: Session, reached: dict[Server, ReachedServer], queues:
             if queues or any(state.config or state.error for state in states):
                 results += _check_queue(queue, states)
     except (RedisError, OSError) as error:
-        results.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "see permissions above"))
+        results.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "name queues with --queue"))
     return results
 
 

@@ -1,4 +1,4 @@
-"""How each shard has a queue: its configuration, monitor and lost records."""
+"""The state of a queue on each shard: its configuration, monitor and lost records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pinlater.store.shards import Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShardState:
-    """How one shard has a queue.
+    """The state of a queue on one shard.
 
     version: grows with each change of the configuration.
     config: None if the shard has no such queue.
@@ -36,7 +36,7 @@ class QueueShardState:
 
 
 def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
-    """How each shard has a queue, in the shards' order."""
+    """The state of a queue on each shard, in the order of the shards."""
     with reached_servers(settings) as (reached, results):
         return [
             queue_state(reached[shard.server], shard, queue)
@@ -47,7 +47,7 @@ def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
 
 
 def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardState:
-    """How a shard has a queue."""
+    """The state of a queue on one shard."""
     script = load_scripts()["config"]
     sha = server.redis.script_load(script.source.decode())
     keys = script.names(queue, shard.name, 0)

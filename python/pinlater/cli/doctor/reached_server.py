@@ -1,11 +1,11 @@
-"""Connects to servers, and says of each whether that worked.
+"""Connects to servers, and reports for each server whether it answered.
 
 Promises that all connections are closed at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,19 +21,24 @@ from pinlater.store.servers import Server
 
 @dataclass(slots=True)
 class ReachedServer:
-    """A server that answered, with its INFO."""
+    """A server that answered, with its INFO.
+
+    shards: the names of its shards. queues: those to check; none: all.
+    """
 
     server: Server
     redis: redis.Redis
+    shards: Sequence[str] = ()
+    queues: Sequence[str] = ()
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Its URL without the password."""
+        """The URL of the server, without the password."""
         return repr(self.server)
 
     def config(self, name: str) -> str | None:
-        """A setting. None where CONFIG GET is denied, as on managed servers."""
+        """A setting of the server. None if CONFIG GET is denied, as on managed servers."""
         try:
             return dict(self.redis.config_get(name)).get(name)
         except ResponseError:
@@ -47,13 +52,18 @@ class ReachedServer:
 @contextmanager
 def reached_servers(
     settings: ClientSettings,
+    queues: Sequence[str] = (),
 ) -> Iterator[tuple[dict[Server, ReachedServer], dict[Server, CheckResult]]]:
-    """The servers that answered, and for each server whether it did."""
+    """Yields the servers that answered, and for each server a check result that says whether it answered."""
     reached: dict[Server, ReachedServer] = {}
     results: dict[Server, CheckResult] = {}
     try:
         for server in settings.session.servers:
             results[server] = _reach(server, settings.timeouts, reached)
+            if server in reached:
+                shards = settings.session.shards.values()
+                reached[server].shards = [shard.name for shard in shards if shard.server is server]
+                reached[server].queues = queues
         yield reached, results
     finally:
         for connected in reached.values():

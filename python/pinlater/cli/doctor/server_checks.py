@@ -18,14 +18,14 @@ from pinlater.cli.doctor.version_check import judge_version
 PINGS: Final = 9
 #: Above this the distance to the server limits a worker: each call costs a round trip.
 SLOW_MS: Final = 10.0
-#: Users see a second of difference: leases and due times go by Redis's clock, users by theirs.
+#: Redis's clock decides about leases and due times. Users read their own clock, and notice a difference of a second.
 CLOCK_OFFSET_MS: Final = 1000.0
-#: Share of maxmemory above which enqueues are soon refused.
+#: If memory use is above this share of maxmemory, the server will soon refuse enqueues.
 FULL_SHARE: Final = 0.9
 
 
 def check_server(server: ReachedServer) -> list[CheckResult]:
-    """All checks. One that the server does not allow is a warning."""
+    """Runs all checks of a server. A check that the server's rights do not allow gives a warning."""
     results: list[CheckResult] = []
     for check in _CHECKS:
         try:

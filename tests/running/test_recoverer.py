@@ -81,7 +81,7 @@ async def fine() -> None:
 def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
     server: Server, runs: Callable[..., AppRuns], how: str, ending: str, limit: int
 ) -> None:
-    """Long before a lease ends: it is ten minutes."""
+    """Long before the lease ends: it lasts ten minutes."""
     app_runs = runs(server.url, TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
@@ -121,7 +121,7 @@ async def test_a_server_that_is_away_is_asked_again(
         await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=2))
         job = await client.enqueue("q", b"")
         assert len(await dying.dequeue("q", wait=10)) == 1
-        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"")
+        process: Any = SimpleNamespace(pid=1, source=dying.settings.source, report={}, started=b"", end_in_words=str)
         recoverer = Recoverer(lambda: AsyncClient(server.url, timeout_s=0.5), ["q"])
         async with recoverer.open():
             await asyncio.to_thread(server.kill)
@@ -134,10 +134,10 @@ async def test_a_server_that_is_away_is_asked_again(
 
 @pytest.mark.parametrize(("how", "limit"), [("kill", 2), ("exit", 2), ("segfault", 3)])
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_only_what_had_begun_in_a_process_that_died_has_crashed(
+def test_only_jobs_that_a_dead_process_had_started_have_crashed(
     server: Server, runs: Callable[..., AppRuns], how: str, limit: int
 ) -> None:
-    """It prefetches those behind; one that runs beside may have been to blame."""
+    """The process also prefetched jobs that had not started. Any job that ran may have caused the crash."""
     app_runs = runs(server.url, PREFETCH_ALL + TASKS)
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=30_000, crash_limit=limit, keep_succeeded=10_000))
@@ -158,8 +158,8 @@ def test_only_what_had_begun_in_a_process_that_died_has_crashed(
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_a_plain_handler_that_dies_at_once_in_a_thread_has_started(server: Server, tmp_path: Path) -> None:
-    """Beside one that waits in another thread."""
+def test_a_synchronous_handler_that_dies_at_once_has_started(server: Server, tmp_path: Path) -> None:
+    """Another job waits in another thread."""
     die = "import os, time\ndef die(job):\n    os.kill(os.getpid(), 9) if job.body else time.sleep(600)\n"
     (tmp_path / "handlers.py").write_text(die)
     command = [sys.executable, "-m", "pinlater", "worker", "handlers:die", "--queue", "q", "--processes", "2"]
@@ -194,7 +194,7 @@ def test_a_running_job_stays_recorded_however_many_start_beside_it(monkeypatch: 
 
 
 @pytest.mark.parametrize("number", ["999", "0"])
-def test_a_descriptor_that_was_not_handed_on_is_left_alone(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+def test_a_descriptor_of_another_file_is_left_open(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     monkeypatch.setenv(STARTED_VARIABLE, number)
     assert record_started(list, 5) is None
     assert STARTED_VARIABLE not in os.environ

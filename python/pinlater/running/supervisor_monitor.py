@@ -1,0 +1,23 @@
+"""The monitor of a supervisor: on the supervisor's loop, where no handler can hold it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.worker.monitor import Monitor
+
+
+@asynccontextmanager
+async def monitoring(
+    new_client: Callable[[], AsyncClient], queues: Callable[[], Iterable[str]], tick_s: float
+) -> AsyncIterator[Monitor]:
+    """Runs a monitor beside the block. queues: gives their names at each look."""
+    async with new_client() as client:
+        monitor = Monitor(client, queues, tick_s=tick_s)
+        await monitor.start()
+        try:
+            yield monitor
+        finally:
+            await monitor.stop()

@@ -1,0 +1,33 @@
+"""Error replies of one connection, and those among them that make a driver leave the node.
+
+Promises that a driver notices such an error without a look at each answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import hiredis
+
+from pinlater.store.effects import ReplyError
+
+#: First words of errors of a node that is no primary, that still starts, or that does not know this connection's user
+#: any more. Another connection to the same address may lead to a node that serves us.
+LEAVE_CODES: Final = ("READONLY", "MASTERDOWN", "UNBLOCKED", "LOADING", "NOAUTH")
+
+
+class ErrorReplies:
+    """Makes a ReplyError of each error reply. leave: one of them had a code of LEAVE_CODES."""
+
+    __slots__ = ("leave",)
+
+    def __init__(self) -> None:
+        self.leave = False
+
+    def __call__(self, text: str) -> ReplyError:
+        self.leave = self.leave or text.startswith(LEAVE_CODES)
+        return ReplyError(text)
+
+    def reader(self) -> Any:
+        """A parser of replies."""
+        return hiredis.Reader(replyError=self)  # type: ignore[arg-type]  # any callable does

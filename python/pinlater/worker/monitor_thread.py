@@ -1,0 +1,81 @@
+"""The monitor of a worker without a supervisor: on a thread and an event loop of its own.
+
+Promises that handlers that keep the worker's loop busy do not delay it.
+Risk: a handler that holds the GIL holds this thread too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+from pinlater.client.async_client import AsyncClient
+from pinlater.worker.monitor import LOOK_S, Monitor
+
+
+class MonitorThread:
+    """Runs a Monitor between start() and stop().
+
+    client: the monitor gets a client of its own with the same settings. queues, tick_s: see Monitor.
+    """
+
+    def __init__(self, client: AsyncClient, queues: Iterable[str], *, tick_s: float) -> None:
+        self._settings, self._queues, self._tick_s = client.settings, list(queues), tick_s
+        self._client, self._monitor = self._new()
+        self._earlier = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def redelivered(self) -> int:
+        """See Monitor; of all runs."""
+        return self._earlier + self._monitor.redelivered
+
+    async def start(self) -> None:
+        """Runs in the background until stop()."""
+        if self._thread is not None:
+            return
+        self._earlier = self.redelivered
+        self._client, self._monitor = self._new()
+        # Not uvloop: after a delay it runs timers first, so a request whose answer is there would time out.
+        self._loop, self._stopping = asyncio.SelectorEventLoop(), asyncio.Event()
+        self._worker_loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="pinlater-monitor", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the background run; unstarted or twice is fine."""
+        if self._thread is None:
+            return
+        self._thread = None
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        with suppress(TimeoutError):  # it is a daemon, and a stop must end
+            async with asyncio.timeout(2 * LOOK_S):
+                await self._ended.wait()
+
+    def _run(self) -> None:
+        """What the thread does."""
+        loop, ended = self._worker_loop, self._ended
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._watch(self._client, self._monitor, self._stopping))
+        with suppress(RuntimeError):  # the worker's loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    async def _watch(self, client: AsyncClient, monitor: Monitor, stopping: asyncio.Event) -> None:
+        async with client:
+            await monitor.start()
+            await stopping.wait()
+            await monitor.stop()
+
+    def _new(self) -> tuple[AsyncClient, Monitor]:
+        settings = self._settings
+        connect_timeout_s, read_timeout_s = settings.timeouts
+        client = AsyncClient(
+            shards={name: shard.server.url for name, shard in settings.session.shards.items()},
+            source=settings.source,
+            timeout_s=settings.timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
+        )
+        return client, Monitor(client, self._queues, tick_s=self._tick_s)

@@ -1,0 +1,67 @@
+"""Server URLs in messages.
+
+Promises: no part of a password is shown, however the URL is broken. A URL without a password is shown.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlater.model.urls import hide_urls, shown_url
+
+#: URLs with a password, broken as people break them, and what is shown of each.
+WITH_PASSWORDS = {
+    "redis://:CANARY@host:6379/0": "redis://***@host:6379/0",
+    "redis://user:CANARY@[::1]:6379": "redis://***@[::1]:6379",
+    "redis://CANARY@host": "redis://***@host",
+    "redis://:CAN@ARY@host": "redis://***@host",
+    "redis://:CAN/ARY@host": "redis://***",
+    "redis://:CAN#ARY@host": "redis://***",
+    "redis://:CAN?ARY@host": "redis://***",
+    "redis://:CAN?AR=Y@host": "redis://***",
+    "redis://:1?AR=Y@CANARY@host": "redis://***",
+    "redis://:12/CANARY@host": "redis://***",
+    "redis://:CANARY": "redis://***",
+    "redis://:CANARY@one,redis://:CANARY@two": "redis://***",
+    "redis://one,redis://:CANARY": "redis://***",
+    "redis://host?password=CANARY": "redis://host?***",
+    "redis://host?Password=CANARY": "redis://host?***",
+    "redis://host?pass%77ord=CANARY": "redis://host?***",
+    "redis://host?password=CAN@ARY": "redis://***",
+    "redis://host?password=CAN#ARY": "redis://host?***",
+    "redis://host#CANARY": "redis://host#***",
+    "embedded://./data,redis://:CANARY@host": "embedded://***",
+    "unix://:CANARY@/run/redis.sock": "unix://***@/run/redis.sock",
+    "unix:///run/redis.sock?password=CANARY": "unix:///run/redis.sock?***",
+    "rediss//:CANARY@host": "(a malformed URL)",
+    "redis:/:CANARY@host": "(a malformed URL)",
+    "CANARY": "(a malformed URL)",
+    "1=redis://:CANARY@host": "(a malformed URL)",
+    "redis://:CAN\nARY@host": "redis://***@host",
+    "redis://[CANARY@host": "redis://***",
+}
+
+
+@pytest.mark.parametrize(("url", "shown"), WITH_PASSWORDS.items())
+def test_no_part_of_a_password_is_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize("url", [each for each in WITH_PASSWORDS if "//" in each and "\n" not in each])
+def test_no_part_of_a_password_is_shown_in_a_text(url: str) -> None:
+    for text in (f"got {url!r}, twice: {url}; a@b", f"error: {url}."):
+        hidden = hide_urls(text)
+        assert not any(part in hidden for part in ("CAN", "ARY")), hidden
+        assert hide_urls(hidden) == hidden
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://127.0.0.1:6379/0", "rediss://a.b:1", "unix:///run/a.sock", "embedded://./my data"]
+)
+def test_a_url_without_a_password_is_shown(url: str) -> None:
+    assert shown_url(url) == url
+    assert hide_urls(f"server {url}: not reached") == f"server {url}: not reached"
+
+
+def test_another_type_is_named() -> None:
+    assert (shown_url(5), shown_url(None), shown_url(b"redis://:CANARY@h")) == ("5", "None", "a bytes")

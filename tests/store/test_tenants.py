@@ -1,0 +1,201 @@
+"""Two tenants of one server, each with the user that docs/acl.md describes.
+
+Promises: neither can stop, wake or read what the other has, by any command that its rights include. A message that says
+what is not so stops no job. A user that may not publish leaves no half of a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from pinlater import AsyncClient, Client
+from pinlater.cli.doctor.check_result import OK
+from pinlater.cli.doctor.examine import examine
+from pinlater.client.base import ClientSettings
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerRefused
+from pinlater.model.jobs import Job
+from pinlater.store.keys import blocking_list_key, cancel_channel, queue_key, registry_key, result_channel, wake_channel
+from pinlater.worker.worker import Worker, WorkerConfig
+from tests.conftest import FreshServer
+from tests.support.audits import audit_queue
+from tests.support.handlers_for_tests import ShortJobs, idle, on_loop, until
+from tests.support.paths import ROOT
+from tests.support.servers import KINDS, Kind, Server
+
+PASSWORD = "correct-horse"  # noqa: S105
+#: The words of the two users in docs/acl.md.
+_BLOCKS = (ROOT / "docs" / "acl.md").read_text().split("```")
+RULES = [word for word in _BLOCKS[1].split()[3:] if word[0] in "+-"]
+PATTERNS = [word for word in _BLOCKS[3].split()[3:] if word[0] in "~&%"]
+
+
+@dataclass
+class Tenant:
+    """A user of the server, and its queue."""
+
+    server: Server
+    name: str
+
+    @property
+    def queue(self) -> str:
+        return f"{self.name}_mail"
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.name}:{PASSWORD}@127.0.0.1:{self.server.port}"
+
+    def set_up(self, *more: str) -> None:
+        patterns = [word.replace("acme", self.name) for word in PATTERNS]
+        reset = ("reset", "on", f">{PASSWORD}", "-@all", *RULES)
+        self.server.call("ACL", "SETUSER", self.name, *reset, *patterns, *more)
+
+    def connection(self) -> redis.Redis:
+        return redis.Redis(port=self.server.port, username=self.name, password=PASSWORD)
+
+
+@pytest.fixture
+def tenants(server: Server) -> Iterator[tuple[Tenant, Tenant]]:
+    acme, other = Tenant(server, "acme"), Tenant(server, "other")
+    for tenant in (acme, other):
+        tenant.set_up()
+        with Client(tenant.url) as client:
+            client.create_queue(tenant.queue)
+    yield acme, other
+    for tenant in (acme, other):
+        server.call("ACL", "DELUSER", tenant.name)
+
+
+@on_loop
+async def test_a_tenant_works_with_its_rights_alone(tenants: tuple[Tenant, Tenant]) -> None:
+    for tenant in tenants:
+        ran: list[bytes] = []
+
+        async def handler(job: Job, ran: list[bytes] = ran) -> None:
+            ran.append(job.body)
+
+        async with AsyncClient(tenant.url) as client, AsyncClient(tenant.url) as own:
+            async with Worker(own, tenant.queue, handler) as worker:
+                await idle(worker)
+                await client.enqueue(tenant.queue, b"x")
+                await until(lambda: worker.stats.succeeded == 1, "its end")
+            await client.enqueue(tenant.queue, b"waited for")
+            assert len(await client.dequeue(tenant.queue, wait=8)) == 1
+        assert ran == [b"x"]
+        found = {finding.check: finding.level for finding in examine(ClientSettings(tenant.url), [tenant.queue])}
+        assert found["permissions"] == OK
+
+
+def test_a_tenant_reads_and_changes_nothing_of_another(tenants: tuple[Tenant, Tenant]) -> None:
+    acme, other = tenants
+    session = bytes(8)
+    with Client(other.url) as client:
+        job = client.enqueue(other.queue, b"secret")
+    with Client(acme.url, timeout_s=0.5) as client:
+        for call in (
+            lambda: client.count(other.queue),
+            lambda: client.dequeue(other.queue),
+            lambda: client.enqueue(other.queue, b"x"),
+            lambda: client.lookup([job]),
+            lambda: client.delete_jobs(descriptors=[job]),
+            lambda: client.delete_queue(other.queue),
+            lambda: client.dequeue(other.queue, wait=0.1),
+            client.queue_names,
+        ):
+            with pytest.raises(PinLaterError):
+                call()
+    channels = [
+        wake_channel(other.queue, "1", session),
+        cancel_channel(other.queue, "1"),
+        result_channel(other.queue, "1") + b"0" * 16,
+    ]
+    keys = [queue_key(other.queue, "1", "jobs"), blocking_list_key(other.queue, "1", session)]
+    with acme.connection() as connection:
+        load = connection.script_load("return redis.call(unpack(ARGV))")
+        for command in (
+            *[("PUBLISH", channel, b"") for channel in channels],
+            *[("SUBSCRIBE", channel) for channel in channels],
+            *[("RPUSH", key, b"") for key in keys],
+            *[("UNLINK", key) for key in keys],
+            ("SMEMBERS", registry_key("1")),
+        ):
+            with pytest.raises(NoPermissionError):
+                connection.execute_command(*command)
+            if command[0] != "SUBSCRIBE":
+                with pytest.raises(redis.RedisError, match=r"(?i)permission|can't"):
+                    connection.evalsha(load, 0, *command)
+        with pytest.raises(NoPermissionError):
+            connection.execute_command("PSUBSCRIBE", "*")
+    with Client(other.url) as client:
+        assert client.lookup([job], with_body=True)[job].body == b"secret"
+
+
+@on_loop
+async def test_a_message_alone_stops_no_job(server: Server) -> None:
+    gate, ran = asyncio.Event(), list[bytes]()
+
+    async def handler(job: Job) -> None:
+        ran.append(job.body)
+        await gate.wait()
+
+    def say_removed(descriptor: str) -> None:
+        server.call("PUBLISH", cancel_channel("q", "1"), int(descriptor.rpartition(":")[2]).to_bytes(8, "big") + b"odd")
+
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await client.create_queue("q")
+        async with Worker(own, "q", handler, WorkerConfig(monitor=False, concurrency=2, prefetch=2)) as worker:
+            worker.jobs.rate = ShortJobs()
+            jobs = await client.enqueue_many("q", [b"%d" % number for number in range(4)])
+            await until(lambda: len(ran) == 2 and len(worker.prefetched) == 2, "two running jobs, two prefetched")
+            for kept, removed in ((jobs[0], jobs[1]), (jobs[2], jobs[3])):
+                cancelled = worker.stats.cancelled
+                say_removed(kept)
+                assert await client.delete_jobs(descriptors=[removed]) == 1
+                # its message came after the other one
+                await until(lambda: worker.stats.cancelled > cancelled, "an end")  # noqa: B023
+            gate.set()
+            await until(lambda: worker.stats.succeeded == 2, "the others")
+        assert (worker.stats.cancelled, worker.stats.failed) == (2, 0)
+    assert sorted(ran) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_may_not_publish_changes_jobs_all_the_same(kind: Kind, fresh_server: FreshServer) -> None:
+    tenant = Tenant(fresh_server(kind), "acme")
+    tenant.set_up()
+    with Client(tenant.url) as client:
+        client.create_queue(tenant.queue)
+        tenant.server.call("ZADD", queue_key(tenant.queue, "1", "waiters"), 1, b"0" * 16)
+        head = tenant.server.call("HGET", queue_key(tenant.queue, "1", "meta"), "head")
+        tenant.server.call("HSET", queue_key(tenant.queue, "1", "meta"), "head", head[:-1] + b"\1")
+        tenant.set_up("resetchannels")
+        first = client.enqueue(tenant.queue, b"first")
+        (claimed,) = client.dequeue(tenant.queue)
+        assert claimed.descriptor == first
+        assert client.delete_jobs(descriptors=[first]) == 1
+        client.enqueue(tenant.queue, b"second")
+        assert client.count(tenant.queue).pending == 1
+        with Client(tenant.server.url) as admin:
+            assert audit_queue(admin, tenant.queue).ok
+        with pytest.raises(ServerRefused, match="may not subscribe"):
+            client.dequeue(tenant.queue, wait=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_that_is_denied_half_way_has_an_unknown_outcome(kind: Kind, fresh_server: FreshServer) -> None:
+    tenant = Tenant(fresh_server(kind), "acme")
+    tenant.set_up("-zadd")
+    with Client(tenant.url) as client:
+        client.create_queue(tenant.queue)
+        with pytest.raises(OutcomeUnknown, match="stopped half-way"):
+            client.enqueue(tenant.queue, b"x")
+        with pytest.raises(OutcomeUnknown, match="stopped half-way"):
+            client.enqueue_many(tenant.queue, [b"x"] * 3)
+        tenant.set_up("-evalsha")
+        with pytest.raises(ServerRefused):
+            client.enqueue(tenant.queue, b"x")
