@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo check test test-all bench bench-instructions faults campaign clean setup wheel
+.PHONY: demo check test test-all bench bench-instructions bench-stalls faults campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,6 +15,7 @@ help:
 	  'make test-all  the checks and every test, as CI does' \
 	  'make bench     the figures of the core and of tasks (minutes; a quiet machine)' \
 	  'make bench-instructions  what a job costs in instructions, by valgrind' \
+  'make bench-stalls  how long each call of a script holds the server (minutes)' \
 	  'make campaign  the long versions of the tests' \
 	  'make faults    deliberate faults, each of which the daily tests must notice' \
 	  'make wheel     a wheel in dist/ for Linux distributions from 2014 on'
@@ -87,6 +88,10 @@ bench: setup
 # BEFORE=FILE compares with what an earlier run wrote by --json; TREE=FOLDER counts another built checkout.
 bench-instructions: setup
 	$(BIN)/python benches/instructions.py $(if $(TREE),--tree $(TREE)) $(if $(BEFORE),--before $(BEFORE))
+
+# A quiet machine; --sizes and --only of benches/stalls.py run a part.
+bench-stalls: setup
+	$(BIN)/python benches/stalls.py
 
 # The daily tests must fail for each of some deliberate faults.
 faults: setup

@@ -6,12 +6,15 @@
 -- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
 --        256 another priority in its record, 512 scheduled before the first time that meta has, 1024 not named by its lease, 2048 simple in ready
 --        although decorated, 4096 a result, 8192 its expiry), a u8 a
---        lease (bits: 1 expiry, 2 entry, 4 counts as many jobs as run on it, 8 a count and nothing else)
+--        lease (bits: 1 expiry, 2 entry, 4 counts as many jobs as run on it, 8 a count and nothing else); of each fewer than asked after CALL_BYTES
 -- leases: u8 priority, id (8), token (8) each. Priority 0 and no id: a lease with an entry in lease_jobs.
 
 local at = tonumber(priority)
 if #ids > 8000 or #leases > SINGLE_LEASE_BYTES * 100 then return redis.error_reply('TOO_MANY ids or leases: expected at most 1000 and 100') end
 if at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. at) end
+
+-- What was read: records, and entries of leases, of which each id costs more than its bytes.
+local bytes, ENTRY_WEIGHT = 0, 32
 
 -- An entry as a table: id -> its priority; read once for all jobs of a lease.
 local entries = {}
@@ -19,6 +22,7 @@ local function named_by(lease)
   if entries[lease] ~= nil then return entries[lease] end
   local entry, named = call('HGET', key_lease_jobs, lease), {}
   local cursor, last = 3, entry and 2 + unp('>I2', entry) or 0
+  bytes = bytes + ENTRY_WEIGHT * last
   while cursor <= last do
     local block, n = unp('>BI2', entry, cursor)
     for k = 1, n do named[sub(entry, cursor + 8 * k - 5, cursor + 8 * k + 2)] = block end
@@ -39,8 +43,10 @@ local earliest = unp('>I6', meta[2], 9)
 local results = call('EXISTS', key_result_expiries, key_results) > 0
 local found, seen = {}, {}
 for i = 1, #ids / 8 do
+  if bytes >= CALL_BYTES then break end
   local id, bits = sub(ids, 8 * i - 7, 8 * i), 0
   local running, record = call('HGET', KEYS[running0 + at], id), call('HGET', key_jobs, id)
+  bytes = bytes + (record and #record or 0)
   local scheduled = call('ZSCORE', KEYS[scheduled0 + at], id)
   local simple, decorated = call('ZSCORE', KEYS[ready0 + at], id), call('ZSCORE', KEYS[ready0 + at], id .. DECORATED)
   if simple or decorated then bits = bits + 1 end
@@ -85,6 +91,7 @@ local function entry_bits(lease)
 end
 
 for i = 1, #leases / SINGLE_LEASE_BYTES do
+  if bytes >= CALL_BYTES then break end
   local lease = sub(leases, SINGLE_LEASE_BYTES * (i - 1) + 1, SINGLE_LEASE_BYTES * i)
   seen[i] = string.char(byte(lease) > 0 and single_bits(lease) or entry_bits(sub(lease, -8)))
 end

@@ -3,9 +3,10 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify admit lease leave_lease holds status suspect
 -- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running*
 -- ARGV   lane sequence version source items statuses bodies…
--- REPLY  refused: u16 positions (from 0) of jobs that the caller does not hold
+-- REPLY  u16 how many of the items this call came to, refused: u16 positions (from 0) of jobs among them that the caller does not hold
 -- items, 34 bytes a job: u8 priority, id (8), token (8), u8 what (1 body, 2 move to pending, 4 attempts, 8 status), u8 kind (0 now, 1 absolute,
 -- 2 delay), u48 ms, u16 attempts, 7 bytes of zero. statuses: as for enqueue. bodies: of the items that have one, in order.
+-- A call ends after CALL_BYTES of records and statuses; one job is always done.
 
 if replay then return stored end
 local ITEM = 34
@@ -36,26 +37,34 @@ for i = 1, count do
       attempts = floor(what / 4) % 2 == 1 and attempts or nil, status = floor(what / 8) % 2 == 1,
     }
   else
-    refused[#refused + 1] = pack('>I2', i - 1)
+    refused[#refused + 1] = i - 1
   end
 end
 local texts = read_statuses(statuses)
 
+-- Returns how many bytes it read.
 local function keep_record(job)
-  if not job.body and not job.attempts then return end
-  local record = call('HGET', key_jobs, job.id)
-  local allowed = job.attempts and pack('>I2', job.attempts) or sub(record, 2, 3)
-  call('HSET', key_jobs, job.id, sub(record, 1, 1) .. allowed .. sub(record, 4, 4) .. (job.body or sub(record, 5)))
+  if not job.body and not job.attempts then return 0 end
+  local old = call('HGET', key_jobs, job.id)
+  local allowed = job.attempts and pack('>I2', job.attempts) or sub(old, 2, 3)
+  local record = sub(old, 1, 1) .. allowed .. (job.body and sub(old, 4, 4) .. job.body or sub(old, 4))
+  call('HSET', key_jobs, job.id, record)
+  largest = math.max(largest, #record)
+  return #old + (job.body and #job.body or 0)
 end
 
-local wake, expires = false, now + unp('>I4', config, CONFIG_LEASE_MS)
+local wake, expires, bytes, done = false, now + unp('>I4', config, CONFIG_LEASE_MS), 0, count
 for _, job in ipairs(jobs) do
+  if bytes >= CALL_BYTES then
+    done = job.position - 1
+    break
+  end
   local lease, running = lease_of(job.running, job.priority, job.id), job.running
   local left = job.attempts or unp('>I2', running, 9)
   local old = byte(running, 11) % 2 == 1 and call('HGET', key_extras, job.id)
   local status = old and sub(old, 11) or ''
   if job.status then status = prepend_status(status, texts[job.position] or '') end
-  keep_record(job)
+  bytes = bytes + keep_record(job) + #status
   local crashes = old and unp('>I2', old, 9) or 0
   call('HSET', key_extras, job.id, extra(left, now, job.move and crashes % SUSPECT or crashes, status))
   if job.move then
@@ -72,4 +81,8 @@ for _, job in ipairs(jobs) do
 end
 settle_leases()
 if wake then notify() end
-return finish(concat(refused))
+local reply = { pack('>I2', done) }
+for _, position in ipairs(refused) do
+  if position < done then reply[#reply + 1] = pack('>I2', position) end
+end
+return finish(concat(reply))

@@ -55,7 +55,8 @@ end
 
 local function reservation_ms(_, value) return (unp('>I6', value, 3)) end
 
--- Removes what is over an hour old from one page of a hash.
+-- Removes what is over an hour old from one page of a hash. While a tenth of a page is old, the caller goes on at once, to the end of the hash.
+-- So about a tenth of what is left is old, however fast it is made, and no more than ten fields are looked at for each that is removed.
 local function remove_silent(key, from, time_of)
   local page = call('HSCAN', key, from, 'COUNT', 500)
   local old = {}
@@ -63,6 +64,7 @@ local function remove_silent(key, from, time_of)
     if math.max(jumped_at, time_of(page[2][i], page[2][i + 1])) < now - HOUR_MS and #old < 1000 then old[#old + 1] = page[2][i] end
   end
   if old[1] then call_in_chunks('HDEL', key, old) end
+  if page[1] ~= '0' and #old >= #page[2] / 20 then more = 1 end
   return #old, page[1]
 end
 
@@ -70,5 +72,6 @@ local lane_cursor, reservation_cursor = string.match(cursor, '^(%d+):(%d+)$')
 local lanes, next_lane = remove_silent(key_meta, lane_cursor or '0', lane_ms)
 local reservations, next_reservation = remove_silent(key_reservations, reservation_cursor or '0', reservation_ms)
 local waiters = jumped_at < now - WAITER_MS and call('ZREMRANGEBYSCORE', key_waiters, '-inf', now - WAITER_MS) or 0
+if call('HLEN', key_jobs) == 0 then largest = 0 end
 local next_cursor = next_lane == '0' and next_reservation == '0' and '0' or next_lane .. ':' .. next_reservation
 return finish(pack('>I4I4I4I4I4B', succeeded, failed, lanes, reservations, waiters, more) .. next_cursor)

@@ -16,7 +16,7 @@ local tombstone = string.char(DATA_FORMAT, 128, priorities) .. drawn .. sub(conf
   .. pack('>I4', epoch_of(config) + 1) .. sub(config, CONFIG_LEASE_MS, CONFIG_BODY_LIMIT_END)
 call('UNLINK', unpack(KEYS))
 local answer = sequence .. new_h
-call('HSET', key_meta, 'config', tombstone, 'head', new_h .. pack('>I6B', NEVER, 0), lane, answer)
+call('HSET', key_meta, 'config', tombstone, 'head', new_h .. pack('>I6BI4', NEVER, 0, 0), lane, answer)
 local since = now
 for _, waiter in ipairs(waiters) do
   -- HERE notify_waiter

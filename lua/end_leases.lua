@@ -16,13 +16,13 @@ if started ~= '' then
   for at = 1, #started, 8 do started_ids[sub(started, at, at + 7)] = true end
 end
 
--- Pages of 100 elements a call.
+-- Pages of 100 elements a call, as long as they are small: the entry of a lease of a thousand jobs has 8 kB.
 local PAGES = 10
 
 local priority, from = string.match(cursor, '^(%d+):(%d+)$')
 priority = tonumber(priority)
 if not priority or priority > priorities then return redis.error_reply('BAD_REQUEST cursor: expected a priority and a cursor, got ' .. cursor) end
-local wake = false
+local wake, bytes = false, 0
 
 -- The lease that an element stands for, and its claim descriptor; nothing if it stands for none.
 local function lease_at(field, value)
@@ -36,9 +36,10 @@ end
 -- Returns whether it came to the end of the page.
 local function end_leases_of(page)
   for i = 1, #page, 2 do
+    bytes = bytes + #page[i + 1]
     local lease, claim = lease_at(page[i], page[i + 1])
     if lease and source_in(claim) == source then
-      if counts.jobs >= 1000 then return false end
+      if is_full() then return false end
       wake = end_lease(lease, how, call('ZSCORE', key_leases, lease)) or wake
     end
   end
@@ -50,7 +51,7 @@ for _ = 1, PAGES do
   if not end_leases_of(page[2]) then break end
   from = page[1]
   if from == '0' then priority = priority + 1 end
-  if priority > priorities then break end
+  if priority > priorities or bytes >= CALL_BYTES then break end
 end
 if wake then notify() end
 local more = priority <= priorities and 1 or 0

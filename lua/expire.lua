@@ -65,7 +65,7 @@ local wake = earliest <= now
 local before_ms = now - seen_ms > 0.6 * lease_ms and seen_ms or now
 local expired = call('ZRANGE', key_leases, '-inf', before_ms, 'BYSCORE', 'LIMIT', 0, 1001, 'WITHSCORES')
 for i = 1, #expired, 2 do
-  if counts.jobs >= 1000 or counts.leases >= 1000 then break end
+  if is_full() then break end
   wake = end_lease(expired[i], '', expired[i + 1]) or wake
 end
 

@@ -4,7 +4,7 @@
 -- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   nonce version with_bodies budget priorities_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up
--- priorities_of: u8 an id. budget: bytes of records; one job is always given.
+-- priorities_of: u8 an id. budget: bytes of records and statuses, which are read without bodies too; one job is always given.
 
 local count, bodies = #ARGV - ids0, with_bodies == '1'
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
@@ -36,14 +36,17 @@ for priority, group in pairs(by_priority) do
   look(RUNNING, call('HMGET', KEYS[running0 + priority], unpack(group.ids)))
 end
 
-local reply, bytes = { nonce, h }, 0
+local reply, bytes, most = { nonce, h }, 0, tonumber(budget)
 for i = 1, count do
   local id = ARGV[ids0 + i]
   local record = states[i] and call('HGET', key_jobs, id)
   if record then
-    bytes = bytes + (bodies and #record or 0)
-    if i > 1 and bytes > tonumber(budget) then break end
-    reply[i + 2] = info(states[i], priority_at[i], id, record, call('HGET', key_extras, id), values[i], bodies)
+    local more = call('HGET', key_extras, id)
+    local size = #record + (more and #more or 0)
+    if bytes > 0 and bytes + size > most then break end
+    bytes = bytes + size
+    reply[i + 2] = info(states[i], priority_at[i], id, record, more, values[i], bodies)
+    if bytes >= most then break end
   else
     reply[i + 2] = ''
   end

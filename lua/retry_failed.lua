@@ -5,10 +5,8 @@
 -- ARGV   lane sequence version priority limit attempts kind ms ids…
 -- REPLY  u32 how many, u8 more are left (of the ids: that this call did not come to)
 -- limit: how many at most (1 to 1000; '0': only the ids). kind, ms: when (0 now, 1 absolute, 2 delay).
+-- A call ends after CALL_BYTES of records and statuses, or CALL_JOBS jobs; one job is always done.
 -- Crashes count from 0 again. A job that gets more attempts than its record allows is allowed as many from now on, so that its attempts add up.
-
--- A call reads so many bytes of records for that; one job is always done.
-local RECORD_BYTES = 4194304
 
 if replay then return stored end
 local at, most, left = tonumber(priority), tonumber(limit), tonumber(attempts)
@@ -26,25 +24,30 @@ if named > 0 then
     seen[id] = true
   end
 elseif most > 0 then
-  ids = call('ZRANGE', failed, 0, most - 1)
+  ids = call('ZRANGE', failed, 0, math.min(most, CALL_JOBS) - 1)
 end
 if not ids[1] then return finish(pack('>I4B', 0, 0)) end
 
-local records, bytes, more_left = {}, 0, 0
-for i = 1, left > 1 and #ids or 0 do
-  local record = call('HGET', key_jobs, ids[i])
-  bytes = bytes + (record and #record or 0)
-  if i > 1 and bytes > RECORD_BYTES then
-    for k = #ids, i, -1 do ids[k] = nil end
-    more_left = 1
+local more_left = 0
+local function cut(first)
+  for k = #ids, first, -1 do ids[k] = nil end
+  more_left = 1
+end
+
+if #ids > CALL_JOBS then cut(CALL_JOBS + 1) end
+local extras, records, bytes = call('HMGET', key_extras, unpack(ids)), {}, 0
+for i = 1, #ids do
+  if bytes >= CALL_BYTES then
+    cut(i)
     break
   end
+  local record = left > 1 and call('HGET', key_jobs, ids[i])
+  bytes = bytes + (record and #record or 0) + (extras[i] and #extras[i] or 0)
   if record and unp('>I2', record, 2) < left then records[ids[i]] = sub(record, 1, 1) .. pack('>I2', left) .. sub(record, 4) end
 end
 
 local score = kind == '0' and now or kind == '2' and now + tonumber(ms) or tonumber(ms)
 local entries, more = {}, {}
-local extras = call('HMGET', key_extras, unpack(ids))
 for i, id in ipairs(ids) do
   entries[2 * i - 1], entries[2 * i] = score, score <= now and id .. DECORATED or id
   local old = extras[i]

@@ -6,34 +6,46 @@
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
 -- order, page sizes vary, and a job may come twice (HSCAN): the caller drops what it has seen.
+-- budget: bytes of records and statuses, which are read without bodies too; one job is always given.
 
 local most, at, bodies = tonumber(limit), tonumber(priority), with_bodies == '1'
 if most > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of at most 1000, got ' .. most) end
 if most < 1 or at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no such limit or priority') end
 
-local reply, bytes = { nonce, h, '' }, 0
+local reply, bytes, budget_bytes = { nonce, h, '' }, 0, tonumber(budget)
 
 -- false: the page is full
 local function give(kind, id, value)
+  if bytes >= budget_bytes then return false end
   local record = call('HGET', key_jobs, id)
   if not record then return true end
-  local size = bodies and #record or 0
-  if size > 0 and #reply > 3 and bytes + size > tonumber(budget) then return false end
+  local more = call('HGET', key_extras, id)
+  local size = #record + (more and #more or 0)
+  if bytes > 0 and bytes + size > budget_bytes then return false end
   bytes = bytes + size
-  reply[#reply + 1] = info(kind, at, id, record, call('HGET', key_extras, id), value, bodies)
+  reply[#reply + 1] = info(kind, at, id, record, more, value, bodies)
   return true
 end
 
+-- The cursor of running jobs: that of HSCAN, then ':' and the ids of its last page that are still to be given, as HSCAN never gives them again.
 if state == '1' then
-  local page = call('HSCAN', KEYS[running0 + at], cursor == '' and '0' or cursor, 'COUNT', most)
-  -- an element of a page of HSCAN that is not given is never seen again: bodies over the budget are left out
-  for i = 1, #page[2], 2 do
-    if not give(RUNNING, page[2][i], page[2][i + 1]) then
-      bodies = false
-      give(RUNNING, page[2][i], page[2][i + 1])
+  local key, from, rest = KEYS[running0 + at], string.match(cursor, '^(%d+)') or '0', {}
+  for first = #from + 2, #cursor, 8 do rest[#rest + 1] = sub(cursor, first, first + 7) end
+  local values = {}
+  if rest[1] then
+    values = call('HMGET', key, unpack(rest, 1, math.min(#rest, 1000)))
+  else
+    local page = call('HSCAN', key, from, 'COUNT', most)
+    from = page[1]
+    for i = 1, #page[2], 2 do rest[#rest + 1], values[#values + 1] = page[2][i], page[2][i + 1] end
+  end
+  for i, id in ipairs(rest) do
+    if i > 1000 or values[i] and not give(RUNNING, id, values[i]) then
+      reply[3] = from .. ':' .. concat(rest, '', i)
+      return reply
     end
   end
-  reply[3] = page[1] == '0' and '' or page[1]
+  reply[3] = from == '0' and '' or from
   return reply
 end
 

@@ -1,6 +1,6 @@
 -- An ack of one job that succeeded, has a lease of its own, and of which nothing is kept. Most calls for one job are so. Anything else, or what is
 -- not valid, is left to the code behind; nothing was written then.
--- reads: earliest groups h_high h_low ids0 lane priorities sequence waiting
+-- reads: earliest groups h_high h_low ids0 lane largest priorities sequence waiting
 -- sets:  h_high h_low id kind priority n run token value
 local priority, kind, n, token, run = unp('>BBI2c8I2', groups)
 local id = ARGV[ids0 + 1]

@@ -19,5 +19,11 @@ local CONFIG_QUARANTINE_LENGTH = 43
 local SETTINGS_FLAGS, SETTINGS_PRIORITIES, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
 -- What another shard has of a queue: version, then epoch.
 local CARRIED_VERSION_END, CARRIED_EPOCH = 8, 9
+-- Bytes of the head of a queue shard, and where its largest record stands. An earlier version of PinLater wrote a head without it.
+local HEAD_BYTES, HEAD_LARGEST = 19, 16
+local HEAD_WAITING = 4294967296
+-- A call reads about so many bytes of records and statuses, and changes about so many jobs whose statuses it reads.
+local CALL_BYTES = 1048576
+local CALL_JOBS = 250
 -- Format 1 had its configuration in field `c` of key `m`, with the flags here.
 local FORMAT_ONE_FLAGS = 17

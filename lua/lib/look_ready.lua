@@ -14,7 +14,7 @@ while look > 0 and not records do
     end
     packed = concat(ids)
   end
-  records, taken = fetch(ids, most)
+  records, taken = fetch(ids, most, decorated)
   if not records then
     -- ids without a record cannot run: they are removed and counted
     local whole, lost = part(ids)

@@ -1,6 +1,6 @@
 -- Ids: 44-bit ms, 19-bit sequence, always greater than the last one (h). finish() stores h, the lane and what changed of the head, and returns the
 -- answer.
--- reads: earliest h_high h_low lane now sequence waiting
+-- reads: earliest h_high h_low lane largest now sequence waiting
 -- sets:  finish id_ms id_sequence new_ids took_ids
 local id_ms, id_sequence = h_high * 8192 + floor(h_low / 524288), h_low % 524288
 local took_ids = false

@@ -1,8 +1,8 @@
 -- Lays out new jobs with the ids low + 1 ... low + count (as next_ids gives them, of one ms), as they are stored: fields of jobs; for each priority
 -- the scores and members of ready and of scheduled (nil: no job is scheduled); first_due: when the first scheduled one is due.
 -- A record begins with its format, the attempts allowed (2) and the priority.
--- reads: count high priorities low NEVER now DECORATED records0 RUN_BYTES spec
--- sets:  argv arrival char done fields first first_due format HEADER_BYTES prefix ready scheduled
+-- reads: count high largest priorities low NEVER now DECORATED records0 RUN_BYTES spec
+-- sets:  argv arrival char done fields first first_due format HEADER_BYTES largest prefix ready scheduled
 local HEADER_BYTES = 4
 local fields, ready, scheduled, first_due = {}, {}, nil, NEVER
 local done, argv, char, format, first = 0, ARGV, string.char, string.format, records0 + 1
@@ -28,7 +28,9 @@ for at = 1, #spec, RUN_BYTES do
   local field, final = 2 * done, (low + done) % 256
   for i = first + done, first + done + n - 1 do
     local record = argv[i]
-    if #record < HEADER_BYTES then return redis.error_reply('BAD_REQUEST record ' .. i - first .. ' is cut off') end
+    local size = #record
+    if size < HEADER_BYTES then return redis.error_reply('BAD_REQUEST record ' .. i - first .. ' is cut off') end
+    if size > largest then largest = size end
     final = final + 1
     if final == 256 then final, prefix = 0, sub(pack('>I4I4', high, low + i - first + 1), 1, 7) end
     local id = prefix .. char(final)

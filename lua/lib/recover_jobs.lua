@@ -2,11 +2,17 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- The end of an unconfirmed lease (lib/lease_end) costs nothing: its jobs never began. The tenth in a row for one job is a crash.
--- reads: SUSPECT append_status claim_of config created_ms extra lease_of priorities now DECORATED original_score next_score call_in_chunks SINGLE_LEASE_BYTES utc
--- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence recover_jobs moves
+-- reads: DECORATED SINGLE_LEASE_BYTES SUSPECT append_status call_in_chunks claim_of config created_ms extra lease_of next_score now original_score priorities utc
+-- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence is_full recover_jobs moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
-local counts = { leases = 0, jobs = 0, retried = 0, failed = 0, unstarted = 0 }
+local counts = { leases = 0, jobs = 0, bytes = 0, retried = 0, failed = 0, unstarted = 0 }
+
+-- Whether a call is to end no more leases. The jobs of one lease are recovered together.
+local function is_full()
+  return counts.jobs >= CALL_JOBS or counts.leases >= CALL_JOBS or counts.bytes >= CALL_BYTES
+end
+
 -- u8 priority, id: of each job that failed, and is not to be moved
 local failed_jobs = {}
 -- ids as keys: only these jobs have crashed. nil: all have.
@@ -49,6 +55,7 @@ local function recover_jobs(priority, ids, lease, claim, how, unconfirmed)
   local failed, more, moving = {}, {}, {}
   for i, id in ipairs(crashed) do
     local old = byte(held[i], 11) % 2 == 1 and extras[i]
+    counts.bytes = counts.bytes + (old and #old or 0)
     local crashes = math.min((old and unp('>I2', old, 9) % SUSPECT or 0) + 1, SUSPECT - 1)
     local left, status = unp('>I2', held[i], 9), old and sub(old, 11) or ''
     if crash_limit == 0 then

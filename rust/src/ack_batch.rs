@@ -14,7 +14,7 @@ use crate::shard_index::ShardIndex;
 /// Bit of an ack's flags: leave a tombstone.
 const TOMBSTONE: u8 = 1;
 
-/// At most 1,000 acks or releases of one shard; formats: `docs/design.md`, "Ack" and "Release".
+/// Acks or releases of one shard, at most 1,000; formats: `docs/design.md`, "Ack" and "Release".
 ///
 /// `positions`: of the ids' jobs in the caller's request. `tokenless`: an id has no token, so the ack must name its
 /// source. A release has no flags (0) and no statuses.
@@ -38,17 +38,18 @@ impl AckBatch {
     }
 }
 
-/// Batches of at most 1,000 a (queue, shard), in the order they first appear.
+/// Batches of at most `most` jobs a (queue, shard), in the order they first appear.
 ///
 /// Items: a `Job`, a descriptor, a (descriptor, token) pair, or (one of these, status, delay in milliseconds). A job
 /// named twice is acked once; succeeded wins. Positions count on from `succeeded` into `failed`.
 /// `TypeError` or `ValueError` that begins `succeeded job <n>: ` or `failed job <n>: `.
 #[pyfunction]
-#[pyo3(signature = (succeeded, failed, tombstone=false))]
+#[pyo3(signature = (succeeded, failed, tombstone=false, most=MAX_BATCH))]
 pub fn group_acks(
     succeeded: &Bound<'_, PyAny>,
     failed: &Bound<'_, PyAny>,
     tombstone: bool,
+    most: usize,
 ) -> PyResult<Vec<AckBatch>> {
     let mut acks = Acks::default();
     let lists = [(succeeded, Outcome::Succeeded, "succeeded job"), (failed, Outcome::Failed, "failed job")];
@@ -59,12 +60,13 @@ pub fn group_acks(
         }
     }
     let flags = if tombstone { TOMBSTONE } else { 0 };
-    Ok(acks.pack(succeeded.py(), flags, pack_ack_group))
+    Ok(acks.pack(succeeded.py(), flags, pack_ack_group, most))
 }
 
 /// Batches as of `group_acks`, without statuses and delays: jobs that are released as they were.
 #[pyfunction]
-pub fn group_releases(jobs: &Bound<'_, PyAny>) -> PyResult<Vec<AckBatch>> {
+#[pyo3(signature = (jobs, most=MAX_BATCH))]
+pub fn group_releases(jobs: &Bound<'_, PyAny>, most: usize) -> PyResult<Vec<AckBatch>> {
     let mut releases = Acks::default();
     for (position, value) in jobs.try_iter()?.enumerate() {
         let target = Target::read(&value?, &mut releases.shards)
@@ -73,7 +75,7 @@ pub fn group_releases(jobs: &Bound<'_, PyAny>) -> PyResult<Vec<AckBatch>> {
         let outcome = Outcome::Failed;
         releases.add(AckItem { target, outcome, delay_ms: 0, status: String::new(), position });
     }
-    Ok(releases.pack(jobs.py(), 0, pack_release_group))
+    Ok(releases.pack(jobs.py(), 0, pack_release_group, most))
 }
 
 /// The items of a call, a list a shard, each job once.
@@ -97,10 +99,10 @@ impl Acks {
         }
     }
 
-    fn pack(self, py: Python<'_>, flags: u8, pack_group: PackGroup) -> Vec<AckBatch> {
+    fn pack(self, py: Python<'_>, flags: u8, pack_group: PackGroup, most: usize) -> Vec<AckBatch> {
         let mut batches = Vec::new();
         for ((queue, shard), mut items) in self.shards.into_pairs().into_iter().zip(self.items) {
-            for chunk in items.chunks_mut(MAX_BATCH) {
+            for chunk in items.chunks_mut(most.clamp(1, MAX_BATCH)) {
                 batches.push(pack_batch(py, (&queue, &shard), chunk, flags, pack_group));
             }
         }

@@ -233,6 +233,13 @@ def test_a_batch_of_acks_has_at_most_a_thousand_in_the_order_they_came() -> None
     assert batches(made) == twins.group_acks(items, [])
 
 
+def test_a_batch_has_as_few_jobs_as_its_caller_says() -> None:
+    items = [(f"a:s1:p1:{i + 1}", TOKEN) for i in range(501)]
+    for made in (_core.group_acks(items[:10], items[10:], False, 250), _core.group_releases(items, 250)):
+        assert [len(batch.ids) for batch in made] == [250, 250, 1]
+        assert sorted(position for batch in made for position in batch.positions) == list(range(501))
+
+
 TARGETS = "expected a Job, a descriptor or a (descriptor, token) pair, got "
 
 

@@ -57,6 +57,7 @@ BOUNDED = {
     "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
+    "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
     "ids": "ids of one call or one lease, 1,000 at most",
     "crashed": "ids of one lease",
     "candidates": "two forms an id of one call: 2,000",
@@ -66,7 +67,7 @@ BOUNDED = {
     "argv, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
-    "lists": "chunks of records: 5 a priority, 100 priorities",
+    "lists": "chunks of records: at most one a job, 1,000",
     "KEYS": "10 keys and 5 a priority, 100 priorities",
 }
 

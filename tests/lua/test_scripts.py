@@ -352,10 +352,10 @@ def test_a_thousand_jobs_go_through_every_verb_at_once(client: redis.Redis) -> N
     assert wire.renew(own=ends(claimed)) == []
     assert [info.remaining if info else None for info in wire.lookup(ids)] == [1] * MOST
     assert wire.ack(*(end._replace(failed=True) for end in ends(claimed))) == []
-    assert wire.retry_failed(ids=ids) == MOST
+    assert sum(wire.retry_failed(ids=ids) for _ in range(4)) == MOST
     claimed = wire.claim()
     items = b"".join(pack_checkpoint(end, move=(0, 0), attempts=9) for end in ends(claimed))
-    assert wire.write("checkpoint", b"", items, b"") == [b""]
+    assert wire.write("checkpoint", b"", items, b"") == [struct.pack(">H", MOST)]
     assert wire.succeed(wire.claim()) == []
     assert len(wire.scan(SUCCEEDED)[0]) == MOST
     assert wire.delete_jobs(SUCCEEDED, ids=ids) == (MOST, 0)

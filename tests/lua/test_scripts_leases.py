@@ -298,6 +298,6 @@ def test_of_a_job_named_twice_in_a_checkpoint_the_first_stands(wire: Wire) -> No
     wire.enqueue_bodies(b"a", b"b")
     end, _ = ends(wire.claim())
     items = pack_checkpoint(end, move=(NOW, 0)) + pack_checkpoint(end, body=True)
-    assert wire.write("checkpoint", b"", items, b"", b"new") == [b"\0\1"]
+    assert wire.write("checkpoint", b"", items, b"", b"new") == [b"\0\2\0\1"]
     assert lease_fields(wire) == (1, 2)
     assert wire.claim().bodies == [b"a"]

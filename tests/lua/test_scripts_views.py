@@ -98,11 +98,9 @@ def test_scans_of_the_other_states_give_every_job(wire: Wire) -> None:
     assert scan_all(wire, PENDING, lambda: None) == []
 
 
-@pytest.mark.parametrize(("budget", "whole"), [(45_000, 4), (5_000, 1)])
+@pytest.mark.parametrize("budget", [45_000, 5_000])
 @pytest.mark.parametrize("state", [PENDING, RUNNING, FAILED])
-def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(
-    wire: Wire, state: bytes, budget: int, whole: int
-) -> None:
+def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(wire: Wire, state: bytes, budget: int) -> None:
     ids = wire.enqueue(*[Job(bytes(10_000), allowed=1)] * 30)
     if state != PENDING:
         claimed = wire.claim()
@@ -112,9 +110,9 @@ def test_a_scan_with_bodies_over_its_budget_still_gives_every_job(
     while cursor:
         page, cursor = wire.scan(state, cursor, bodies=True, budget=budget)
         found += page
+        assert len(page) <= max(1, budget // 10_000)
     assert sorted(info.id for info in found) == sorted(ids)
-    with_body = [info.body for info in found if info.body]
-    assert with_body == [bytes(10_000)] * (whole if state == RUNNING else 30)
+    assert [info.body for info in found] == [bytes(10_000)] * 30
 
 
 def test_a_lookup_tells_what_is_known_and_stops_at_its_budget(wire: Wire) -> None:

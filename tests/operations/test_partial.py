@@ -7,19 +7,21 @@ Risks: calls wait for a server that is down until their deadline, so deadlines a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from pinlater import Checkpoint, Client, CountsByState, Job, NewJob, PartialOutcome, State
-from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
+from pinlater import AsyncClient, Checkpoint, Client, CountsByState, Job, NewJob, PartialOutcome, QueueConfig, State
+from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import shard_for_key
 from tests.conftest import FreshServer
 from tests.support.both_clients import CALLS_KINDS, Calls, make_calls
 from tests.support.cut_proxy import Cut, CutProxy
+from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server
 
 NAMES = ["here", "down", "cut"]
@@ -27,6 +29,7 @@ A_SHARD = 3  # jobs
 SHORT_S = 0.2
 ALWAYS = 10**9
 ROUND = 1000  # jobs
+RETRY_ROUND = 250
 
 
 @dataclass
@@ -226,6 +229,22 @@ IN_ROUNDS: dict[str, Callable[[Calls], int]] = {
 }
 
 
+def round_of(verb: str) -> int:
+    return RETRY_ROUND if verb == "retry_failed" else ROUND
+
+
+def after_the_first(verb: str) -> Callable[[Any], bool]:
+    """Matches the calls of a script after its first one. A repeated request is one call."""
+    sha, seen = load_scripts()[verb].sha, list[Any]()
+
+    def matches(command: Any) -> bool:
+        if command[1] == sha and command not in seen:
+            seen.append(command)
+        return bool(command[1] == sha and command != seen[0])
+
+    return matches
+
+
 def second_round(verb: str) -> Callable[[Any], bool]:
     """Matches the second round of failed jobs. A purge goes through two other states before."""
     sha = load_scripts()["retry_failed" if verb == "retry_failed" else "delete_jobs"].sha
@@ -254,10 +273,10 @@ def test_resolve_counts_all_rounds_and_another_call_does_the_rest(
         IN_ROUNDS[verb](calls)
     calls.client.settings.timeout_s = 10.0
     proxy.disarm()
-    assert calls.resolve(raised.value) == 2 * ROUND
+    assert calls.resolve(raised.value) == 2 * round_of(verb)
     with Client(server.url) as direct:
-        assert direct.count("q").failed == 500
-        assert IN_ROUNDS[verb](calls) == (2500 - 2 * ROUND)
+        assert direct.count("q").failed == 2500 - 2 * round_of(verb)
+        assert IN_ROUNDS[verb](calls) == (2500 - 2 * round_of(verb))
         assert direct.count("q").failed == 0
 
 
@@ -275,11 +294,76 @@ def test_the_error_of_a_failed_round_has_the_count_of_those_before(
 
     proxy.arm(Cut.BEFORE, match=stop_then)
     calls.client.settings.timeout_s = SHORT_S
-    with pytest.raises(PartialOutcome, match=r"1000 jobs done, then no more: .*NOREPLICAS") as raised:
+    with pytest.raises(PartialOutcome, match=rf"{round_of(verb)} jobs done, then no more: .*NOREPLICAS") as raised:
         IN_ROUNDS[verb](calls)
     calls.client.settings.timeout_s = 10.0
     proxy.disarm()
-    assert raised.value.result == ROUND
+    assert raised.value.result == round_of(verb)
     server.call("CONFIG", "SET", "min-replicas-to-write", 0)
-    assert IN_ROUNDS[verb](calls) == 2500 - ROUND
+    assert IN_ROUNDS[verb](calls) == 2500 - round_of(verb)
     assert calls.count("q").failed == 0
+
+
+@pytest.mark.parametrize("cut", [Cut.AFTER, Cut.BEFORE], ids=["was carried out", "was not"])
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_resolve_does_the_rest_of_a_checkpoint_in_several_calls(kind: Any, cut: Cut, server: Server) -> None:
+    with CutProxy(server.port) as proxy:
+        calls = make_calls(kind, proxy.url)
+        calls.create_queue("q")
+        names = calls.enqueue_many("q", [b""] * 600)
+        jobs = calls.dequeue("q", 600)
+        calls.release(jobs[-1:])
+        proxy.arm(cut, match=after_the_first("checkpoint"), count=ALWAYS)
+        calls.client.settings.timeout_s = SHORT_S
+        progress = [Checkpoint(job=job, status="half way") for job in jobs]
+        with pytest.raises(OutcomeUnknown) as raised:
+            calls.checkpoint(*progress)
+        calls.client.settings.timeout_s = 10.0
+        proxy.disarm()
+        assert calls.resolve(raised.value) == progress[-1:]
+        assert [info.status for info in calls.lookup(names).values()] == ["half way"] * 599 + [""]
+        calls.close()
+
+
+def test_a_limit_that_is_lowered_between_two_calls_of_a_checkpoint_counts_for_the_next_one(server: Server) -> None:
+    with CutProxy(server.port) as proxy, Client(server.url) as direct, Client(proxy.url) as client:
+        client.create_queue("q")
+        names = client.enqueue_many("q", [b""] * 300)
+        jobs = client.dequeue("q", 300)
+        is_later = after_the_first("checkpoint")
+
+        def lower_then(command: Any) -> bool:
+            if is_later(command) and direct.queue_config("q").body_limit != 100:
+                direct.configure_queue("q", body_limit=100)
+            return False
+
+        proxy.arm(Cut.BEFORE, match=lower_then)
+        assert client.checkpoint(*(Checkpoint(job=job, body=bytes(101)) for job in jobs)) == []
+        assert {len(info.body or b"") for info in client.lookup(names, with_body=True).values()} == {101}
+        with pytest.raises(InvalidArgument, match="at most 100 bytes"):
+            client.checkpoint(Checkpoint(job=jobs[0], body=bytes(101)))
+
+
+@pytest.mark.parametrize("end", ["failed", "succeeded"])
+@on_loop
+async def test_acks_of_many_callers_leave_in_calls_with_an_outcome_each(server: Server, end: str) -> None:
+    """A call that writes statuses has fewer jobs: one with failures, or of a queue that keeps succeeded jobs."""
+    with CutProxy(server.port) as proxy:
+        async with AsyncClient(proxy.url) as client:
+
+            def ack(jobs: list[Job]) -> Awaitable[list[Any]]:
+                return client.ack(failed=jobs) if end == "failed" else client.ack(succeeded=jobs)
+
+            await client.create_queue("q", QueueConfig(keep_succeeded=1000))
+            await client.enqueue_many("q", [NewJob(b"", attempts=1)] * 300)
+            jobs = await client.dequeue("q", 300)
+            await ack(jobs[:1])  # the server knows the script
+            proxy.arm(Cut.AFTER, match=after_the_first("ack"), count=ALWAYS)
+            client.settings.timeout_s = SHORT_S
+            found = await asyncio.gather(*(ack([job]) for job in jobs), return_exceptions=True)
+            client.settings.timeout_s = 10.0
+            proxy.disarm()
+            assert found[:250] == [[jobs[0]], *[[]] * 249]
+            assert [type(error) for error in found[250:]] == [OutcomeUnknown] * 50
+            assert [await error.resolve() for error in found[250:] if isinstance(error, OutcomeUnknown)] == [[]] * 50
+            assert getattr(await client.count("q"), end) == 300

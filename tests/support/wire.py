@@ -124,8 +124,8 @@ class Wire:
         """Changes what the head says: no job is scheduled before due_ms, somebody may wait."""
         head: Any = self.client.hget(self.key("meta"), "head")
         due = head[8:14] if due_ms is None else due_ms.to_bytes(6, "big")
-        waits = head[14:] if waiting is None else bytes([waiting])
-        self.client.hset(self.key("meta"), "head", head[:8] + due + waits)
+        waits = head[14:15] if waiting is None else bytes([waiting])
+        self.client.hset(self.key("meta"), "head", head[:8] + due + waits + head[15:])
 
     @property
     def packed_sequence(self) -> bytes:
@@ -240,7 +240,9 @@ class Wire:
         """One job's checkpoint; `move` = (kind, ms), `end.status` is prepended when not empty."""
         item = pack_checkpoint(end, body=body is not None, move=move, attempts=attempts)
         bodies = [] if body is None else [body]
-        return unpack_positions(self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0])
+        reply = self.write("checkpoint", source, item, pack_statuses([end.status]), *bodies)[0]
+        assert reply[:2] == b"\0\1"  # the call came to the only item
+        return unpack_positions(reply[2:])
 
     def expire(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from pinlater.client import methods
@@ -177,9 +178,22 @@ class AsyncClient(BaseClient):
         coalescer = self._acks.get(queue_shard)
         if coalescer is None:
             make_room(self._acks)
-            coalescer = self._acks[queue_shard] = Coalescer(self._ack_together, self._tasks)
+            coalescer = self._acks[queue_shard] = Coalescer(
+                self._ack_together, self._tasks, partial(self._ack_parts, queue_shard)
+            )
         refused: list[Any] = await coalescer.add(ended, size, ids)
         return refused
+
+    def _ack_parts(self, queue_shard: tuple[str, str], calls: list[_Ended]) -> list[slice]:
+        """The calls in parts that are one script call each: each caller gets the outcome of its own."""
+        most = leases.most_of_ack(self.session, *queue_shard, any(failed for _, failed in calls))
+        starts, total = [0], 0
+        for at, (succeeded, failed) in enumerate(calls):
+            total += (own := len(succeeded) + len(failed))
+            if at and total > most:
+                starts.append(at)
+                total = own
+        return [slice(*ends) for ends in pairwise([*starts, len(calls)])]
 
     async def _ack_together(self, calls: list[_Ended]) -> list[list[Any]]:
         succeeded = [item for ended, _ in calls for item in ended]

@@ -197,7 +197,7 @@ def retry_failed(
     attempts: what each job then has left. A job that was allowed fewer in all is allowed this many from now on.
     run_after_ms, delay_ms: as in enqueue.
 
-    The call works in rounds of up to 1,000 jobs. A round that fails ends the call; call it again for the rest.
+    The call works in rounds of up to 250 jobs. A round that fails ends the call; call it again for the rest.
     If the outcome of that round is unknown, resolve() returns the total with that round. If it certainly failed,
     PartialOutcome.result is the total of the rounds before it.
     """

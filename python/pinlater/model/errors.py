@@ -98,11 +98,12 @@ class EmbeddedServerError(ServerError):
 
 
 class OutcomeUnknown(PinLaterError):
-    """The call was sent, but no answer came in time. It may have been carried out, or not.
+    """The call was sent, but no answer came in time. It may have been carried out, or not. Or a checkpoint that took
+    several requests failed after the first one.
 
     `resolve()` sends the same request again on the same lane. The request is carried out at most once, and the answer
-    is the real one. On an AsyncClient, `resolve()` returns an awaitable. While it raises OutcomeUnknown, it can be
-    called again, for an hour.
+    is the real one. Then it does the rest of a checkpoint. On an AsyncClient, `resolve()` returns an awaitable. While
+    it raises OutcomeUnknown, it can be called again, for an hour.
     """
 
     def __init__(self, message: str, resume: Callable[[float], Any]) -> None:
@@ -134,7 +135,7 @@ def _part_of(flow: Generator[Any, Any, Any], index: int) -> Generator[Any, Any, 
 
 class PartialOutcome(PinLaterError):
     """A call was carried out for some of its jobs only. It took several requests: one a queue shard and 1,000 jobs, or
-    512 KiB of checkpoints.
+    250 jobs of an ack with failures.
 
     - result: the call's result for the jobs in `done`.
     - done: the jobs whose requests were carried out, as the caller passed them.

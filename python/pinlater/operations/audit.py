@@ -109,7 +109,7 @@ class _Auditor:
     def __init__(self, queue_shard: QueueShard, patience_s: float) -> None:
         self._queue_shard = queue_shard
         self._patience_s = patience_s
-        self._record_page = 10
+        self._record_page = 1
         self._findings: dict[tuple[str, str], Finding] = {}
 
     def run(self) -> Flow[list[Finding]]:
@@ -229,14 +229,16 @@ def _judge_twice(items: set[bytes], a_call: int, ask: Callable[[bytes], Flow[lis
     """The problems that two checks found, by item.
 
     a_call: items a call.
-    ask: checks joined items; returns a problem for each, or "".
+    ask: checks joined items; returns a problem for each, or "". It may end before the last one.
     """
     wrong, problems = sorted(items), dict[bytes, str]()
     for _ in range(2):
         problems = {}
         for first in range(0, len(wrong), a_call):
             chunk = wrong[first : first + a_call]
-            found = yield from ask(b"".join(chunk))
+            found: list[str] = []
+            while len(found) < len(chunk):
+                found += yield from ask(b"".join(chunk[len(found) :]))
             problems |= {item: problem for item, problem in zip(chunk, found, strict=True) if problem}
         wrong = list(problems)
     return problems

@@ -24,6 +24,8 @@ from pinlater.store.effects import Argument, Flow, together
 from pinlater.store.requests import CommonKeys, ScriptArguments, read, write
 from pinlater.store.shards import QueueShard, Session
 
+#: A claim takes at most this many jobs: they share a lease, and a lease that runs out is ended by one call.
+CLAIM_JOBS: Final = 500
 #: After this many simple jobs, claimed one by one, the client sends the script for one simple job. A single one could
 #: have been the only one.
 SIMPLE_RUN: Final = 2
@@ -66,7 +68,7 @@ def claim_at(
 
     def arguments(config: QueueConfig) -> list[Argument]:
         quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
-        asked: list[Argument] = [descriptor, max(1, min(limit, MAX_BATCH)), quotas, waiter, REPLY_BYTES]
+        asked: list[Argument] = [descriptor, max(1, min(limit, CLAIM_JOBS)), quotas, waiter, REPLY_BYTES]
         return [*asked, UNCONFIRMED_MS] if blocking_list else asked
 
     return (yield from _claim(queue_shard, arguments, deadline_s, blocking_list))

@@ -16,7 +16,6 @@ from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
 from pinlater.operations.claim import claim_at
-from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.operations.shard_quotas import refresh_hints, share_out
@@ -27,6 +26,8 @@ from pinlater.store.shards import QueueShard, Session
 #: A waiter claims this often without a notification, in case one was lost or the holder of the timer died. Jittered, so
 #: that idle workers do not all claim at once.
 SAFETY_S: Final = (10.0, 15.0)
+#: A dequeue ends after this many bytes of bodies, although it has fewer jobs than asked, so that it fits into memory.
+DEQUEUE_BYTES: Final = 4 * 1024 * 1024
 #: Claims over several shards wait this long for a silent one.
 PATIENCE_S: Final = 2.0
 
@@ -164,34 +165,36 @@ def claim_round(
             yield from _claim_over_shards(session, answering, limit, wait, source, min(deadline_s, now_s + PATIENCE_S))
         )
     try:
-        if limit <= MAX_BATCH:
-            return [(yield from claim_at(session, answering[0], limit, None, wait, source, deadline_s))]
-        return (yield from _claim_in_batches(session, answering[0], limit, wait, source, deadline_s))
+        return (yield from _claim_at_one(session, answering[0], limit, wait, source, deadline_s))
     except OutcomeUnknown as error:
         if keep:
             answering[0].lost_claims.keep(error)
         raise
 
 
-def _claim_in_batches(
+def _claim_at_one(
     session: Session, queue_shard: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
 ) -> Flow[list[_core.Claim]]:
-    """Several claims for a limit over 1,000. The first one that finds less than its limit is the last."""
-    claims: list[_core.Claim] = []
-    while (want := limit - _taken(claims)) > 0:
+    """Claims until it has enough, or nothing is left: a claim takes at most CLAIM_JOBS and REPLY_BYTES."""
+    claims = [(yield from claim_at(session, queue_shard, limit, None, wait, source, deadline_s))]
+    while _may_have_more(claims, limit):
+        want = limit - _taken(claims)
         try:
-            claim = yield from claim_at(session, queue_shard, min(want, MAX_BATCH), None, wait, source, deadline_s)
+            claim = yield from claim_at(session, queue_shard, want, None, False, source, deadline_s)
         except PinLaterError as error:
-            if not claims:
-                raise
             if isinstance(error, OutcomeUnknown):
                 queue_shard.lost_claims.keep(error)
             break
         claims.append(claim)
-        if not claim.jobs or not any(claim.left):
-            break
-        wait = False
     return claims
+
+
+def _may_have_more(claims: Sequence[_core.Claim], limit: int) -> bool:
+    """Whether the last claim left jobs of those that the caller asked for."""
+    last = claims[-1]
+    if not last.jobs or _taken(claims) >= limit or not any(last.left):
+        return False
+    return sum(len(job.body) for claim in claims for job in claim.jobs) < DEQUEUE_BYTES
 
 
 def _claim_over_shards(
@@ -199,17 +202,20 @@ def _claim_over_shards(
 ) -> Flow[list[_core.Claim]]:
     claims: list[_core.Claim] = []
     try:
-        for _ in range(2):  # by hints or peeks, then once more for what is missing
+        rounds, more = 0, True
+        while more or rounds < 2:  # by hints or peeks, then once more for what is missing
             chosen = yield from _choose(queue_shards, limit - _taken(claims), deadline_s)
             if not chosen:
                 break
-            claims += yield from _survivors(
+            found = yield from _survivors(
                 list(chosen),
                 [
                     claim_at(session, queue_shard, sum(quota), quota, False, source, deadline_s)
                     for queue_shard, quota in chosen.items()
                 ],
             )
+            claims += found
+            rounds, more = rounds + 1, any(_may_have_more([*claims, claim], limit) for claim in found)
             if _taken(claims) >= limit:
                 return claims
     except PinLaterError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
@@ -25,12 +25,16 @@ from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key
 
 MAX_BATCH: Final = _core.MAX_BATCH
-#: A part of an enqueue carries at most this many bytes of records, so that no call blocks a server for long.
-PART_BYTES: Final = 4 * 1024 * 1024
+#: A call that reads and writes statuses takes at most this many jobs, so that it does not block a server for long.
+CALL_JOBS: Final = 250
+#: A part of an enqueue carries at most this many bytes of records and statuses, but always one job.
+PART_BYTES: Final = 1024 * 1024
 #: A large call sends at most this many parts at a time.
 PARTS_AT_ONCE: Final = 8
 # the fields of one run of a spec that the client reads: priority and number of jobs
 _RUN: Final = struct.Struct(">B7xH")
+# what stands before a status: the position of its job, and its length
+_STATUS: Final = struct.Struct(">HH")
 
 #: A configuration, and jobs that `_core.pack_jobs` packed for it.
 _Packed: TypeAlias = tuple[QueueConfig, tuple[bytes, bytes, list[bytes]]]
@@ -70,7 +74,7 @@ def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadl
 def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int], _Packed]:
     """Checks every job before any is sent: a bad job in the last part must not leave the first parts enqueued.
 
-    Returns the sizes of all jobs in bytes, and up to 1,000 packed jobs: all of them, if they fit one part.
+    Returns the sizes of all jobs in bytes, with their statuses, and up to 1,000 packed jobs: all, if they fit one part.
     """
     assert queue_shards[0].stored is not None
     config = queue_shards[0].stored.config
@@ -78,7 +82,18 @@ def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int
     for first in range(0, len(jobs), MAX_BATCH):
         packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.priorities, first)
         sizes += map(len, packed[2])
+        for position, length in status_sizes(packed[1]):
+            sizes[first + position] += length
     return sizes, (config, packed)
+
+
+def status_sizes(statuses: bytes) -> Iterator[tuple[int, int]]:
+    """Position and bytes of each packed status."""
+    at = 0
+    while at < len(statuses):
+        position, length = _STATUS.unpack_from(statuses, at)
+        yield position, length
+        at += _STATUS.size + length
 
 
 def _by_queue_shard(

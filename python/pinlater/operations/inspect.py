@@ -22,8 +22,8 @@ from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, all_of,
 from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session, Shard
 
-#: A claim, lookup or scan page returns at most this many bytes of records, but always one job.
-REPLY_BYTES: Final = 4 * 1024 * 1024
+#: A call of a script reads at most this many bytes of records and statuses, but always one job.
+REPLY_BYTES: Final = 1024 * 1024
 
 #: A scan goes through these one by one: the name of a shard, and a priority.
 _Step: TypeAlias = tuple[str, int]
@@ -46,12 +46,14 @@ def _lookup_at(
     queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
 ) -> Flow[list[JobInfo]]:
     infos: list[JobInfo] = []
-    done = 0
+    done, ask = 0, MAX_BATCH
     while done < len(ids):
-        arguments: list[Argument] = [int(with_body), REPLY_BYTES, priorities[done:], *ids[done:]]
+        chosen = slice(done, done + ask)
+        arguments: list[Argument] = [int(with_body), REPLY_BYTES, priorities[chosen], *ids[chosen]]
         reply = yield from read(queue_shard, "lookup", arguments, deadline_s)
         infos += [JobInfo.unpack(queue_shard.queue, queue_shard.shard.name, packed) for packed in reply[2:] if packed]
-        done += len(reply) - 2
+        given = len(reply) - 2
+        done, ask = done + given, min(MAX_BATCH, 2 * given)  # as many as the reply can have, most likely
     return infos
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import InvalidArgument, checked
+from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, QueueNotFound, checked
 from pinlater.model.jobs import Checkpoint, Claimed, NewJob
 from pinlater.model.queue_config import QueueConfig, check_queue_name, check_source
-from pinlater.operations.enqueue import pack_jobs, when
+from pinlater.operations.enqueue import CALL_JOBS, MAX_BATCH, pack_jobs, when
 from pinlater.operations.parts import in_parts
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.requests import CommonKeys, write
@@ -24,8 +25,8 @@ from pinlater.store.shards import Session
 _ITEM: Final = struct.Struct(">B8s8sBB6sH7x")
 _BODY, _MOVE, _ATTEMPTS, _STATUS = 1, 2, 4, 8
 
-#: Priority and token of a job, its id, its checkpoint.
-_CheckpointItem: TypeAlias = tuple[tuple[int, bytes], bytes, Checkpoint]
+#: A checkpoint as the script takes it: its item, its status, and its body if it has one.
+_PackedCheckpoint: TypeAlias = tuple[bytes, bytes, bytes | None]
 
 
 def ack(
@@ -36,7 +37,7 @@ def ack(
     tombstone: keep the id and the end time of each job that ends.
     """
     succeeded, failed = list(succeeded), list(failed)
-    batches = checked(_core.group_acks, succeeded, failed, tombstone)
+    batches = _ack_batches(session, succeeded, failed, tombstone)
     items = [*succeeded, *failed]
     flows = []
     for batch in _with_source(batches, source):
@@ -49,6 +50,23 @@ def ack(
 
         flows.append(_held_batch(session, batch, "ack", arguments, deadline_s))
     return (yield from all_of(flows, lambda refused: _items_at(items, refused), _items_of(batches, items)))
+
+
+def _ack_batches(session: Session, succeeded: list[Any], failed: list[Any], tombstone: bool) -> list[_core.AckBatch]:
+    """The calls of an ack. If one of them may read or write statuses, each has fewer jobs."""
+    most = CALL_JOBS if failed else MAX_BATCH
+    batches: list[_core.AckBatch] = checked(_core.group_acks, succeeded, failed, tombstone, most)
+    if len(succeeded) > CALL_JOBS:
+        least = min(most_of_ack(session, batch.queue, batch.shard, bool(failed)) for batch in batches)
+        if least < most:
+            batches = checked(_core.group_acks, succeeded, failed, tombstone, least)
+    return batches
+
+
+def most_of_ack(session: Session, queue: str, shard: str, fails: bool) -> int:
+    """The most jobs of one call. It may read or write statuses if jobs fail, or if the queue keeps succeeded jobs."""
+    stored = session.queue_shard(queue, shard).stored
+    return CALL_JOBS if fails or stored is None or stored.config.keep_succeeded else MAX_BATCH
 
 
 def _more(batch: _core.AckBatch, source: str) -> bytes:
@@ -87,7 +105,7 @@ def renew(session: Session, jobs: Iterable[Claimed], own: bool, deadline_s: floa
     """
     jobs = list(jobs)
     flows = []
-    batches = checked(_core.group_releases, jobs)
+    batches = checked(_core.group_releases, jobs, CALL_JOBS if own else MAX_BATCH)
     for batch in batches:
         if batch.tokenless:
             raise InvalidArgument("renew: expected a Job or (descriptor, token), got a descriptor without its token")
@@ -131,59 +149,86 @@ def checkpoint(session: Session, checkpoints: Iterable[Checkpoint], source: str,
         checked(_checkpoint_as_job, item)
     # if a job is named twice, only its first checkpoint is carried out, and the others are refused
     repeated = set(range(len(checkpoints))).difference(*(batch.positions for batch in batches))
-    flows, parts = [], _checkpoint_parts(_with_source(batches, source), checkpoints)
-    for part in parts:
-
-        def arguments(config: QueueConfig, part: _CheckpointPart = part) -> list[Argument]:
-            return [source, *_pack_checkpoints(part.items, config)]
-
-        flows.append(_held_batch(session, part, "checkpoint", arguments, deadline_s))
+    flows = [
+        _CheckpointCalls(session, batch, [checkpoints[position] for position in batch.positions], source).run(
+            deadline_s
+        )
+        for batch in _with_source(batches, source)
+    ]
     return (
         yield from all_of(
             flows,
             lambda refused: _items_at(checkpoints, [*refused, list(repeated)]),
-            _items_of(parts, checkpoints),
+            _items_of(batches, checkpoints),
         )
     )
 
 
-class _Batch(Protocol):
-    """Jobs of one queue shard, and their positions in the caller's list."""
+class _CheckpointCalls:
+    """The checkpoints of one queue shard, in calls of at most CALL_JOBS jobs and MAX_BYTES. The script ends a call
+    early if the records that it changes are large.
+    """
 
-    @property
-    def queue(self) -> str: ...
-    @property
-    def shard(self) -> str: ...
-    @property
-    def positions(self) -> list[int]: ...
+    def __init__(self, session: Session, batch: _core.AckBatch, chosen: list[Checkpoint], source: str) -> None:
+        self._queue_shard = session.queue_shard(check_queue_name(batch.queue), batch.shard)
+        self._batch, self._chosen, self._source = batch, chosen, source
+        self._packed: list[_PackedCheckpoint] = []
+
+    def run(
+        self, deadline_s: float, done: int = 0, refused: Sequence[int] = (), call: Flow[list[Any]] | None = None
+    ) -> Flow[list[int]]:
+        """Returns the positions, in the caller's list, of the refused jobs.
+
+        done, refused: of the calls before. call: the next call, if it was sent before.
+        If a call after the first one fails, it raises OutcomeUnknown, and resolve() does the rest.
+        """
+        found = list(refused)
+        while done < len(self._chosen):
+            try:
+                reply = yield from call or self._write(done, deadline_s)
+            except OutcomeUnknown as error:
+                raise self._unknown(error, done, found, error.resume) from None
+            except PinLaterError as error:
+                if not done or isinstance(error, QueueNotFound):
+                    raise
+                raise self._unknown(error, done, found, partial(self._write, done)) from None
+            call = None
+            count, *positions = struct.unpack(f">{len(reply[2]) // 2}H", reply[2])
+            found += [self._batch.positions[done + position] for position in positions]
+            done += count
+        return found
+
+    def _write(self, first: int, deadline_s: float) -> Flow[list[Any]]:
+        return write(self._queue_shard, "checkpoint", partial(self._arguments, first), deadline_s)
+
+    def _unknown(
+        self, error: PinLaterError, done: int, refused: list[int], resume: Callable[[float], Flow[list[Any]]]
+    ) -> OutcomeUnknown:
+        return OutcomeUnknown(str(error), lambda deadline_s: self.run(deadline_s, done, refused, resume(deadline_s)))
+
+    def _arguments(self, first: int, config: QueueConfig) -> list[Argument]:
+        """The arguments of the call that begins with checkpoint number `first`.
+
+        The limits are those of the first call, which checks all checkpoints: a later call never meets a bad one.
+        """
+        if not first:
+            self._packed = _pack_checkpoints(self._batch, self._chosen, config)
+        part = in_parts(self._packed[first : first + CALL_JOBS], _size)[0]
+        statuses = [struct.pack(">HH", at, len(text)) + text for at, (_, text, _) in enumerate(part) if text]
+        bodies = [body for _, _, body in part if body is not None]
+        return [self._source, b"".join(item for item, _, _ in part), b"".join(statuses), *bodies]
 
 
-class _CheckpointPart(NamedTuple):
-    """Checkpoints of one script call. items: priority and token, id, the checkpoint."""
-
-    queue: str
-    shard: str
-    positions: list[int]
-    items: list[_CheckpointItem]
+def _size(packed: _PackedCheckpoint) -> int:
+    """The bytes of its status and its body."""
+    return len(packed[1]) + len(packed[2] or b"")
 
 
-def _checkpoint_parts(batches: list[_core.AckBatch], checkpoints: list[Checkpoint]) -> list[_CheckpointPart]:
-    """The checkpoints in parts of a bounded number of bytes."""
-    parts = []
-    for batch in batches:
-        named = zip(batch.positions, _priorities_and_tokens(batch.groups), batch.ids, strict=True)
-        for part in in_parts(named, lambda one: len(checkpoints[one[0]].body or b"")):
-            items = [(claim, id_, checkpoints[position]) for position, claim, id_ in part]
-            parts.append(_CheckpointPart(batch.queue, batch.shard, [position for position, _, _ in part], items))
-    return parts
-
-
-def _pack_checkpoints(chosen: list[_CheckpointItem], config: QueueConfig) -> list[Argument]:
-    items, statuses, bodies = [], [], []
-    for position, ((priority, token), id_, item) in enumerate(chosen):
+def _pack_checkpoints(batch: _core.AckBatch, chosen: list[Checkpoint], config: QueueConfig) -> list[_PackedCheckpoint]:
+    found: list[_PackedCheckpoint] = []
+    for (priority, token), id_, item in zip(_priorities_and_tokens(batch.groups), batch.ids, chosen, strict=True):
         # the limits are those of a new job
-        as_job = checked(_checkpoint_as_job, item)
-        record = pack_jobs([as_job], config)[2][0]
+        pack_jobs([checked(_checkpoint_as_job, item)], config)
         what = (
             (_BODY if item.body is not None else 0)
             | (_MOVE if item.move_to_pending else 0)
@@ -191,13 +236,9 @@ def _pack_checkpoints(chosen: list[_CheckpointItem], config: QueueConfig) -> lis
             | (_STATUS if item.status else 0)
         )
         kind, ms = when(item.run_after_ms, item.delay_ms)
-        items.append(_ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0))
-        if item.status:
-            text = item.status.encode()
-            statuses.append(struct.pack(">HH", position, len(text)) + text)
-        if item.body is not None:
-            bodies.append(record[4:])
-    return [b"".join(items), b"".join(statuses), *bodies]
+        packed = _ITEM.pack(priority, id_, token, what, kind, ms.to_bytes(6, "big"), item.attempts or 0)
+        found.append((packed, item.status.encode(), None if item.body is None else bytes(item.body)))
+    return found
 
 
 def _checkpoint_as_job(item: Checkpoint) -> NewJob:
@@ -222,7 +263,9 @@ def _with_source(batches: list[_core.AckBatch], source: str) -> list[_core.AckBa
     return batches
 
 
-def _held_batch(session: Session, batch: _Batch, verb: str, arguments: Any, deadline_s: float) -> Flow[list[int]]:
+def _held_batch(
+    session: Session, batch: _core.AckBatch, verb: str, arguments: Any, deadline_s: float
+) -> Flow[list[int]]:
     """One call on jobs of one queue shard. Returns the positions, in the caller's list, of the refused jobs."""
     check_queue_name(batch.queue)
     queue_shard = session.queue_shard(batch.queue, batch.shard)
@@ -248,7 +291,7 @@ def _priorities_and_tokens(groups: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _items_of(batches: Sequence[_Batch], items: list[Any]) -> Callable[[int], list[Any]]:
+def _items_of(batches: Sequence[_core.AckBatch], items: list[Any]) -> Callable[[int], list[Any]]:
     """The caller's items of a batch, by the index of the batch."""
     return lambda index: [items[position] for position in batches[index].positions]
 

@@ -38,11 +38,18 @@ class Coalescer(Generic[T]):
 
     - run: carries out a list of items, and returns their results in order. PartialEnqueue has a result an item.
     - tasks: holds the running tasks.
+    - parts: where a list of items is cut, so that each part is one script call. None: it is one.
     """
 
-    def __init__(self, run: Callable[[list[T]], Awaitable[list[Any]]], tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[T]], Awaitable[list[Any]]],
+        tasks: set[asyncio.Task[None]],
+        parts: Callable[[list[T]], list[slice]] | None = None,
+    ) -> None:
         self._run = run
         self._tasks = tasks
+        self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         #: The batches of the next flush, which leave one after the other.
@@ -110,8 +117,12 @@ class Coalescer(Generic[T]):
                 future.set_exception(why)
 
     async def _carry_out(self, batches: list[_Batch[T]]) -> None:
-        for batch in batches:
-            await self._carry_out_batch(*batch)
+        for items, futures in batches:
+            if self._parts is None or len(items) == 1:
+                await self._carry_out_batch(items, futures)
+            else:
+                for part in self._parts(items):
+                    await self._carry_out_batch(items[part], futures[part])
 
     async def _carry_out_batch(self, items: list[T], futures: list[asyncio.Future[Any]]) -> None:
         for future, result in zip(futures, await self._results(items), strict=True):

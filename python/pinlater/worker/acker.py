@@ -18,7 +18,7 @@ from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Ack, Checkpoint
 from pinlater.model.text import describe
-from pinlater.operations.enqueue import MAX_BATCH
+from pinlater.operations.enqueue import CALL_JOBS
 from pinlater.operations.parts import in_parts
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
@@ -154,8 +154,8 @@ class Acker:
             await asyncio.sleep(0)  # jobs that end in this turn of the loop share the first batch
             while ended := self._ended.pop(queue_shard, None):
                 self._acking[queue_shard] = ended
-                for first in range(0, len(ended), MAX_BATCH):
-                    batch = ended[first : first + MAX_BATCH]
+                for first in range(0, len(ended), CALL_JOBS):
+                    batch = ended[first : first + CALL_JOBS]
                     await self._settle(batch)
                     self.count -= len(batch)
                     self._changed()

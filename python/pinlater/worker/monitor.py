@@ -43,6 +43,8 @@ STANDBY_TICKS: Final = 2.0
 JUMP_MS: Final = 5_000
 #: It collects finished jobs, lanes and waiters once in so many seconds.
 COLLECT_S: Final = 30.0
+#: It collects for so long at once, so that the next look is not late; what is left then waits for that look.
+COLLECT_AT_ONCE_S: Final = 1.0
 #: Without names, it looks for new queues once in so many seconds.
 REDISCOVER_S: Final = 30.0
 #: One look may take so long.
@@ -231,10 +233,10 @@ class Monitor:
         if collects or (watch.active and queue_shard.stored is not None and queue_shard.stored.config.quarantine_queue):
             await self._move(queue_shard)
         if collects:
-            watch.next_collect_s = time.monotonic() + COLLECT_S
-            more = True
-            while more:
+            until_s, more = time.monotonic() + COLLECT_AT_ONCE_S, True
+            while more and time.monotonic() < until_s:
                 more = await self._client.run(lambda end: self._collect(queue_shard, watch, end))
+            watch.next_collect_s = 0.0 if more else time.monotonic() + COLLECT_S
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""
@@ -268,7 +270,7 @@ class Monitor:
         return bool(more) or watch.jumped
 
     def _collect(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
-        """One call of `collect`; True if finished jobs are left to remove."""
+        """One call of `collect`; True if much is left to remove."""
         reply = yield from write(queue_shard, "collect", [watch.cursor], deadline_s, patient=False)
         succeeded, failed, lanes, reservations, waiters, more = _COLLECTED.unpack_from(reply[2])
         watch.cursor = reply[2][_COLLECTED.size :]
