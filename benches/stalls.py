@@ -114,7 +114,8 @@ class Stage:
         names = self.raw.zrange(key, 0, -1)
         for first in range(0, len(names), 500):
             self.raw.zadd(key, dict.fromkeys(names[first : first + 500], 1))
-        window = bytes(6) + b"\x0f" + b"\xff" * 5
+        latest = b"\x0f" + b"\xff" * 5
+        window = bytes(6) + latest + latest + b"\0"  # any TIME is expected, the last look was not long ago, no jump
         more, sweep = 1, b""
         while more:
             reply = self.call("expire", b"monitor1", 1000, window, sweep)[2]
