@@ -2,7 +2,7 @@
 -- a limit it costs none, and the status reports each crash. The crash that reaches the limit fails the job; with a quarantine queue, `quarantined` then
 -- names it for the monitor, which moves it there.
 -- The end of an unconfirmed lease (lib/lease_end) costs nothing: its jobs never began. The tenth in a row for one job is a crash.
--- reads: DECORATED SINGLE_LEASE_BYTES SUSPECT append_status call_in_chunks claim_of config created_ms extra lease_of next_score now original_score priorities utc
+-- reads: DECORATED SUSPECT append_status call_in_chunks claim_of config created_ms extra lease_of next_score now original_score priorities utc
 -- sets:  failed_jobs started_ids counts crash_limit end_lease end_single_lease evidence is_full recover_jobs moves
 local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CONFIG_CRASH_LIMIT) or 0
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
@@ -90,10 +90,10 @@ local function end_single_lease(lease, how, unconfirmed)
   return wake
 end
 
--- All jobs of a lease, and the lease itself. score: of leases, or false.
+-- All jobs of a lease, and the lease itself: a token (8), or a longer name without an entry in lease_jobs. score: of leases, or false.
 local function end_lease(lease, how, score)
   local unconfirmed = score and score % 1 > 0
-  if #lease == SINGLE_LEASE_BYTES then return end_single_lease(lease, how, unconfirmed) end
+  if #lease > 8 then return end_single_lease(lease, how, unconfirmed) end
   local entry, wake = call('HGET', key_lease_jobs, lease), false
   local at, last = 3, entry and 2 + unp('>I2', entry) or 0
   local claim = entry and sub(entry, last + 1) or ''
