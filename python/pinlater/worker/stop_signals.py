@@ -15,6 +15,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Self
@@ -25,6 +26,8 @@ OVERTIME_S: Final = 12.0
 #: The kernel may deliver a signal to any thread. Before CPython 3.13, the main thread sees such a signal only after
 #: another thread took the GIL. A handler may spin while no other thread runs, so a thread takes the GIL this often.
 GIL_PERIOD_S: Final = 1.0
+#: Signals of a parent's death that follow one another within this time are one.
+REPEATED_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
 #: Signals that a role handles. Children of the process do not inherit the handlers.
@@ -52,6 +55,7 @@ class StopSignals:
     def __init__(self, timeout_s: float) -> None:
         self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
         self._signals = self._reported = 0
+        self._parent, self._orphan_s = os.getppid(), float("-inf")
         self._request: Callable[[], object] | None = None
         self._ended = threading.Event()
 
@@ -83,12 +87,22 @@ class StopSignals:
             pass
 
     def _on_signal(self, number: int, _: Any) -> None:
+        if self._is_repeated():
+            return
         self._signals += 1
         if self._limits_s:
             faulthandler.dump_traceback_later(self._limits_s.pop(0), exit=True)
         if self._request is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._request()
+
+
+    def _is_repeated(self) -> bool:
+        """Linux sends the signal of a parent's death once for each thread of the parent. All of them count as one."""
+        if os.getppid() == self._parent:
+            return False
+        before_s, self._orphan_s = self._orphan_s, time.monotonic()
+        return self._orphan_s - before_s < REPEATED_S
 
 
 @functools.cache
