@@ -1,4 +1,4 @@
-"""Ten deliberate faults, one a room: the daily tests must fail for each.
+"""Eleven deliberate faults, one a room and one in Lua: the daily tests must fail for each.
 
     make faults
 

@@ -1,5 +1,5 @@
--- Claims one job while nothing is due. Most often the first job of some priority is a simple one with a record. Any other is put back and left to the
--- code behind. The reply does not count what is left: a caller that takes jobs of all priorities asks for the next one anyway.
+-- Claims one job while nothing is due. Most often the first job of some priority is a simple one with a record. Any other job returns to its place, and
+-- the code behind claims it. The reply does not count what is left: a caller that takes jobs of all priorities asks for the next one anyway.
 -- reads: claim config earliest h lane largest now paused priorities sequence token unconfirmed waiting
 -- sets:  at id popped record waiting
 local at, id, popped = 0, nil, nil

@@ -137,6 +137,8 @@ def test_what_commands_print(
         ("queue", "ls", url),
         ("queue", "create", url),
         (url,),
+        ("run", url),
+        ("worker", "mail", url),
         ("run", "--queues", url),
         ("--timeout", url),
         ("job", "lookup", url),

@@ -76,9 +76,9 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The app names its
     servers; if it does not, they are those of all commands. More: docs/running.md.
     """
-    from pinlater.worker.stop_signals import ignore_others
+    from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
 
-    ignore_others()
+    ignore(OTHER_SIGNALS)
     from pinlater.running.read_options import options_of
     from pinlater.running.run_command import run_app
     from pinlater.tasks.loading import load_app

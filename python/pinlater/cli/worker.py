@@ -53,9 +53,9 @@ def worker(
     until its attempts are used up. SIGTERM or Ctrl-C stops; running jobs end first. SIGHUP reads the code again.
     SIGUSR1 logs what runs.
     """
-    from pinlater.worker.stop_signals import ignore_others
+    from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
 
-    ignore_others()
+    ignore(OTHER_SIGNALS)
     from pinlater.running.worker_command import run_handler
     from pinlater.worker.worker import WorkerConfig
 

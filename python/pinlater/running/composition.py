@@ -24,6 +24,7 @@ from pinlater.running.supervisor import Supervisor
 from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
+from pinlater.worker.stop_signals import OTHER_SIGNALS
 
 
 class _Listener:
@@ -116,5 +117,5 @@ def _ignore_other_signals() -> None:
     The shutdown removes all handlers. Without this, a supervisor that asks for a dump sees a crash
     (test_worker_command.py).
     """
-    for number in (signal.SIGHUP, signal.SIGUSR1):
+    for number in OTHER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -45,7 +45,7 @@ from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.os_process import end_with_parent
-from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers
+from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers, ignore
 
 #: The most bytes of an error, and of its traceback, in the worker's log.
 ERROR_BYTES: Final = 1_000
@@ -179,8 +179,7 @@ def _set_up(settings: dict[str, Any]) -> None:
 def _ignore_stop_signals() -> None:
     """The worker acts on stop signals. A process that a task forks (multiprocessing) handles them as any process."""
     free_children_of_handlers()
-    for number in HANDLED:
-        signal.signal(number, lambda *_: None)
+    ignore(HANDLED)
 
 
 def _ending_forks(function: Callable[..., Any]) -> Callable[..., Any]:

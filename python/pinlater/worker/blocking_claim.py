@@ -38,7 +38,7 @@ _LEFT_MS: Final = 60_000
 #: An answer to a blocking claim is on its way for so long at most.
 _ANSWER_S: Final = 1.0
 _NEVER_S: Final = float("inf")
-#: The loop notes that it turns once in so long.
+#: The loop notes at this interval that it turns.
 _TURN_S: Final = 0.5
 
 #: Gets the queue, the claim or why there is no answer, when it was sent, and a time after which its answer arrived

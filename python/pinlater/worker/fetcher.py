@@ -87,7 +87,7 @@ class Fetcher:
         self.wake()
 
     async def close(self) -> None:
-        """Passes unanswered notifications on, for a moment; then nothing of it is left running."""
+        """Passes unanswered notifications on. Cancels what has not ended a moment later."""
         self.stop()
         for poll in self._polls.values():
             self._pass_on(poll)

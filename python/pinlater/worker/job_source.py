@@ -1,6 +1,7 @@
 """Where a worker's jobs come from and go back to: the protocol that the worker's parts use.
 
-A broker can stand here later; `queue_shard_source.py` meets it with the queue shards of a client.
+`queue_shard_source.py` meets it with the queue shards of a client. A broker can stand here later, once leases are
+renewed by more than queue shards (`lease_renewal.py`).
 """
 
 from __future__ import annotations

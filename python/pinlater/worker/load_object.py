@@ -44,6 +44,8 @@ def load_object(name: str, what: str) -> Any:
 
 
 def _object(name: str, what: str) -> Any:
+    if "//" in name:  # a URL may have a password
+        raise InvalidArgument(f"{what}: expected module:{_KINDS[what]}, got a URL (give it as --url)")
     module_name, colon, attributes = name.partition(":")
     if not colon or not module_name or not attributes or "/" in module_name or module_name[0] == ".":
         raise InvalidArgument(f"{what}: expected module:{_KINDS[what]}, got {name!r}{_hint(name, what)}")

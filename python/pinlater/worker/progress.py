@@ -14,7 +14,7 @@ class Progress:
         self.made = self._event.set
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until the next progress, or so long."""
+        """Waits for the next progress, or for `timeout_s`."""
         self._event.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Self
 
@@ -29,17 +29,15 @@ GIL_PERIOD_S: Final = 1.0
 #: Signals of a parent's death that follow one another within this time are one.
 REPEATED_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_OTHERS: Final = (signal.SIGHUP, signal.SIGUSR1)
+#: They have a meaning while a role works: a reload, a dump. Before and after that a process ignores them.
+OTHER_SIGNALS: Final = (signal.SIGHUP, signal.SIGUSR1)
 #: Signals that a role handles. Children of the process do not inherit the handlers.
-HANDLED: Final = (*STOP_SIGNALS, *_OTHERS)
+HANDLED: Final = (*STOP_SIGNALS, *OTHER_SIGNALS)
 
 
-def ignore_others() -> None:
-    """Makes the process ignore SIGHUP and SIGUSR1 before and after its work; during the work they have a meaning.
-
-    The handlers are functions, because programs that this process starts would inherit SIG_IGN.
-    """
-    for number in _OTHERS:
+def ignore(numbers: Iterable[signal.Signals]) -> None:
+    """Makes the process ignore signals. Programs that it starts do not ignore them: they would inherit SIG_IGN."""
+    for number in numbers:
         signal.signal(number, lambda *_: None)
 
 
@@ -95,7 +93,6 @@ class StopSignals:
         if self._request is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._request()
-
 
     def _is_repeated(self) -> bool:
         """Linux sends the signal of a parent's death once for each thread of the parent. All of them count as one."""

@@ -23,7 +23,7 @@ from pinlater.worker.suspect_turn import SuspectTurn
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: A worker that holds suspects asks for the turn once in so long.
+#: A worker that holds suspects asks for the turn at this interval.
 TURN_S: Final = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Time limits of jobs: everything that ends a function, a hook or a job because its time is over.
+"""Time limits of running jobs. A stop has limits of its own (stop.py).
 
 | what is limited | to | by | then |
 |---|---|---|---|
@@ -29,7 +29,7 @@ from pinlater.worker.lease_renewal import Lease, LeaseRenewal
 HOOKS_S = 60.0
 #: A function has this long to clean up after its timeout.
 GRACE_S = 5.0
-#: A worker looks for jobs whose time is over once in so long. One shared timer costs less than one a job.
+#: A worker looks at this interval for jobs whose time is over. One shared timer costs less than one a job.
 LOOK_S = 1.0
 
 _T = TypeVar("_T")

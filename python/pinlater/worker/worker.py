@@ -32,7 +32,7 @@ __all__ = ["Worker", "WorkerConfig", "WorkerStats"]
 
 log: Final = logging.getLogger("pinlater.worker")
 
-#: The worker looks for lost leases once in so long.
+#: The worker looks for lost leases at this interval.
 LOST_CHECK_S: Final = 1.0
 
 
