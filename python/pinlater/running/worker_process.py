@@ -26,7 +26,7 @@ from pinlater.client.base import MARK_VARIABLE, source_of
 from pinlater.running.loop_watch import END_WITH_STACKS, LoopWatch
 from pinlater.worker.os_process import end_with_parent, exit_in_words, memory_bytes
 from pinlater.worker.started_jobs import STARTED_VARIABLE, shared_memory
-from pinlater.worker.stop_signals import OVERTIME_S
+from pinlater.worker.stop_signals import OVERTIME_S, PARENT_DIED
 from pinlater.worker.suspect_turn import TURN_VARIABLE, turn_file
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -215,7 +215,7 @@ def _spawn(command: Sequence[str], descriptors: Mapping[str, int], mark: str) ->
 def _prepare(parent: int) -> None:
     """Runs in the new process before its program starts.
 
-    The process gets SIGTERM when the supervisor dies. SIGUSR1 does not end it before it has a handler.
+    The process gets PARENT_DIED when the supervisor dies. SIGUSR1 does not end it before it has a handler.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    end_with_parent(signal.SIGTERM, parent)
+    end_with_parent(PARENT_DIED, parent)

@@ -15,7 +15,6 @@ import functools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Self
@@ -26,13 +25,14 @@ OVERTIME_S: Final = 12.0
 #: The kernel may deliver a signal to any thread. Before CPython 3.13, the main thread sees such a signal only after
 #: another thread took the GIL. A handler may spin while no other thread runs, so a thread takes the GIL this often.
 GIL_PERIOD_S: Final = 1.0
-#: Signals of a parent's death that follow one another within this time are one.
-REPEATED_S: Final = 1.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+#: A process of a supervisor gets it at the supervisor's death: once for each thread that the supervisor had. So it
+#: begins a stop, and does not count as a second stop signal.
+PARENT_DIED: Final = signal.SIGUSR2
 #: They have a meaning while a role works: a reload, a dump. Before and after that a process ignores them.
 OTHER_SIGNALS: Final = (signal.SIGHUP, signal.SIGUSR1)
 #: Signals that a role handles. Children of the process do not inherit the handlers.
-HANDLED: Final = (*STOP_SIGNALS, *OTHER_SIGNALS)
+HANDLED: Final = (*STOP_SIGNALS, PARENT_DIED, *OTHER_SIGNALS)
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
@@ -53,13 +53,12 @@ class StopSignals:
     def __init__(self, timeout_s: float) -> None:
         self._limits_s = [timeout_s + OVERTIME_S, OVERTIME_S]
         self._signals = self._reported = 0
-        self._parent, self._orphan_s = os.getppid(), float("-inf")
         self._request: Callable[[], object] | None = None
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         free_children_of_handlers()
-        self._previous = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        self._previous = {number: signal.signal(number, self._on_signal) for number in (*STOP_SIGNALS, PARENT_DIED)}
         threading.Thread(target=self._pass_the_gil_on, name="stop-signals", daemon=True).start()
         return self
 
@@ -85,7 +84,7 @@ class StopSignals:
             pass
 
     def _on_signal(self, number: int, _: Any) -> None:
-        if self._is_repeated():
+        if number == PARENT_DIED and self._signals:
             return
         self._signals += 1
         if self._limits_s:
@@ -93,13 +92,6 @@ class StopSignals:
         if self._request is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._request()
-
-    def _is_repeated(self) -> bool:
-        """Linux sends the signal of a parent's death once for each thread of the parent. All of them count as one."""
-        if os.getppid() == self._parent:
-            return False
-        before_s, self._orphan_s = self._orphan_s, time.monotonic()
-        return self._orphan_s - before_s < REPEATED_S
 
 
 @functools.cache
