@@ -73,7 +73,7 @@ def _store_part(queue_shard: QueueShard, part: list[Kept], deadline_s: float) ->
     return (yield from complete(write(queue_shard, "store_results", arguments, deadline_s), refused))
 
 
-def tell(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
+def notify(session: Session, descriptors: Sequence[str], deadline_s: float) -> Flow[None]:
     """Makes the waits for these jobs look again. If that fails, they look after SAFETY_S."""
     commands: dict[Server, list[Command]] = {}
     for descriptor in descriptors:

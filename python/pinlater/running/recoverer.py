@@ -81,7 +81,7 @@ class Recoverer:
 
     def reported(self, process: Process) -> None:
         """Tells a process that is ready which jobs failed by a crash: it has the app, and calls `on_failure`."""
-        if self._failed and process.ready and process.tell({"failed": self._failed[:_MOST_FAILED]}):
+        if self._failed and process.ready and process.send_message({"failed": self._failed[:_MOST_FAILED]}):
             del self._failed[:_MOST_FAILED]
 
     async def _recover(self, process: Process, ending: str) -> None:

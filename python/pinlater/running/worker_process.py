@@ -132,7 +132,7 @@ class Process:
         """Whether a report announced this exit code. If a handler ends the process, no report announces it."""
         return self.report.get("code") == code
 
-    def tell(self, message: Mapping[str, Any]) -> bool:
+    def send_message(self, message: Mapping[str, Any]) -> bool:
         """Sends a line of JSON. Returns False if that is not possible now."""
         line = orjson.dumps(message) + b"\n"
         try:

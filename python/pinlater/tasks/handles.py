@@ -174,7 +174,7 @@ class Handle(Generic[R_co]):
         client = self._clients.blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
-            client.run(lambda end: results.tell(client.session, [self.descriptor], end))
+            client.run(lambda end: results.notify(client.session, [self.descriptor], end))
         return removed
 
     async def acancel(self) -> bool:
@@ -183,7 +183,7 @@ class Handle(Generic[R_co]):
         unfinished = _unfinished(await self.astatus())
         removed = unfinished and await client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
-            await client.run(lambda end: results.tell(client.session, [self.descriptor], end))
+            await client.run(lambda end: results.notify(client.session, [self.descriptor], end))
         return removed
 
     def _wait_s(self, timeout: object) -> float:

@@ -33,7 +33,7 @@ class Invoker:
     """Makes the functions that run jobs.
 
     keep: stores checkpoints.
-    made: what the lifespan made.
+    resolved: what the lifespan shares.
     concurrency: of the worker.
     stopping: whether the worker stops.
     batchers: those made so far, by the task's name.
@@ -45,7 +45,7 @@ class Invoker:
     threads: ThreadPool
     processes: ProcessPool
     keep: Keep
-    made: Resolved
+    resolved: Resolved
     concurrency: int
     stopping: Callable[[], bool]
     batchers: dict[str, Batcher] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Invoker:
             called = with_context(task, job, args, headers, self.keep, self.loop)
             try:
                 if needs:
-                    return await needs.call_async(function, called, kwargs, self.made)
+                    return await needs.call_async(function, called, kwargs, self.resolved)
                 return await function(*called, **kwargs)
             except Snooze as snooze:
                 raise with_progress(snooze, called)  # noqa: B904  (the same one)
@@ -98,7 +98,7 @@ class Invoker:
             returned: list[Any] = []
 
             def call(_: Job) -> Any:
-                returned.append(call_plain_task(task, called, kwargs, self.loop, self.made))
+                returned.append(call_plain_task(task, called, kwargs, self.loop, self.resolved))
                 return returned[0]
 
             context = copy_context()
@@ -119,12 +119,12 @@ class Invoker:
 
 
 def call_plain_task(
-    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, made: Resolved
+    task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, resolved: Resolved
 ) -> Any:
     """Calls a plain function in this thread, which is not the loop's, with what it needs."""
     if not task.needs:
         return task.function(*called, **kwargs)
-    return task.needs.call_plain(task.function, called, kwargs, made, partial(wait_for, loop=loop))
+    return task.needs.call_plain(task.function, called, kwargs, resolved, partial(wait_for, loop=loop))
 
 
 async def _keep_nowhere(job: Job, headers: Mapping[str, Any]) -> None:

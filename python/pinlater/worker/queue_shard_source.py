@@ -170,7 +170,7 @@ class QueueShardSource:
 
     async def notify_failed(self, descriptors: list[str]) -> None:
         session = self._client.session
-        await self._client.run(lambda end: results.tell(session, descriptors, end))
+        await self._client.run(lambda end: results.notify(session, descriptors, end))
 
     async def release(self, jobs: Sequence[Job]) -> list[Any]:
         session = self._client.session
