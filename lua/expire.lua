@@ -28,11 +28,12 @@ local watch = call('HMGET', key_meta, 'rests', 'jumped', 'monitor')
 local rests_at, jumped_at, monitor = tonumber(watch[1] or '0'), tonumber(watch[2] or '0'), watch[3]
 local earliest_ms, latest_ms, seen_ms, jumped = 0, now, now, 0
 if expected ~= '' then earliest_ms, latest_ms, seen_ms, jumped = unp('>I6I6I6B', expected) end
-if jumped == 1 or jumped_at > now then
+local jumps = jumped == 1 or jumped_at > now
+if jumps then
   jumped_at = now
   call('HSET', key_meta, 'jumped', now)
 end
-if now < earliest_ms or now > latest_ms or rests_at > now or jumped_at == now then
+if now < earliest_ms or now > latest_ms or rests_at > now or jumps then
   rests, rests_at = 2, now
   call('HSET', key_meta, 'rests', now)
 elseif rests_at > 0 and now < rests_at + lease_ms then

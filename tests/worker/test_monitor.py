@@ -235,6 +235,7 @@ async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer)
         assert (await client.lookup([job]))[job].state is State.PENDING
 
 
+@pytest.mark.real_server
 @on_loop
 async def test_a_server_that_stood_still_still_collects(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -277,6 +278,7 @@ async def test_a_machine_that_was_suspended_takes_no_clock_for_one_that_jumped(
         assert "its server's clock jumped by +36" in caplog.text
 
 
+@pytest.mark.real_server
 @on_loop
 async def test_an_answer_that_is_read_late_is_judged_by_what_it_says(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
