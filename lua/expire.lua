@@ -4,10 +4,11 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score status utc suspect recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
--- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
+-- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of others, u16 n, n × (u8 priority, id), next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
 -- u48 earliest, u48 latest TIME that its own clock allows, u48 TIME of its last look, u8 1 if the last look showed that the clock had jumped.
 -- sweep: '' or where to look on for jobs whose lease is lost: priority, ':', cursor; '1:0' at first, then that of the last reply.
+-- n: of jobs that failed for good and are not to be moved.
 -- rests: 0 (leases end), 1 (none ends now), 2 (none ends from now on, as TIME is not what was expected).
 
 if replay then return stored end
@@ -18,7 +19,9 @@ local hold_ms = tonumber(hold)
 local rests = 0
 
 local function report(active, more, until_ms)
-  return finish(pack('>BBBI6I4I4I4I6', active, rests, more, now, counts.leases, counts.retried, counts.failed, until_ms) .. sweep)
+  return finish(
+    pack('>BBBI6I4I4I4I6I2', active, rests, more, now, counts.leases, counts.retried, counts.failed, until_ms, #failed_jobs) .. concat(failed_jobs) .. sweep
+  )
 end
 
 -- TIME is unexpected if the clock jumped or the server stood still. A clock that jumped would end every lease at once, or keep a dead worker's for as

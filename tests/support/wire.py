@@ -259,7 +259,9 @@ class Wire:
         (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
-        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
+        named = 29 + 9 * int.from_bytes(packed[27:29], "big")
+        jobs = [(packed[at], packed[at + 1 : at + 9]) for at in range(29, named, 9)]
+        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[named:], jobs)
 
     def end_leases(
         self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", started: bytes = b""
