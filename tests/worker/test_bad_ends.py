@@ -45,7 +45,9 @@ class Unclipped(Failed):
         pass
 
 
-async def end_a_hundred(client: AsyncClient, own: AsyncClient, bad: End, good: End = None) -> tuple[Worker, str]:
+async def end_a_hundred(
+    client: AsyncClient, own: AsyncClient, bad: End, good: End = None, **options: Any
+) -> tuple[Worker, str]:
     """Runs a hundred jobs of one shard, which end together. Returns the worker, and the job whose end is bad."""
     jobs = await client.enqueue_many("q", [NewJob(b"%d" % n, key="one shard", attempts=1) for n in range(100)])
     gate = asyncio.Event()
@@ -54,7 +56,7 @@ async def end_a_hundred(client: AsyncClient, own: AsyncClient, bad: End, good: E
         await gate.wait()
         return bad if job.body == BAD else good
 
-    worker = Worker(own, "q", handler, WorkerConfig(concurrency=100, monitor=False))
+    worker = Worker(own, "q", handler, WorkerConfig(concurrency=100, monitor=False), **options)
     async with worker:
         await until(lambda: len(worker.running) == 100, "running jobs")
         gate.set()

@@ -302,8 +302,7 @@ def _checkpoint(held: Held, end: End) -> Checkpoint | None:
 def _failed(end: End, why: Exception) -> Failed:
     """The end of an attempt whose own end no server takes."""
     awaited = isinstance(end, Succeeded) or (isinstance(end, Failed) and end.awaited)
-    final = isinstance(end, Failed) and end.final
-    return Failed(f"its end was not taken: {describe(why, _REASON_BYTES)}\n", final=final, awaited=awaited)
+    return Failed(f"its end was not taken: {describe(why, _REASON_BYTES)}\n", awaited=awaited)
 
 
 def _refused_of(ended: list[_Ended], refused: list[Any]) -> list[_Ended]:
