@@ -45,9 +45,7 @@ class Unclipped(Failed):
         pass
 
 
-async def end_a_hundred(
-    client: AsyncClient, own: AsyncClient, bad: End, good: End = None, **options: Any
-) -> tuple[Worker, str]:
+async def end_a_hundred(client: AsyncClient, own: AsyncClient, bad: End, good: End = None) -> tuple[Worker, str]:
     """Runs a hundred jobs of one shard, which end together. Returns the worker, and the job whose end is bad."""
     jobs = await client.enqueue_many("q", [NewJob(b"%d" % n, key="one shard", attempts=1) for n in range(100)])
     gate = asyncio.Event()
@@ -56,7 +54,7 @@ async def end_a_hundred(
         await gate.wait()
         return bad if job.body == BAD else good
 
-    worker = Worker(own, "q", handler, WorkerConfig(concurrency=100, monitor=False), **options)
+    worker = Worker(own, "q", handler, WorkerConfig(concurrency=100, monitor=False))
     async with worker:
         await until(lambda: len(worker.running) == 100, "running jobs")
         gate.set()
