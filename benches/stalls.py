@@ -493,6 +493,17 @@ def expire_single_leases(stage: Stage, case: Case) -> Iterator[None]:
 
 
 @step
+def expire_single_and_shared_leases(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue(crash_limit=3)
+    stage.fill(case.jobs(attempts=9))
+    stage.fail()
+    jobs = stage.take()
+    stage.client.renew(jobs[: len(jobs) // 4], own=True)
+    yield
+    stage.expire(b"1:0")
+
+
+@step
 def expire_lost_leases(stage: Stage, case: Case) -> Iterator[None]:
     stage.new_queue(crash_limit=3)
     stage.fill(case.jobs(attempts=9))
@@ -586,7 +597,7 @@ def collect_silent(stage: Stage, case: Case) -> Iterator[None]:
     h = (hours_ago_ms << 19).to_bytes(8, "big")
     numbers = [number.to_bytes(8, "big") for number in range(SILENT)]
     stage.raw.hset(stage.key("meta"), mapping={number + b"zz": bytes(4) + h for number in numbers})
-    stage.raw.hset(stage.key("reservations"), mapping={number: b"\0\1" + since for number in numbers})
+    stage.raw.hset(stage.key("reservations"), mapping=dict.fromkeys(numbers, b"\x00\x01" + since))
     yield
     stage.collect()
 
