@@ -42,6 +42,7 @@ def _tool(name: str, command: str) -> Requirement:
 
 REDIS_SERVER = _tool("redis-server", "apt-get install redis-server")
 SETPRIV = _tool("setpriv", "apt-get install util-linux")
+C_COMPILER = _tool("cc", "apt-get install gcc libc6-dev")
 BASH = _tool("bash", "apt-get install bash")
 ACTIONLINT = _tool("actionlint", "go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
 LIBFAKETIME = Requirement(
@@ -49,7 +50,7 @@ LIBFAKETIME = Requirement(
     lambda: faketime_library().exists(),
     f"{sys.executable} -m pip install --group clock",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME)
 
 
 def require(needed: Requirement) -> None:

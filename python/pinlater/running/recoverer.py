@@ -138,7 +138,7 @@ class Recoverer:
 
 
 def end_leases(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
-    """Ends the leases of one source on a queue shard. arguments: source, how its process ended, ids that had started."""
+    """Ends the leases of a source on a queue shard. arguments: source, how its process ended, ids that had started."""
     total, failed = [0, 0, 0, 0], list[str]()
     cursor, more = b"0:0", True
     while more:
