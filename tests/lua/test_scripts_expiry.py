@@ -7,6 +7,7 @@ Risks: needs libfaketime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,8 @@ def test_a_large_lease_ends_in_a_call_without_others(wire: Wire) -> None:
     wire.enqueue(*[Job()] * 600)
     for limit in (200, 300, 50, 50):
         wire.claim(limit)
-    for at_ms, lease in enumerate(wire.client.zrange(wire.key("leases"), 0, -1), 1):
+    leases: Any = wire.client.zrange(wire.key("leases"), 0, -1)
+    for at_ms, lease in enumerate(leases, 1):
         wire.client.zadd(wire.key("leases"), {lease: at_ms})
     calls = [wire.expire() for _ in range(3)]
     assert [(one.leases, one.retried, one.more) for one in calls] == [(1, 200, 1), (1, 300, 1), (2, 100, 0)]

@@ -6,6 +6,7 @@ skipped, what the machine lacks, and the command that gets it.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from collections import Counter
@@ -50,7 +51,12 @@ LIBFAKETIME = Requirement(
     lambda: faketime_library().exists(),
     f"{sys.executable} -m pip install --group clock",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME)
+EAGER_TASKS = Requirement(
+    "this Python has no eager tasks",
+    lambda: hasattr(asyncio, "eager_task_factory"),
+    "make PYTHON=python3.12",
+)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, EAGER_TASKS)
 
 
 def require(needed: Requirement) -> None:
