@@ -23,7 +23,7 @@ PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_LAYOUT})
 STEP_LINES = 40
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
 ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
-WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZPOPMIN", "ZPOPMAX"}
+WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZPOPMIN", "ZPOPMAX"}
 WRITES |= {"UNLINK", "PUBLISH", "RPUSH", "PEXPIRE"}
 READS = {
     "HGET",
@@ -55,6 +55,7 @@ BOUNDED = {
     "KEYS, ready0 + priority, ready0 + priorities": "100 priorities",
     "KEYS, ready0 + at, ready0 + priorities": "100 priorities",
     "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
+    "ids, 1, math.min(room, #ids)": "CALL_JOBS, 250",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",

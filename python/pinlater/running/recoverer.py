@@ -124,13 +124,14 @@ class Recoverer:
     async def _end_at(self, queue_shard: QueueShard, process: Process, ending: str) -> list[int]:
         """Ends leases on one queue shard. Returns numbers: leases, jobs tried again, jobs failed, jobs not started."""
         arguments = [process.source, ending, started_ids(process.started, queue_shard)]
-        counts, failed = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
+        counts, failed = await self._client.run(lambda end: end_leases(queue_shard, arguments, end))
         self._on_failed(failed, None)
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 
 
-def _end_leases_flow(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
+def end_leases(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
+    """Ends the leases of a source on a queue shard. arguments: source, how its process ended, ids that had started."""
     total, failed = [0, 0, 0, 0], list[str]()
     cursor, more = b"0:0", True
     while more:
