@@ -39,6 +39,7 @@ from pinlater.running.recoverer import end_leases as end_leases_flow
 from pinlater.store.requests import read, write
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import QueueShard
+from pinlater.worker.failed_jobs import read_failed
 from tests.support.servers import KINDS, Kind, Server
 
 #: No call of a script may hold the server for longer.
@@ -160,7 +161,7 @@ class Stage:
         more = True
         while more:
             reply = self.call("expire", b"monitor1", 1000, window, sweep)[2]
-            sweep = reply[27:]
+            sweep = read_failed(self.queue_shard(), reply, 27)[1]
             more = reply[2] or sweep not in (b"", b"1:0")
 
     def end_leases(self, started: bytes = b"") -> None:
