@@ -1,12 +1,13 @@
 -- delete_queue: removes everything of a queue but what it leaves for the registry, so that ids, tokens, versions and epochs never come back.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids before version remnant
--- KEYS   meta permit waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
+-- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  what it leaves for the registry (lib/remnant); nothing if the queue is not of an earlier epoch
 -- below: '', or an epoch: removes only what is of an earlier one.
 -- It notifies the last thousand waiters, as no job will come to them.
--- forget_queue removes the rest, once the registry has it. Only this lane stays: another request that is resent gets QUEUE_NOT_FOUND, which its client reads as unknown.
+-- forget_queue removes the rest, once the registry has it. Until then this lane stays. Another request that is resent gets QUEUE_NOT_FOUND, which its
+-- client reads as unknown.
 
 if replay then return stored end
 if below ~= '' and epoch_of(config) >= tonumber(below) then return finish('') end

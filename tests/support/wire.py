@@ -145,10 +145,23 @@ class Wire:
 
     # -- the verbs
 
-    def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
-        """carried: a version, of that epoch."""
+    def permit(self) -> bytes:
+        """The right to create the queue."""
+        return bytes(self.raw("permit", b"nonc")[1])
+
+    def create(
+        self,
+        packed: bytes = b"",
+        carried: bytes = b"",
+        epoch: int = 1,
+        *,
+        remnant: bytes = b"",
+        permit: bytes | None = None,
+    ) -> bool:
+        """carried: a version, of that epoch. remnant: what the registry has. permit: None gets one."""
         state = carried and carried + struct.pack(">I", epoch)
-        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state)
+        permit = self.permit() if permit is None else permit
+        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state, permit, remnant)
         config = unpack_config(payload[1:])
         self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
