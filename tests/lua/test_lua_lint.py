@@ -150,7 +150,8 @@ def test_the_source_as_sent_has_the_right_flags_and_one_clock(script: Script) ->
     assert source.count("'TIME'") <= 1
     written = set(re.findall(r"\b(?:call|call_in_chunks)\('(\w+)'", source)) & WRITES
     assert bool(written) == script.writes
-    first = ("lane", "sequence") if script.writes and script.verb not in REPEATED else ("nonce",)
+    assert script.on_lane == (script.writes and script.verb not in REPEATED)
+    first = ("lane", "sequence") if script.on_lane else ("nonce",)
     assert script.arguments[: len(first)] == first
     assert ("meta" in script.keys) == (script.verb != "keep_remnant")  # its keys are the registry's
 
