@@ -7,10 +7,8 @@ Risks: a memory store, and one shard; test_deleted_queues.py has real servers.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from pinlater.operations.queues import create_queue, delete_queue
 from pinlater.store.effects import Flow
 from pinlater.store.keys import queue_key, remnant_field, remnant_keys
 from pinlater.store.shards import Session
-from tests.support.interleaving import Calls, Fate, Runner, World, every_order
+from tests.support.interleaving import Calls, Fate, Runner, World, every_order, run_alone
 
 META, PERMIT = (queue_key("q", "1", name) for name in ("meta", "permit"))
 REMNANTS = remnant_keys("q", "1")[0]
@@ -58,7 +56,6 @@ class Witness:
     def __init__(self) -> None:
         self.top = Marks()
         self.alive = 0  # the epoch of the queue that is there
-        self.lives = 0
 
     def look(self, world: World) -> None:
         meta: Any = world.store.values.get(META, {})
@@ -75,7 +72,6 @@ class Witness:
             elif stored.epoch != self.alive:
                 assert present.all_above(self.top), "an epoch, a version or an id came back"
                 self.alive = stored.epoch
-                self.lives += 1
             known = known.max(present)
         else:
             self.alive = 0
@@ -102,23 +98,86 @@ def is_tidy(world: World) -> bool:
     return set(world.store.values) <= {REMNANTS, PERMIT}
 
 
-RACES: dict[str, tuple[Calls, list[Calls]]] = {
-    "two create": ([], [[create], [create]]),
-    "two create again": ([create, delete], [[create], [create]]),
-    "two delete": ([create], [[delete], [delete]]),
-    "one creates, one creates and deletes": ([], [[create], [create, delete]]),
-    "one creates again, one creates and deletes": ([create, delete], [[create], [create, delete]]),
-    "one deletes, one creates": ([create], [[delete], [create]]),
-    "one deletes, one creates, one deletes": ([create], [[delete], [create], [delete]]),
-}
+MANY_ORDERS = pytest.mark.thorough("orders of creations and deletions")
+RACES: list[Any] = [
+    pytest.param([], [[create], [create]], id="two create"),
+    pytest.param([create, delete], [[create], [create]], id="two create again"),
+    pytest.param([create], [[delete], [delete]], id="two delete"),
+    pytest.param([create], [[delete], [create]], id="one deletes, one creates"),
+    pytest.param([], [[create], [create, delete]], id="one creates, one creates and deletes"),
+    pytest.param([create, delete], [[create], [create, delete]], id="the same of a deleted queue", marks=MANY_ORDERS),
+    pytest.param([create], [[delete], [create], [delete]], id="two delete, one creates", marks=MANY_ORDERS),
+]
 
 
 @CLOCKS
-@pytest.mark.parametrize("race", RACES)
-def test_nothing_comes_back_in_any_order(race: str, step_us: int) -> None:
-    before, calls = RACES[race]
+@pytest.mark.parametrize(("before", "calls"), RACES)
+def test_nothing_comes_back_in_any_order(before: Calls, calls: list[Calls], step_us: int) -> None:
     orders = 0
-    for world, witness, runners in every(step_us, before, lambda: [Runner(each) for each in calls]):
+    for world, _, runners in every(step_us, before, lambda: [Runner(each) for each in calls]):
         orders += 1
-        assert not [result for runner in runners for result in runner.results if not isinstance(result, bool)]
-    print(race, orders)
+        assert all(isinstance(result, bool) for runner in runners for result in runner.results)
+        check_the_end(world, runners)
+    assert orders > 10
+
+
+def check_the_end(world: World, runners: list[Runner]) -> None:
+    """Where all creations came before a deletion by the same client, the queue is gone, and its keys too."""
+    if all(runner.calls[-1] is delete and not runner.died for runner in runners):
+        assert is_tidy(world)
+
+
+#: Before, a client's calls, another's, and what happens to the first one's requests: 1 reads, 2 is a permit or a
+#: deletion, 3 a creation or a remnant, 4 the end of a deletion. A repeated one has the next number.
+LATE: list[Any] = [
+    pytest.param([create, delete], [create], [delete], {2: "late"}, id="a permit"),
+    pytest.param([create, delete], [create], [delete], {3: "late"}, id="a creation"),
+    pytest.param([create, delete], [create], [delete], {2: "late", 4: "late"}, id="a permit and its creation"),
+    pytest.param([create, delete], [create], [delete], {2: "answer lost"}, id="the answer to a permit"),
+    pytest.param([create, delete], [create], [delete], {3: "answer lost"}, id="the answer to a creation"),
+    pytest.param([create], [delete], [create], {2: "late"}, id="a deletion"),
+    pytest.param([create], [delete], [create], {3: "late"}, id="a remnant"),
+    pytest.param([create], [delete], [create], {4: "late"}, id="the end of a deletion"),
+    pytest.param([create], [delete], [create], {2: "answer lost"}, id="the answer to a deletion"),
+    pytest.param([create], [delete], [create], {3: "answer lost"}, id="the answer to a remnant"),
+    pytest.param([create, delete], [create], [create, delete], {2: "late"}, id="a permit of two", marks=MANY_ORDERS),
+    pytest.param([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two", marks=MANY_ORDERS),
+    pytest.param([create], [delete], [create, delete], {2: "late"}, id="a deletion of two", marks=MANY_ORDERS),
+    pytest.param([create], [delete], [create, delete], {3: "late"}, id="a remnant of two", marks=MANY_ORDERS),
+    pytest.param([create], [delete], [create, delete], {4: "late"}, id="an end of two", marks=MANY_ORDERS),
+]
+
+
+@CLOCKS
+@pytest.mark.parametrize(("before", "calls", "others", "fates"), LATE)
+def test_nothing_comes_back_by_a_request_that_is_late_or_whose_answer_is_lost(
+    before: Calls, calls: Calls, others: Calls, fates: dict[int, Fate], step_us: int
+) -> None:
+    orders = 0
+    for _ in every(step_us, before, lambda: [Runner(calls, fates), Runner(others)]):
+        orders += 1
+    assert orders > 5
+
+
+@CLOCKS
+@pytest.mark.parametrize("after", range(1, 12))
+def test_nothing_comes_back_after_a_client_that_dies_at_any_step(after: int, step_us: int) -> None:
+    """The next client that deletes the queue takes up what the dead one left."""
+    for world, witness, _ in every(step_us, [create], lambda: [Runner([delete, create], dies_after=after)]):
+        for call in (delete, create, delete):
+            run_alone(world, [call])
+            witness.look(world)
+        assert is_tidy(world)
+
+
+@MANY_ORDERS
+@CLOCKS
+@pytest.mark.parametrize("after", range(1, 12))
+def test_nothing_comes_back_after_a_client_that_dies_beside_another(after: int, step_us: int) -> None:
+    for world, witness, _ in every(
+        step_us, [create], lambda: [Runner([delete, create], dies_after=after), Runner([delete])]
+    ):
+        for call in (delete, create, delete):
+            run_alone(world, [call])
+            witness.look(world)
+        assert is_tidy(world)

@@ -335,12 +335,14 @@ def repeat(
 ) -> Flow[tuple[list[Any], list[Any]]]:
     """Runs a script that needs no configuration and may run more than once, until an answer comes.
 
+    Each try has a nonce of its own.
+
     then: commands that the server carries out behind it. Returns the script's reply and their answers, error replies
     included.
     """
     script, pauses = load_scripts()[verb], _pauses()
     while True:
-        nonce = secrets.token_bytes(4)
+        nonce = secrets.token_bytes(8)
         commands = [_command(queue_shard, script, None, [nonce, *arguments]), *then]
         answer, *others = yield from _evaluate_all(queue_shard.shard.server, script, commands, deadline_s)
         lost = next((other for other in others if isinstance(other, NoAnswer)), None)
