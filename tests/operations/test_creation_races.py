@@ -98,7 +98,7 @@ def is_tidy(world: World) -> bool:
     return set(world.store.values) <= {REMNANTS, PERMIT}
 
 
-MANY_ORDERS = pytest.mark.thorough("orders of creations and deletions")
+MANY_ORDERS = pytest.mark.thorough("orders")
 RACES: list[Any] = [
     pytest.param([], [[create], [create]], id="two create"),
     pytest.param([create, delete], [[create], [create]], id="two create again"),
