@@ -10,9 +10,9 @@
 local FULL = 500
 if #field ~= 8 or #remnant < REMNANT_EPOCH_END then return redis.error_reply('BAD_REQUEST expected a field of 8 bytes and a remnant') end
 local nodes = { key_remnants_one, key_remnants_two, key_remnants_three }
-for level, node in ipairs(nodes) do
+for depth, node in ipairs(nodes) do
   local known = call('HGET', node, field)
-  if known or level == #nodes or call('HLEN', node) < FULL then
+  if known or depth == #nodes or call('HLEN', node) < FULL then
     if known then remnant = greatest(known, remnant) end
     call('HSET', node, field, remnant)
     return { nonce, remnant }

@@ -7,6 +7,7 @@ Risks: orders of steps of several clients are in test_creation_races.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -125,14 +126,24 @@ def client(server: Server) -> Iterator[Client]:
 def test_a_creation_takes_three_trips_and_a_deletion_five(client: Client) -> None:
     client.create_queue("other")
     client.delete_queue("other")  # loads the scripts
+    session = client.session
     for _ in range(2):
-        for flow, expected in (
-            (lambda end: create_queue(client.session, "q", QueueConfig(), end), 3),
-            (lambda end: delete_queue(client.session, "q", end), 5),
-        ):
-            counted = [0]
-            client.run(lambda end: pipelines(flow(end), counted))  # noqa: B023
-            assert counted == [expected]
+        created, deleted = [0], [0]
+        client.run(lambda end: pipelines(create_queue(session, "q", QueueConfig(), end), created))  # noqa: B023
+        client.run(lambda end: pipelines(delete_queue(session, "q", end), deleted))  # noqa: B023
+        assert (created, deleted) == ([3], [5])
+
+
+def test_of_many_clients_one_creates_the_queue(server: Server) -> None:
+    clients = [Client(server.url) for _ in range(12)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for round_ in range(5):
+            assert sum(pool.map(lambda client: client.create_queue("q"), clients)) == 1
+            assert {stored(client).epoch for client in clients} == {2 * round_ + 1}
+            assert sum(pool.map(lambda client: client.delete_queue("q"), clients)) >= 1
+    assert server.call("KEYS", "*") == [remnant_keys("q", "1")[0]]
+    for client in clients:
+        client.close()
 
 
 def test_a_deleted_queue_is_not_taken_for_a_lost_one(client: Client, server: Server) -> None:

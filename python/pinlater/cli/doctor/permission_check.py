@@ -17,7 +17,7 @@ from pinlater.store.scripts import load_scripts
 CLIENT_COMMANDS: Final = ("SADD", "SREM", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
 _CALLS: Final = re.compile(rb"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?")
-#: ARGV: a key and a channel of a queue shard, two keys of the registry, commands. Asks for each command without running it.
+#: ARGV: a key and a channel of a queue shard, two keys of the registry, commands. Asks for each without running it.
 _ACL_PROBE: Final = """#!lua flags=no-writes
 local key, channel, registry, remnants = unpack(ARGV)
 local on = { PUBLISH = channel, SUBSCRIBE = channel, UNSUBSCRIBE = channel, SADD = registry, SREM = registry }
