@@ -140,7 +140,6 @@ LATE: list[Any] = [
     pytest.param([create], [delete], [create], {4: "late"}, id="the end of a deletion"),
     pytest.param([create], [delete], [create], {2: "answer lost"}, id="the answer to a deletion"),
     pytest.param([create], [delete], [create], {3: "answer lost"}, id="the answer to a remnant"),
-    pytest.param([create, delete], [create], [create, delete], {2: "late"}, id="a permit of two", marks=MANY_ORDERS),
     pytest.param([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two", marks=MANY_ORDERS),
     pytest.param([create], [delete], [create, delete], {2: "late"}, id="a deletion of two", marks=MANY_ORDERS),
     pytest.param([create], [delete], [create, delete], {3: "late"}, id="a remnant of two", marks=MANY_ORDERS),
