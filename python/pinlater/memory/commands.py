@@ -71,6 +71,8 @@ def _exists(store: Store, keys: Arguments) -> int:
 
 
 def _delete(store: Store, keys: Arguments) -> int:
+    for key in keys:
+        store.expiries.pop(key, None)
     return sum(store.values.pop(key, None) is not None for key in keys)
 
 
