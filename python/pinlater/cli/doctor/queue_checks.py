@@ -9,6 +9,7 @@ from redis.exceptions import RedisError
 from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_state
 from pinlater.cli.doctor.reached_server import ReachedServer
+from pinlater.model.urls import hide_user
 from pinlater.store.keys import registry_key
 from pinlater.store.servers import Server
 from pinlater.store.shards import Session
@@ -23,7 +24,8 @@ def check_queues(session: Session, reached: dict[Server, ReachedServer], queues:
             if queues or any(state.config or state.error for state in states):
                 results += _check_queue(queue, states)
     except (RedisError, OSError) as error:
-        results.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "name queues with --queue"))
+        found = f"unknown: {hide_user(str(error))}"
+        results.append(CheckResult(WARNING, "queues", "configuration", found, "name queues with --queue"))
     return results
 
 
