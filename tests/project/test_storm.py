@@ -482,4 +482,4 @@ def wrong_end(descriptor: str, job: tuple[str, str], infos: dict[str, JobInfo], 
 @pytest.mark.thorough("minutes")
 @pytest.mark.timeout(7200)
 def test_a_storm(fresh_server: FreshServer, make_pair: MakePair, runs: Callable[..., AppRuns]) -> None:
-    storm(fresh_server, make_pair, runs, 1800.0 if CAMPAIGN else 60.0)
+    storm(fresh_server, make_pair, runs, 1800.0 if CAMPAIGN else 50.0)

@@ -7,6 +7,7 @@ skipped, what the machine lacks, and the command that gets it.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,6 +37,13 @@ def faketime_library() -> Path:
     return home / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _tool(name: str, command: str) -> Requirement:
     return Requirement(f"{name} is not on PATH", lambda: shutil.which(name) is not None, command)
 
@@ -49,7 +57,12 @@ LIBFAKETIME = Requirement(
     lambda: faketime_library().exists(),
     f"{sys.executable} -m pip install --group clock",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME)
+TIME_NAMESPACE = Requirement(
+    "no time namespace can be made",
+    lambda: _succeeds("unshare", "--time", "--boottime", "1", "--fork", "true"),
+    "sudo make test, on Linux 5.6 or later with util-linux",
+)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME, TIME_NAMESPACE)
 
 
 def require(needed: Requirement) -> None:
