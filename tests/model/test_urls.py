@@ -39,6 +39,7 @@ WITH_PASSWORDS = {
     "1=redis://:CANARY@host": "(a malformed URL)",
     "redis://:CAN\nARY@host": "redis://***@host",
     "redis://[CANARY@host": "redis://***",
+    "redis://[CANARY]": "redis://***",
     "redis://host:1/0&password=CANARY": "redis://***",
     "redis://host/0;password=CANARY": "redis://***",
     "redis://host/password=CANARY": "redis://***",

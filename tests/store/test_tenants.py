@@ -185,6 +185,18 @@ def test_without_the_selector_a_tenant_uses_queues_that_somebody_else_made(
         assert [held.descriptor for held in client.dequeue(tenant.queue, wait=5)] == [job]
         with pytest.raises(NoPermissionError), tenant.connection() as connection:
             connection.sadd(registry_key("1"), "x")
+    asyncio.run(_work_once(tenant))
+
+
+async def _work_once(tenant: Tenant) -> None:
+    async with AsyncClient(tenant.url) as client, Worker(client, tenant.queue, _do_nothing) as worker:
+        await idle(worker)
+        await client.enqueue(tenant.queue, b"x")
+        await until(lambda: worker.stats.succeeded == 1, "its end")
+
+
+async def _do_nothing(job: Job) -> None:
+    pass
 
 
 @pytest.mark.parametrize("member", NO_NAMES)

@@ -13,7 +13,7 @@ _HIDDEN: Final = "***"
 #: Scheme, user and password, address, options. No `@` stands in the last two.
 _PARTS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*@)?([^@?#]*)([?#][^@]*)?", re.DOTALL)
 #: Host, port and database. A password without its host is no port, and no database.
-_HOST: Final = re.compile(r"(\[[\w:.%]*\]|[\w.-]*)(:\d*)?(/*\d*/*)")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]*(?:%\w+)?\]|[\w.-]*)(:\d*)?(/*\d*/*)")
 #: A path on this machine, without the characters that divide options. No user and password stand before it.
 _PATH: Final = re.compile(r"[\w .~+%,-]*(/[\w ./~+%,:=-]*)?")
 _OF_PATHS: Final = ("unix", "embedded")
