@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import redis
 
 from pinlater import Client, JobInfo, QueueConfig, State
 from tests.conftest import FreshServer
@@ -382,29 +383,48 @@ def unexplained_crashes(info: JobInfo, raging: Storm) -> list[str]:
 def left_over(server: Server) -> list[str]:
     """What is on a server beside ended jobs and what docs/design.md says to stay."""
     page = (ROOT / "docs" / "design.md").read_text("utf-8")
-    fields = {row[0].encode() for row in table(page, "meta")}
-    wrong, names = list[str](), documented_keys(page) - UNENDED
-    ids: dict[tuple[str, str], set[bytes]] = {}
     with server.client() as client:
-        for key in client.scan_iter(count=1000):
-            tag, _, name = key.decode().partition("}:")
-            plain = re.sub(r":\d+$", ":k", name)
-            if name.endswith(":list"):  # of a killed worker, for 60 s
-                continue
-            if plain not in names:
-                wrong.append(f"{tag} {name}: {client.type(key)}")
-            elif name == "meta":
-                wrong += [f"{tag} {field}" for field in client.hkeys(key) if len(field) != 10 and field not in fields]
-            elif plain in ("jobs", "extras", "results"):
-                ids[tag, plain] = set(client.hkeys(key))
-            elif plain in ("failed:k", "succeeded:k", "result_expiries"):
-                ids.setdefault((tag, plain), set()).update(client.zrange(key, 0, -1))
-    for tag in {tag for tag, _ in ids}:
-        ended = ids.get((tag, "failed:k"), set()) | ids.get((tag, "succeeded:k"), set())
-        over = {"jobs": ids.get((tag, "jobs"), set()) ^ ended, "extras": ids.get((tag, "extras"), set()) - ended}
-        over["results"] = ids.get((tag, "results"), set()) ^ ids.get((tag, "result_expiries"), set())
-        wrong += [f"{tag} {name}: {len(found)} of no job that ended" for name, found in over.items() if found]
+        keys = [Key(client, key) for key in client.scan_iter(count=1000)]
+        kept = [key for key in keys if not key.name.endswith(":list")]  # such are of killed workers, for 60 s
+        wrong = [str(key) for key in kept if key.name not in documented_keys(page) - UNENDED]
+        fields = {row[0].encode() for row in table(page, "meta")}
+        for meta in (key for key in kept if key.name == "meta"):
+            wrong += [f"{meta} {field!r}" for field in meta.members() - fields if len(field) != REQUEST_SLOT_BYTES]
+        for tag in {key.tag for key in kept}:
+            wrong += [f"{tag} {problem}" for problem in without_a_job([key for key in kept if key.tag == tag])]
     return wrong
+
+
+class Key:
+    """A key on a server. tag: of its queue shard. name: without the tag; `k` stands for a priority."""
+
+    def __init__(self, client: redis.Redis, key: bytes) -> None:
+        self._client, self._key = client, key
+        self.tag, _, name = key.decode().partition("}:")
+        self.name = re.sub(r":\d+$", ":k", name)
+
+    def __str__(self) -> str:
+        return self._key.decode()
+
+    def members(self) -> set[bytes]:
+        """The fields of a hash, or the members of a sorted set."""
+        is_hash = self._client.type(self._key) == b"hash"
+        return set(self._client.hkeys(self._key) if is_hash else self._client.zrange(self._key, 0, -1))  # type: ignore[arg-type]
+
+
+def without_a_job(keys: list[Key]) -> Iterator[str]:
+    """Elements in the keys of a queue shard that belong to no job that ended."""
+
+    def ids(*names: str) -> set[bytes]:
+        return {id_ for key in keys if key.name in names for id_ in key.members()}
+
+    ended = ids("failed:k", "succeeded:k")
+    if alone := ids("jobs") ^ ended:
+        yield f"{len(alone)} records without a state, or the reverse"
+    if alone := ids("extras") - ended:
+        yield f"{len(alone)} extras without a job"
+    if alone := ids("results") ^ ids("result_expiries"):
+        yield f"{len(alone)} results without an expiry, or the reverse"
 
 
 def documented_keys(page: str) -> set[str]:
@@ -417,6 +437,7 @@ def documented_keys(page: str) -> set[str]:
 EVIDENCE = re.compile(
     rf"\(crash (\d+) of {CRASH_LIMIT}\)\n  claim \S+?:python:[^:]+:(\d+):\S+ claimed \S+ recovered (\S+)"
 )
+REQUEST_SLOT_BYTES = 10
 #: What only a job that has not ended has.
 UNENDED = {"ready:k", "scheduled:k", "running:k", "leases", "lease_jobs", "quarantined", "reservations"}
 
