@@ -6,6 +6,7 @@ skipped, what the machine lacks, and the command that gets it.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def _tool(name: str, command: str) -> Requirement:
 
 REDIS_SERVER = _tool("redis-server", "apt-get install redis-server")
 SETPRIV = _tool("setpriv", "apt-get install util-linux")
+C_COMPILER = _tool("cc", "apt-get install gcc libc6-dev")
 BASH = _tool("bash", "apt-get install bash")
 ACTIONLINT = _tool("actionlint", "go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
 LIBFAKETIME = Requirement(
@@ -62,7 +64,12 @@ TIME_NAMESPACE = Requirement(
     lambda: _succeeds("unshare", "--time", "--boottime", "1", "--fork", "true"),
     "sudo make test, on Linux 5.6 or later with util-linux",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME, TIME_NAMESPACE)
+EAGER_TASKS = Requirement(
+    "this Python has no eager tasks",
+    lambda: hasattr(asyncio, "eager_task_factory"),
+    "make PYTHON=python3.12",
+)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, EAGER_TASKS, TIME_NAMESPACE)
 
 
 def require(needed: Requirement) -> None:

@@ -22,6 +22,8 @@ _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 # format, flags, priorities, version, generation, epoch
 _HEAD: Final = struct.Struct(">BBB8sII")
 _EPOCH: Final = struct.Struct(">I")
+# highest id, generation, epoch. The version follows if it is not the highest id.
+_REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
 # each with its length. A new setting goes behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
@@ -111,6 +113,13 @@ class StoredConfig:
     def carried(self) -> bytes:
         """Version and epoch, for another shard."""
         return self.version + _EPOCH.pack(self.epoch)
+
+    @classmethod
+    def deleted_as(cls, remnant: bytes) -> Self:
+        """The configuration of a queue of which only this remnant is left (`lua/lib/remnant.lua`)."""
+        h, generation, epoch = _REMNANT.unpack_from(remnant)
+        config = QueueConfig()
+        return cls(remnant[_REMNANT.size :] or h, generation, True, epoch, config.pack(), config)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:

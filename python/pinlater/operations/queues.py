@@ -37,7 +37,6 @@ from pinlater.operations.queue_shards import (
     load_all,
     newest_of,
     not_found,
-    register,
     remember,
 )
 from pinlater.store.effects import Flow, ReplyError, complete, send, together
@@ -91,7 +90,6 @@ def _create_everywhere(
     errors: list[PinLaterError] = []
     for queue_shard in queue_shards:
         try:
-            yield from register(queue_shard, deadline_s)
             created = yield from _create_on(queue_shard, config, found, deadline_s)
         except ServerError as error:
             errors.append(error)
