@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -156,6 +156,18 @@ def check_queue_name(name: object) -> str:
     if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
         raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
     return name
+
+
+def read_registry(members: Iterable[bytes]) -> tuple[set[str], list[bytes]]:
+    """The names of queues in a registry, and its members that are no names. Every user of a server may add some."""
+    names, others = set[str](), list[bytes]()
+    for member in members:
+        name = member.decode("latin-1")
+        if _QUEUE_NAME.fullmatch(name):
+            names.add(name)
+        else:
+            others.append(member)
+    return names, sorted(others)
 
 
 def check_source(source: object) -> str:

@@ -206,7 +206,9 @@ class Monitor:
             try:
                 self._found = await self._client.queue_names()
             except PinLaterError as error:
-                log.warning("queues not listed: %s", error)
+                log.warning("queues not listed: %s; the monitor looks at those that it knows", error)
+            except Exception:
+                log.exception("queues not listed: an unexpected error; the monitor looks at those that it knows")
             self._rediscover_s = time.monotonic() + REDISCOVER_S
         return self._found
 

@@ -10,6 +10,7 @@ from redis.exceptions import NoPermissionError
 
 from pinlater.cli.doctor.check_result import ERROR, OK, CheckResult
 from pinlater.cli.doctor.reached_server import ReachedServer
+from pinlater.model.queue_config import read_registry
 from pinlater.store.keys import PREFIX, queue_key, registry_key, remnant_keys, tag, wake_channel
 from pinlater.store.scripts import load_scripts
 
@@ -52,7 +53,7 @@ def permissions(server: ReachedServer) -> Iterator[CheckResult]:
                 denied.setdefault(", ".join(name.decode() for name in missing), []).append(where)
     for missing, patterns in denied.items():
         rules = " ".join(f"+{name.lower()}" for name in missing.split(", "))
-        allowed = f"~{patterns[0]} %W~pl:{{*}}:queues %R~pl:{{*}}:deleted:* &{patterns[0]}"
+        allowed = f"~{patterns[0]} %R~pl:{{*}}:deleted:* &{patterns[0]} (+sadd +srem %W~pl:{{*}}:queues)"
         advice = f"ACL SETUSER … {rules} {allowed}; without them a script can stop half-way: docs/acl.md"
         yield server.result(ERROR, "permissions", f"denied on {_listed(patterns)}: {missing}", advice)
     if not denied:
@@ -62,7 +63,7 @@ def permissions(server: ReachedServer) -> Iterator[CheckResult]:
 def registered(server: ReachedServer, shard: str) -> list[str]:
     """The names in the registry of a shard; none if the user may not read it, as a tenant may not."""
     try:
-        return sorted(name.decode() for name in server.redis.smembers(registry_key(shard)))  # type: ignore[union-attr]
+        return sorted(read_registry(server.redis.smembers(registry_key(shard)))[0])  # type: ignore[arg-type]
     except NoPermissionError:
         return []
 
