@@ -346,4 +346,4 @@ def connect_error(server: Server, error: Exception) -> PinLaterError:
     """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
         return ServerRefused(f"server {server}: login refused: {error}")
-    return ServerUnavailable(f"server {server}: not reached: {error}")
+    return ServerUnavailable(f"server {server}: not reached: {str(error) or 'no answer in time'}")
