@@ -168,7 +168,7 @@ def test_a_wrong_clock_is_a_warning(fresh_server: FreshServer) -> None:
 )
 def test_vulnerable_lua_engines_are_known(version: str, level: str) -> None:
     address = ServerAddress("redis://localhost")
-    address.check_version(version)
+    address.check_node(version)
     assert judge_version(address).level == level
 
 

@@ -1,7 +1,7 @@
 """Two servers behind one address: a primary and its replica, and the failover between them.
 
 Promises: the address leads each new connection to the primary. A connection made before a failover stays open and leads
-to the old primary, which lives on as a replica. A failover loses nothing.
+to the old primary, which lives on as a replica, or stands still. A failover loses nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +37,23 @@ class Pair:
         wait_until(lambda: old.info("replication")["role"] == "slave", "the old primary to step back")
         self.primary, self.replica = new, old
         self.address.server_port = new.port
+
+    def leave_hanging(self) -> None:
+        """The primary stands still. The replica takes its role, and the address moves to it."""
+        old, new = self.primary, self.replica
+        self._wait_until_followed()
+        old.call("CLIENT", "PAUSE", 60_000, "WRITE")
+        sent = old.info("replication")["master_repl_offset"]
+        wait_until(lambda: new.info("replication")["slave_repl_offset"] >= sent, "a replica that has everything")
+        old.pause()
+        new.call("REPLICAOF", "NO", "ONE")
+        self.primary, self.replica = new, old
+        self.address.server_port = new.port
+
+    def go_on(self) -> None:
+        """The old primary stands still no more. It follows the new one."""
+        self.replica.resume()
+        self.replica.call("REPLICAOF", "127.0.0.1", self.primary.port)
 
     def stay_behind(self) -> None:
         """The replica follows nobody from now on, and keeps what it has."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pinlater import Ack, AsyncClient, InvalidArgument, Job, NewJob, QueueConfig, State
+from pinlater.operations import parts
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
 from pinlater.worker.persistent_call import VAIN_TRIES
@@ -120,6 +121,23 @@ async def test_no_batch_is_larger_than_a_server_takes(fresh_server: FreshServer,
         await client.create_queue("q")
         worker, _ = await end_a_hundred(client, own, end, end)
         assert (worker.stats.succeeded + worker.stats.postponed, worker.stats.failed) == (100, 0)
+
+
+@on_loop
+async def test_failures_with_long_statuses_go_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    most, status = 10_000, "s" * 1_000
+    monkeypatch.setattr(parts, "MAX_BYTES", most)
+    real, sent = QueueShardSource.ack, list[int]()
+
+    async def ack(self: QueueShardSource, good: list[Job], bad: list[Ack]) -> list[Any]:
+        sent.append(sum(len(one.status) for one in bad))
+        return await real(self, good, bad)
+
+    monkeypatch.setattr(QueueShardSource, "ack", ack)
+    async with clients(server) as (client, own):
+        worker, _ = await end_a_hundred(client, own, Failed(status), Failed(status))
+    assert worker.stats.failed == 100
+    assert max(sent) <= most
 
 
 @on_loop

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Job, QueueConfig, Worker, WorkerConfig
+from pinlater import Ack, AsyncClient, Job, QueueConfig, Worker, WorkerConfig
 from pinlater.running.recoverer import Recoverer
+from pinlater.worker.queue_shard_source import QueueShardSource
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
 
@@ -64,6 +65,30 @@ async def test_nothing_runs_beside_a_suspect(server: Server) -> None:
             runs.go.set()
             await until(lambda: len(runs.ended) == 10, "the ends of all", 30)
     assert runs.beside == []
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@on_loop
+async def test_no_ack_is_under_way_beside_a_suspect(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ended and is not acked would run again after a crash."""
+    runs, real = Runs(), QueueShardSource.ack
+    runs.go.set()
+    beside_acks: list[bytes] = []
+
+    async def slow(self: QueueShardSource, good: list[Job], bad: list[Ack]) -> list[Any]:
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            beside_acks.extend(body for body in runs.running if body == b"suspect")
+        return await real(self, good, bad)
+
+    monkeypatch.setattr(QueueShardSource, "ack", slow)
+    async with AsyncClient(server.url) as client, AsyncClient(server.url, source="worker") as its_own:
+        await client.create_queue("q", QueueConfig(lease_ms=600_000, crash_limit=3))
+        await crashed_jobs(server, 4)
+        async with Worker(its_own, "q", runs, WorkerConfig(concurrency=2)):
+            await client.enqueue_many("q", [b"last"] * 5)
+            await until(lambda: len(runs.ended) == 9, "the ends of all", 30)
+    assert beside_acks == []
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

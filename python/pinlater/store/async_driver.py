@@ -2,8 +2,8 @@
 
 Each request has a connection of its own while it runs. Promises:
 - A started request is read to its end, or its connection is dropped, also if the caller is cancelled.
-- A node that is no primary any more is left: its connections and subscriptions are closed, and its name is resolved
-  anew.
+- A node that is no primary any more, or does not answer in time, is left: its free connections, its subscriptions and
+  the connections of blocking requests are closed, and its name is resolved anew. Other requests are read to their end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pinlater.store.effects import (
 )
 from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.servers import Server
-from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions
+from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions, timed_out
 
 
 class AsyncDriver:
@@ -51,7 +51,7 @@ class AsyncDriver:
         self.subscriber = AsyncSubscriber(self.connect_to_primary)
         self._coalescers: dict[Hashable, Coalescer[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._blocking: set[Connection] = set()
+        self._blocking: dict[Connection, Server] = {}
         self._inherited: tuple[Any, ...] = ()
         self._closed = False
 
@@ -157,7 +157,7 @@ class AsyncDriver:
             except PinLaterError as error:
                 return [NoAnswer(False, error)] * len(effect.commands)
         if effect.blocking:
-            self._blocking.add(connection)
+            self._blocking[connection] = server
         try:
             answers, why = await connection.request(
                 _core.pack_commands(effect.commands), len(effect.commands), effect.wait_s(self._timeouts[1])
@@ -166,10 +166,11 @@ class AsyncDriver:
             connection.close()
             raise
         finally:
-            self._blocking.discard(connection)
+            self._blocking.pop(connection, None)
         if why is not None:
             connection.close()
-            self._leave_if_refused(server, connection)
+            if connection.errors.leave or isinstance(why, TimeoutError):
+                self._leave(server, connection.moves)
             lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
@@ -177,20 +178,23 @@ class AsyncDriver:
 
     def _release(self, server: Server, connection: Connection) -> None:
         if connection.errors.leave:
-            self._leave_if_refused(server, connection)
+            self._leave(server, connection.moves)
         free = self.free.setdefault(server, [])
         if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
 
-    def _leave_if_refused(self, server: Server, connection: Connection) -> None:
-        """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
-        if not connection.errors.leave or connection.moves != server.moves:
+    def _leave(self, server: Server, moves: int) -> None:
+        """Leaves the node that connections with this `moves` lead to, unless it was left before. Then no free or
+        blocking connection and no subscription stays.
+        """
+        if moves != server.moves:
             return
         server.moves += 1
-        for free in self.free.pop(server, []):
-            free.close()
+        blocking = [connection for connection, where in self._blocking.items() if where is server]
+        for connection in self.free.pop(server, []) + blocking:
+            connection.close()
         self.subscriber.leave(server)
 
     def _take(self, server: Server) -> Connection | None:
@@ -204,21 +208,23 @@ class AsyncDriver:
         return None
 
     async def connect(self, server: Server, within_s: float = float("inf")) -> Any:
-        """Connects to a server and checks its version. Returns a redis-py connection. Raises ServerError.
+        """Connects to a server and checks its node. Returns a redis-py connection. Raises ServerError.
 
         within_s: time for the connect and the check.
         """
-        pool = await self._pool(server)
+        moves, pool = server.moves, await self._pool(server)
         connection = pool.connection_class(**pool.connection_kwargs)
         try:
             async with asyncio.timeout(min(within_s, sum(self._timeouts))):
                 await connection.connect()  # type: ignore[no-untyped-call]
-                if server.version is None:
-                    await connection.send_command("INFO", "server", check_health=False)
-                    server.check_version((await connection.read_response(disable_decoding=True)).decode())
+                await connection.send_command("INFO", "server", check_health=False)
+                if server.check_node((await connection.read_response(disable_decoding=True)).decode()):
+                    self._leave(server, moves)
         except (RedisError, OSError, TimeoutError) as error:
             await connection.disconnect(nowait=True)
             server.restart_embedded()
+            if timed_out(error):
+                self._leave(server, moves)
             raise connect_error(server, error) from None
         except BaseException:
             await connection.disconnect(nowait=True)

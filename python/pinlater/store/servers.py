@@ -80,6 +80,7 @@ class Server:
         self.contacted = False
         self.version: str | None = None
         self.moves = 0
+        self._node = ""
         self._starter = _starter_of(url)
         self._attachment: Attachment | None = None
 
@@ -119,12 +120,17 @@ class Server:
         """Releases an embedded server. It stops after its last user."""
         self.restart_embedded()
 
-    def check_version(self, info: str) -> None:
-        """Keeps the version. info: the reply to INFO server. Raises ServerTooOld.
-
-        A 32-bit server is refused as well: its scripts would write times as 32-bit numbers.
+    def check_node(self, info: str) -> bool:
+        """Checks and keeps the version. info: the reply to INFO server on a new connection. Returns whether it leads to
+        another node than the last one did: older connections may be silent for ever. Raises ServerTooOld.
         """
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        self._check_version(found)
+        node, self._node = self._node, found.get("run_id", "")
+        return node not in ("", self._node)
+
+    def _check_version(self, found: dict[str, str]) -> None:
+        """A 32-bit server is refused as well: its scripts would write times as 32-bit numbers."""
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
         numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
         if numbers < MIN_VERSION:

@@ -2,8 +2,8 @@
 
 Each request has a connection of its own while it runs. Promises:
 - A connection is dropped after any error, so that no request reads the answer to another.
-- A node that is no primary any more is left: its connections and subscriptions are closed, and its name is resolved
-  anew.
+- A node that is no primary any more, or does not answer in time, is left: its free connections and its subscriptions
+  are closed, and its name is resolved anew. Requests under way on other connections are read to their end.
 - Threads may share a driver. A forked child starts without connections.
 
 Risks: a signal handler that runs during a read restarts the read's timeout. A timer that fires again and again can keep
@@ -147,6 +147,7 @@ class SyncDriver:
             connection.send(packed, effect.wait_s(self._timeouts[1]))
         except OSError as error:
             connection.close()
+            self._leave_if_lost(server, connection, error)
             return NoAnswer(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
         return connection
 
@@ -158,7 +159,7 @@ class SyncDriver:
             connection.receive(answers, len(effect.commands))
         except (OSError, hiredis.ProtocolError) as error:
             connection.close()
-            self._leave_if_refused(effect.server, connection)
+            self._leave_if_lost(effect.server, connection, error)
             lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
@@ -181,18 +182,25 @@ class SyncDriver:
         return None
 
     def _release(self, server: Server, connection: _Connection) -> None:
-        free = self._free.setdefault(server, [])  # before the check: _leave_if_refused() takes this list away
+        free = self._free.setdefault(server, [])  # before the check: _leave() takes this list away
         if connection.errors.leave:
-            self._leave_if_refused(server, connection)
+            self._leave(server, connection.moves)
         if len(free) < MAX_FREE and not self._closed and connection.moves == server.moves:
             free.append(connection)
         else:
             connection.close()
 
-    def _leave_if_refused(self, server: Server, connection: _Connection) -> None:
-        """Leaves the node if this connection is the first that says so. Then no connection or subscription stays."""
+    def _leave_if_lost(self, server: Server, connection: _Connection, error: Exception) -> None:
+        """Leaves the node of a request that failed, if no other connection to it is of use."""
+        if connection.errors.leave or isinstance(error, TimeoutError):
+            self._leave(server, connection.moves)
+
+    def _leave(self, server: Server, moves: int) -> None:
+        """Leaves the node that connections with this `moves` lead to, unless it was left before. Then no free
+        connection or subscription stays.
+        """
         with self._lock:
-            if not connection.errors.leave or connection.moves != server.moves:
+            if moves != server.moves:
                 return
             server.moves += 1
             free = self._free.pop(server, [])
@@ -201,11 +209,11 @@ class SyncDriver:
         self.subscriber.leave(server)
 
     def connect(self, server: Server, within_s: float = float("inf")) -> Any:
-        """Connects to a server and checks its version. Returns a redis-py connection. Raises ServerError.
+        """Connects to a server and checks its node. Returns a redis-py connection. Raises ServerError.
 
         within_s: time for the connect, and for each answer during it.
         """
-        pool = self._pool(server)
+        moves, pool = server.moves, self._pool(server)
         limits = {
             "socket_connect_timeout": min(self._timeouts[0], within_s),
             "socket_timeout": min(self._timeouts[1], within_s),
@@ -213,12 +221,14 @@ class SyncDriver:
         connection = pool.connection_class(**{**pool.connection_kwargs, **limits})
         try:
             connection.connect()
-            if server.version is None:
-                connection.send_command("INFO", "server", check_health=False)
-                server.check_version(connection.read_response(disable_decoding=True).decode())
+            connection.send_command("INFO", "server", check_health=False)
+            if server.check_node(connection.read_response(disable_decoding=True).decode()):
+                self._leave(server, moves)
         except (RedisError, OSError) as error:
             connection.disconnect()
             server.restart_embedded()
+            if timed_out(error):
+                self._leave(server, moves)
             raise connect_error(server, error) from None
         except PinLaterError:
             connection.disconnect()
@@ -328,8 +338,13 @@ def refuses_subscriptions(error: Exception) -> bool:
     return isinstance(error, ReadOnlyError) or not isinstance(error, ResponseError)
 
 
+def timed_out(error: Exception) -> bool:
+    """Whether a connect was not answered in time."""
+    return isinstance(error, TimeoutError | redis.TimeoutError)
+
+
 def connect_error(server: Server, error: Exception) -> PinLaterError:
     """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
         return ServerRefused(f"server {server}: login refused: {hide_user(str(error))}")
-    return ServerUnavailable(f"server {server}: not reached: {error}")
+    return ServerUnavailable(f"server {server}: not reached: {str(error) or 'no answer in time'}")

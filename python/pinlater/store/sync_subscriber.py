@@ -91,9 +91,7 @@ class SyncSubscriber:
         for subscription in list(self._subscriptions):
             if subscription.server is server:
                 subscription.interrupt()
-        free = self.free.pop(server, [])
-        while free:
-            free.pop().disconnect()
+        _disconnect(self.free.pop(server, []))
 
     def close(self) -> None:
         """Ends every subscription and closes every connection. Waiting threads return."""
@@ -146,14 +144,17 @@ class SyncSubscriber:
         return connection if _is_subscribed(connection, server, channel) else None
 
     def _subscribed_again(self, server: Server, channel: bytes, free: list[Any]) -> Any:
-        """A free connection that is subscribed to a channel; None if no free one still works."""
-        while True:
-            try:
-                connection = free.pop()
-            except IndexError:
-                return None
-            if _is_subscribed(connection, server, channel):
-                return connection
+        """A free connection that is subscribed to a channel; None if there is none, or the first one does not work.
+        Then the others are closed: each may cost a timeout.
+        """
+        try:
+            connection = free.pop()
+        except IndexError:
+            return None
+        if _is_subscribed(connection, server, channel):
+            return connection
+        _disconnect(free)
+        return None
 
     def _read_for_all(self, seconds: float) -> None:
         """Reads all sockets for every waiting thread. The caller holds the lock; the poll releases it."""
@@ -232,6 +233,13 @@ class SyncSubscription:
     def _drop(self) -> None:
         self.lost = True
         self._connection.disconnect()
+
+
+def _disconnect(free: list[Any]) -> None:
+    """Other threads may take and add connections meanwhile."""
+    while free:
+        with suppress(IndexError):
+            free.pop().disconnect()
 
 
 def _is_subscribed(connection: Any, server: Server, channel: bytes) -> bool:

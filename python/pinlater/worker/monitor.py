@@ -53,8 +53,6 @@ REDISCOVER_S: Final = 30.0
 LOOK_S: Final = 2.0
 
 _REPORT: Final = struct.Struct(">BBB6sIII6s")
-#: In a report: TIME is not what was expected.
-_RESTS_FROM_NOW: Final = 2
 _COLLECTED: Final = struct.Struct(">IIIIIB")
 
 
@@ -299,8 +297,6 @@ def _log_rest(queue_shard: QueueShard, watch: ShardWatch, rests: int, jumped_ms:
     if jumped_ms:
         what = "%s: its server's clock jumped by %+.1f s: nothing expires, and nothing is collected, for one lease"
         log.warning(what, queue_shard, jumped_ms / 1000)
-    elif rests == _RESTS_FROM_NOW and not watch.rests:
-        log.warning("%s: its server stood still: nothing expires for one lease", queue_shard)
     elif rests and not watch.rests:
-        log.warning("%s: nothing expires for one lease: its TIME was not what a monitor expected", queue_shard)
+        log.warning("%s: its server stood still, or its clock jumped: nothing expires for one lease", queue_shard)
     watch.rests = rests > 0

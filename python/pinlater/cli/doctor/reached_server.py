@@ -85,7 +85,7 @@ def _reach(server: Server, timeouts: tuple[float, float], reached: dict[Server, 
         url, arguments = server.connection_arguments(*timeouts)
         connected = ReachedServer(server, redis.Redis.from_url(url, **arguments))
         connected.info = dict(connected.redis.info())
-        server.check_version("\n".join(f"{key}:{value}" for key, value in connected.info.items()))
+        server.check_node("\n".join(f"{key}:{value}" for key, value in connected.info.items()))
     except (AuthenticationError, NoPermissionError) as error:
         advice = "check user and password in the URL; a client needs INFO and CLIENT SETNAME"
         return CheckResult(ERROR, repr(server), "reachable", f"login refused: {hide_user(str(error))}", advice)
