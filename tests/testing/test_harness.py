@@ -499,7 +499,7 @@ def test_a_memory_url_names_one_store_a_name() -> None:
     with Client("memory://one") as client, Client("memory://one") as same, Client("memory://two") as other:
         assert client.create_queue("q")
         assert (same.queue_names(), other.queue_names()) == (["q"], [])
-    with pytest.raises(InvalidArgument, match="expected memory:// or memory://name, got 'memory://a/b'"):
+    with pytest.raises(InvalidArgument, match=r"expected memory:// or memory://name, got 'memory://\*\*\*'"):
         Client("memory://a/b")
 
 

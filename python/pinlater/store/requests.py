@@ -361,7 +361,7 @@ def check_primary(server: Server, deadline_s: float) -> Flow[None]:
 
 def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
     """Creates a queue on a shard unless it exists, with its name in the registry, and keeps its configuration. Returns
-    whether it was created.
+    whether it was created. Raises ServerUnavailable at once if the server cannot be reached.
     """
 
     def keep(reply: list[Any]) -> bool:
@@ -369,7 +369,7 @@ def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s:
         return bool(reply[2][:1] == b"\1")
 
     request = _Create(queue_shard, load_scripts()["create"], [settings, carried], queue_shard.lanes.take())
-    return (yield from complete(request.run(deadline_s, True), keep))
+    return (yield from complete(request.run(deadline_s, False), keep))
 
 
 class _Create(_Write):
