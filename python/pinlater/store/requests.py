@@ -332,13 +332,17 @@ def repeat(
     *,
     then: Sequence[Command] = (),
     patient: bool = True,
+    resend: bool = False,
 ) -> Flow[tuple[list[Any], list[Any]]]:
     """Runs a script that needs no configuration and may run more than once, until an answer comes.
 
     Each try has a nonce of its own.
 
-    then: commands that the server carries out behind it. Returns the script's reply and their answers, error replies
-    included.
+    then: commands that the server carries out behind it.
+    patient: try again while the server cannot be reached; else raise ServerUnavailable at once.
+    resend: if it is not patient, try again all the same after an answer was lost.
+
+    Returns the script's reply and the answers to `then`, error replies included.
     """
     script, pauses = load_scripts()[verb], _pauses()
     while True:
@@ -348,8 +352,11 @@ def repeat(
         lost = next((other for other in others if isinstance(other, NoAnswer)), None)
         if lost is None and isinstance(answer, list) and answer and answer[0] == nonce:
             return answer, others
-        error = _error_of(answer if lost is None else lost, verb, queue_shard)
-        if not (patient and isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted):
+        failed = answer if lost is None else lost
+        error = _error_of(failed, verb, queue_shard)
+        was_sent = resend and isinstance(failed, NoAnswer) and failed.sent
+        may_answer = was_sent or (patient and queue_shard.shard.server.contacted)
+        if not (may_answer and isinstance(error, ServerUnavailable)):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
 
@@ -382,7 +389,7 @@ class _Create(_Write):
         queue_shard = self.queue_shard
         add_name = ("SADD", registry_key(queue_shard.shard.name), queue_shard.queue)
         then = [*_remnant_reads(queue_shard), add_name]
-        answer, others = yield from repeat(queue_shard, "permit", [], deadline_s, then=then, patient=False)
+        answer, others = yield from repeat(queue_shard, "permit", [], deadline_s, then=then, patient=False, resend=True)
         *remnants, added = others
         _check_registry(added, queue_shard)
         permitted = [*_arguments(self.arguments, None), answer[1], _remnant_of(remnants, queue_shard)]
