@@ -43,9 +43,7 @@ async def test_a_full_worker_releases_the_jobs_of_a_claim_whose_answer_was_lost(
     with CutProxy(server.port) as proxy:
         async with (
             AsyncClient(shards=dict.fromkeys(shards, server.url)) as client,
-            AsyncClient(
-                shards=dict.fromkeys(shards, proxy.url), timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S
-            ) as own,
+            AsyncClient(shards=dict.fromkeys(shards, proxy.url), timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S) as own,
         ):
             for queue in "ab":
                 await client.create_queue(queue, QueueConfig(lease_ms=LEASE_MS, crash_limit=3))
@@ -59,8 +57,7 @@ async def test_a_full_worker_releases_the_jobs_of_a_claim_whose_answer_was_lost(
                 assert (await client.count("a")).in_progress == 1
                 proxy.disarm()
                 await until(lambda: not pending(own), "the answer")
-                while not (await client.count("a")).pending:
-                    await asyncio.sleep(0.01)
+                await until(lambda: any(server.call("ZCARD", f"pl:{{a/{s}}}:ready:1") for s in shards), "a release")
                 assert worker.stats.claimed == 1
                 assert [info.crashes async for info in client.scan("a")] == [0]
                 gate.set()

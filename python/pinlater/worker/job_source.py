@@ -72,8 +72,8 @@ class JobSource(Protocol):
         """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
 
     async def ask_for_lost(self, queue: str) -> list[tuple[Claim, float]]:
-        """Asks once for claims of the queue whose answers were lost, without claiming. Returns those that have jobs, and
-        when each was sent (boot_s).
+        """Asks once for claims whose answers were lost, and claims nothing. Returns those that have jobs, and when each
+        was sent (boot_s).
         """
 
     # ack, release, renew

@@ -79,7 +79,7 @@ class Lease:
 
     @property
     def due_ms(self) -> int:
-        """When the lease is to be renewed: a third of it after `seen_s`. Milliseconds from the time when that was set."""
+        """The lease is to be renewed a third of it after `seen_s`: so long after that was set (ms)."""
         return max(0, int(1000 * (self._fresh_until_s - self._fresh_from_s)))
 
     @property
