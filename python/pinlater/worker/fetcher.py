@@ -177,7 +177,7 @@ class Fetcher:
                 timer.cancel()
 
     async def _ask_for_lost(self) -> bool:
-        """Asks for claims whose answers were lost. A full worker makes no claim that would. Returns whether it asked."""
+        """Asks for claims whose answers were lost. A full worker makes no claim, which would. Returns if it asked."""
         now_s = time.monotonic()
         polls = [poll for poll in self._polls.values() if self._source.ask_again_s(poll.queue) <= now_s]
         for poll in polls:
