@@ -16,6 +16,7 @@ mod job_spec;
 mod limits;
 mod new_job;
 mod packed;
+mod plain_values;
 mod reader;
 mod record;
 mod renewer;
@@ -46,6 +47,8 @@ mod _core {
     use crate::job_spec::pack_jobs;
     #[pymodule_export]
     use crate::new_job::{NewJob, new_jobs};
+    #[pymodule_export]
+    use crate::plain_values::first_not_plain;
     #[pymodule_export]
     use crate::record::unpack_record;
     #[pymodule_export]

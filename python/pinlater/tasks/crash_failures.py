@@ -63,6 +63,7 @@ class CrashFailures:
             return
         try:
             args, kwargs = ([job.body], {}) if task.codec == "raw" else envelope.read(job.body)[1:3]
+            args, kwargs = task.arguments.restore(args, kwargs)
             failure = Failure(job, task.name, args, kwargs, ProcessDied(info.headline), info.status)
             await self._call(task, failure)
         except Exception as error:
