@@ -48,7 +48,7 @@ mod _core {
     #[pymodule_export]
     use crate::new_job::{NewJob, new_jobs};
     #[pymodule_export]
-    use crate::plain_values::first_not_plain;
+    use crate::plain_values::{PlainCalls, is_plain_value};
     #[pymodule_export]
     use crate::record::unpack_record;
     #[pymodule_export]

@@ -2,6 +2,8 @@
 //!
 //! A subclass of a plain type is plain (text with marks, an `OrderedDict`): its base comes back. An `Enum` is not, and
 //! neither is a tuple, because a list would come back.
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -9,42 +11,97 @@ use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, 
 
 /// Deeper values are left to the codec, which refuses them.
 const MOST_DEPTH: usize = 500;
+/// A function with `**kwargs` may be called in any number of shapes.
+const MOST_SHAPES: usize = 16;
 
 static DATETIME: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static ENUM: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-/// The first value in a call's arguments that its codec does not bring back as it was; None if there is none.
+/// Whether a codec brings back a value as it was.
 ///
-/// `binary`: the codec carries bytes, dates with a zone, and tuples as keys (msgpack).
+/// `binary`: it carries bytes, dates with a zone, and tuples as keys (msgpack).
 #[pyfunction]
-pub fn first_not_plain<'py>(
-    args: &Bound<'py, PyTuple>,
-    kwargs: &Bound<'py, PyDict>,
-    binary: bool,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let search = Search { binary };
-    for value in args.iter_borrowed() {
-        if let Some(found) = search.value(&value, 0)? {
-            return Ok(Some(found));
-        }
-    }
-    if kwargs.is_empty() {
-        return Ok(None);
-    }
-    for (_, value) in kwargs {
-        if let Some(found) = search.value(&value, 0)? {
-            return Ok(Some(found));
-        }
-    }
-    Ok(None)
+#[pyo3(signature = (value, binary, /))]
+pub fn is_plain_value(value: &Bound<'_, PyAny>, binary: bool) -> PyResult<bool> {
+    Codec { binary }.carries(value, 0)
 }
 
-struct Search {
+/// Knows the calls of a task that need no look by Python: their shape fits the function, and their values are plain.
+#[pyclass(frozen, module = "pinlater._core")]
+pub struct PlainCalls {
+    codec: Codec,
+    shapes: Mutex<Vec<Shape>>,
+}
+
+/// How many arguments a call has by position, and the names of the others.
+struct Shape {
+    positional: usize,
+    names: Vec<Py<PyAny>>,
+}
+
+#[pymethods]
+impl PlainCalls {
+    #[new]
+    fn new(binary: bool) -> Self {
+        Self { codec: Codec { binary }, shapes: Mutex::default() }
+    }
+
+    /// Remembers that calls of this shape fit. The oldest of many shapes is forgotten.
+    #[pyo3(signature = (args, kwargs, /))]
+    fn fits(&self, args: &Bound<'_, PyTuple>, kwargs: &Bound<'_, PyDict>) {
+        let names = kwargs.keys().iter().map(Bound::unbind).collect();
+        let mut shapes = self.shapes();
+        if shapes.len() == MOST_SHAPES {
+            shapes.remove(0);
+        }
+        shapes.push(Shape { positional: args.len(), names });
+    }
+
+    /// Whether the shape of a call is known to fit, and all its values are plain.
+    #[pyo3(signature = (args, kwargs, /))]
+    fn knows(&self, args: &Bound<'_, PyTuple>, kwargs: &Bound<'_, PyDict>) -> PyResult<bool> {
+        if !self.shapes().iter().any(|shape| shape.is_of(args, kwargs)) {
+            return Ok(false);
+        }
+        for value in args.iter_borrowed() {
+            if !self.codec.carries(&value, 0)? {
+                return Ok(false);
+            }
+        }
+        if kwargs.is_empty() {
+            return Ok(true);
+        }
+        for (_, value) in kwargs {
+            if !self.codec.carries(&value, 0)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl PlainCalls {
+    /// Nothing panics while it is locked, and nothing of Python runs.
+    fn shapes(&self) -> MutexGuard<'_, Vec<Shape>> {
+        self.shapes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shape {
+    /// Names are interned, so the same name is the same object.
+    fn is_of(&self, args: &Bound<'_, PyTuple>, kwargs: &Bound<'_, PyDict>) -> bool {
+        self.positional == args.len()
+            && self.names.len() == kwargs.len()
+            && kwargs.iter().zip(&self.names).all(|((name, _), known)| name.is(known))
+    }
+}
+
+struct Codec {
     binary: bool,
 }
 
-impl Search {
-    fn value<'py>(&self, value: &Bound<'py, PyAny>, depth: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+impl Codec {
+    fn carries(&self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<bool> {
         if value.is_exact_instance_of::<PyString>()
             || value.is_exact_instance_of::<PyInt>()
             || value.is_none()
@@ -52,54 +109,51 @@ impl Search {
             || value.is_exact_instance_of::<PyFloat>()
             || depth > MOST_DEPTH
         {
-            return Ok(None);
-        }
-        if let Ok(list) = value.downcast::<PyList>() {
-            return self.list(list, depth);
+            return Ok(true);
         }
         if let Ok(dict) = value.downcast::<PyDict>() {
-            return self.dict(dict, depth);
+            return self.carries_dict(dict, depth);
         }
-        Ok(if self.is_other_plain(value)? { None } else { Some(value.clone()) })
+        if let Ok(list) = value.downcast::<PyList>() {
+            return self.carries_list(list, depth);
+        }
+        self.carries_rarer(value)
     }
 
-    fn list<'py>(&self, list: &Bound<'py, PyList>, depth: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn carries_list(&self, list: &Bound<'_, PyList>, depth: usize) -> PyResult<bool> {
         for item in list {
-            if let Some(found) = self.value(&item, depth + 1)? {
-                return Ok(Some(found));
+            if !self.carries(&item, depth + 1)? {
+                return Ok(false);
             }
         }
-        Ok(None)
+        Ok(true)
     }
 
-    fn dict<'py>(&self, dict: &Bound<'py, PyDict>, depth: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn carries_dict(&self, dict: &Bound<'_, PyDict>, depth: usize) -> PyResult<bool> {
         for (key, value) in dict {
-            if let Some(found) = self.key(&key, depth + 1)? {
-                return Ok(Some(found));
-            }
-            if let Some(found) = self.value(&value, depth + 1)? {
-                return Ok(Some(found));
+            if !(self.carries_key(&key, depth + 1)? && self.carries(&value, depth + 1)?) {
+                return Ok(false);
             }
         }
-        Ok(None)
+        Ok(true)
     }
 
     /// Only msgpack has keys that are not text; JSON refuses them by itself.
-    fn key<'py>(&self, key: &Bound<'py, PyAny>, depth: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn carries_key(&self, key: &Bound<'_, PyAny>, depth: usize) -> PyResult<bool> {
         let tuple = match key.downcast_exact::<PyTuple>() {
             Ok(tuple) if self.binary && depth <= MOST_DEPTH => tuple,
-            _ => return self.value(key, depth),
+            _ => return self.carries(key, depth),
         };
         for item in tuple {
-            if let Some(found) = self.key(&item, depth + 1)? {
-                return Ok(Some(found));
+            if !self.carries_key(&item, depth + 1)? {
+                return Ok(false);
             }
         }
-        Ok(None)
+        Ok(true)
     }
 
     /// The rarer types: bytes, dates with a zone, and subclasses of the common ones.
-    fn is_other_plain(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    fn carries_rarer(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
         if self.binary && (value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>()) {
             return Ok(true);
         }

@@ -10,11 +10,12 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
-from pinlater._core import first_not_plain
-from pinlater.model.errors import BodyUnreadable, InvalidArgument
+from pinlater._core import PlainCalls, is_plain_value
+from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.batch_tasks import Item
 from pinlater.tasks.conversion import (
@@ -27,8 +28,6 @@ from pinlater.tasks.conversion import (
 from pinlater.tasks.envelope import Codec
 from pinlater.tasks.functions import innermost_function
 
-#: So many shapes of calls are remembered for a task: a function with **kwargs may have any number.
-_MOST_SHAPES: Final = 1000
 _ANY_CALL: Final = inspect.Signature(
     [
         inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
@@ -64,24 +63,35 @@ class Arguments:
     ) -> None:
         self._what, self._function, self._injected = what, function, frozenset(injected)
         self._codec, self._batch = codec, batch
-        #: Whether the codec carries bytes, and dates with a zone.
-        self.binary = codec == "msgpack"
+        self._binary = codec == "msgpack"
         self._whole = _signature(function)
         self._signature = _of_callers(self._whole, context, self._injected, batch)
-        #: The shapes of calls that fit: how many arguments by position, then the names of the others.
-        self.fitting: set[tuple[int | str, ...]] = set()
+        #: The calls that need no look at the function.
+        self.calls = PlainCalls(self._binary)
 
-    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises TypeError for a call that does not fit; InvalidArgument if it passes what the worker passes."""
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments of a call as the codec carries them.
+
+        Raises TypeError for a call that does not fit the function. Raises InvalidArgument for an argument that cannot
+        come back as its annotation says, or that the worker passes.
+        """
+        self._check(args, kwargs)
+        positional = self._names_of(len(args))
+        if not self.convert:
+            self.calls.fits(args, kwargs)
+        return (
+            [self._written(name, value) for name, value in zip(positional, args, strict=True)],
+            {name: self._written(name, value) for name, value in kwargs.items()},
+        )
+
+    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if passed := self._injected & kwargs.keys():
             names = ", ".join(sorted(passed))
             raise InvalidArgument(f"{self._what}: expected {names} from the worker, not from the caller")
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._what}: {error}; it takes {self._signature}") from None
-        if len(self.fitting) < _MOST_SHAPES:
-            self.fitting.add((len(args), *kwargs))
+            raise TypeError(f"{self._what}: {error}; it takes {_shown(self._signature)}") from None
 
     @cached_property
     def convert(self) -> bool:
@@ -94,17 +104,6 @@ class Arguments:
         found = self._conversion_of(self._whole.return_annotation)
         return found if found.converts and self._codec != "raw" else None
 
-    def write(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as the codec carries them.
-
-        Raises InvalidArgument for an argument that cannot come back as its annotation says.
-        """
-        positional = self._names_of(len(args))
-        return (
-            [self._written(name, value) for name, value in zip(positional, args, strict=True)],
-            {name: self._written(name, value) for name, value in kwargs.items()},
-        )
-
     def restore(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a job as the annotations say. Raises WrongArgument."""
         positional = self._names_of(len(args))
@@ -115,22 +114,22 @@ class Arguments:
 
     def pack_result(self, value: Any) -> bytes:
         """A return value as bytes; see envelope.pack_result. Raises InvalidArgument."""
-        try:
-            return envelope.pack_result(self._codec, value if self.returned is None else self.returned.write(value))
-        except NotConvertible as error:
-            raise InvalidArgument(f"result: {error}") from None
+        if self.returned is not None:
+            with suppress(NotConvertible):  # the codec may pack it all the same
+                value = self.returned.write(value)
+        return envelope.pack_result(self._codec, value)
 
     def read_result(self, packed: bytes) -> Any:
-        """The value that pack_result packed, as the function's annotation says. Raises BodyUnreadable."""
+        """The value that pack_result packed, as the annotation says if it can be. Raises BodyUnreadable."""
         value = envelope.read_result(packed)
-        try:
-            return value if self.returned is None else self.returned.restore(value)
-        except NotConvertible as error:
-            raise BodyUnreadable(f"result of {self._what}: {error}") from None
+        if self.returned is not None:
+            with suppress(NotConvertible):
+                return self.returned.restore(value)
+        return value
 
     def _written(self, name: str, value: Any) -> Any:
         conversion = self._conversion(name)
-        if not conversion.converts and first_not_plain((value,), {}, self.binary) is None:
+        if not conversion.converts and is_plain_value(value, self._binary):
             return value
         try:
             return conversion.write(value)
@@ -170,14 +169,14 @@ class Arguments:
 
     def _conversion_of(self, annotation: Any) -> Conversion:
         if self._function is None:
-            return no_function(self.binary)
+            return no_function(self._binary)
         if annotation is inspect.Parameter.empty:
-            return conversion_of(annotation, self.binary)
+            return conversion_of(annotation, self._binary)
         try:
             found = _evaluated(annotation, self._function)
         except Exception:  # evaluating the user's text may raise anything
-            return unknown_annotation(annotation, self.binary)
-        return conversion_of(_of_item(found) if self._batch else found, self.binary)
+            return unknown_annotation(annotation, self._binary)
+        return conversion_of(_of_item(found) if self._batch else found, self._binary)
 
 
 def _signature(function: Callable[..., Any] | None) -> inspect.Signature:
@@ -195,6 +194,12 @@ def _of_callers(whole: inspect.Signature, context: bool, injected: frozenset[str
     if batch and parameters:
         parameters = [parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY)]
     return inspect.Signature(parameters)
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """The names of the parameters, and their defaults."""
+    parameters = signature.parameters.values()
+    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters]))
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:

@@ -154,9 +154,12 @@ def _write_other(value: Any) -> Any:
     """What msgspec does not write itself: pydantic models, and subclasses of basic types. Raises TypeError."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    for base in (str, int, float):
-        if isinstance(value, base):
-            return base.__new__(base, value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     raise TypeError(f"a {type(value).__qualname__} is no type that can be written")
 
 

@@ -85,6 +85,7 @@ class Producer(Generic[P, R_co]):
         self._clients, self.send_options = clients, send_options
         self._queue, self._options = send_options.queue, send_options.options
         self._headers, self._arguments = send_options.headers, send_options.arguments
+        self._calls = self._arguments.calls
         self._results = send_options.arguments if send_options.results else None
         self._hooks = clients.enqueue_hooks
         self._codec = send_options.codec
@@ -211,9 +212,11 @@ class Producer(Generic[P, R_co]):
         if self._raw:
             body = self._raw_body(args, kwargs)
         else:
-            args, kwargs = self._checked(args, kwargs)
+            plain: Sequence[Any] = args
+            if not self._calls.knows(args, kwargs):
+                plain, kwargs = self._arguments.plain(args, kwargs)
             headers = self._headers if current_trace.get() is None and not self._hooks else self._current_headers()
-            document = envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
+            document = envelope.document(plain, kwargs, headers) if kwargs or headers else (plain,)
             try:
                 body = self._head + self._packers.pack(document)
             except Exception as error:
@@ -226,21 +229,12 @@ class Producer(Generic[P, R_co]):
         """The bodies of many calls. They share their headers, so middleware is called once."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
-        calls = [self._checked(args, kwargs) for args, kwargs in calls]
+        plain = [call if self._calls.knows(*call) else self._arguments.plain(*call) for call in calls]
         pack, head, headers, document = self._packers.pack, self._head, self._current_headers(), envelope.document
         try:
-            return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
+            return [head + pack(document(args, kwargs, headers)) for args, kwargs in plain]
         except Exception as error:
             raise self._not_packed(error) from None
-
-    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The arguments as the codec carries them. Raises TypeError or InvalidArgument."""
-        arguments = self._arguments
-        if (len(args), *kwargs) not in arguments.fitting:
-            arguments.check(args, kwargs)
-        if arguments.convert or _core.first_not_plain(args, kwargs, arguments.binary) is not None:
-            return arguments.write(args, kwargs)
-        return args, kwargs
 
     def _not_packed(self, error: Exception) -> InvalidArgument:
         return InvalidArgument(
