@@ -7,7 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMemoryView, PyString, PyTuple, PyType,
+};
 
 /// Deeper values are left to the codec, which refuses them.
 const MOST_DEPTH: usize = 500;
@@ -154,7 +156,10 @@ impl Codec {
 
     /// The rarer types: bytes, dates with a zone, and subclasses of the common ones.
     fn carries_rarer(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if self.binary && (value.is_instance_of::<PyBytes>() || value.is_instance_of::<PyByteArray>()) {
+        let bytes = value.is_instance_of::<PyBytes>()
+            || value.is_instance_of::<PyByteArray>()
+            || value.is_instance_of::<PyMemoryView>();
+        if self.binary && bytes {
             return Ok(true);
         }
         let py = value.py();

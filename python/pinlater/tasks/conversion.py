@@ -69,7 +69,7 @@ class Conversion:
         if self.refusal:
             raise NotConvertible(f"a {type(value).__qualname__} cannot come back: {self.refusal}")
         written = self._written(value)
-        restored = self.restore(written)
+        restored = self.restore(_as_codecs_do(written) if self.vague else written)
         if self.vague and restored != value:
             raise NotConvertible(
                 f"{value!r:.60} would come back as {restored!r:.60}: {shown(self.annotation)} does not say the type"
@@ -148,6 +148,13 @@ def _parts(info: Any) -> list[Any]:
     fields = [getattr(info, name) for name in info.__struct_fields__]
     flat = [part for field in fields for part in (field if isinstance(field, tuple) else (field,))]
     return [part for part in flat if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
+
+
+def _as_codecs_do(value: Any) -> Any:
+    """What comes back of a value that a codec packs: lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _as_codecs_do(each) for key, each in value.items()}
+    return [_as_codecs_do(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _write_other(value: Any) -> Any:
