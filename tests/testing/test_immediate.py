@@ -101,7 +101,7 @@ def test_the_error_of_a_job_that_stays_failed_is_raised() -> None:
 
 
 def test_arguments_that_can_not_be_packed_show() -> None:
-    with pytest.raises(InvalidArgument, match="argument what: <object object at .*> cannot be written"):
+    with pytest.raises(InvalidArgument, match=r"argument what: <object object at .*> cannot be written"):
         note.enqueue(object())  # type: ignore[arg-type]
     note.enqueue((1, 2))
     assert done == [(1, 2)], "as a worker gets them"
