@@ -1,11 +1,12 @@
 """How long one call of a script holds the server: every verb, at many sizes of bodies, statuses and calls.
 
     python benches/stalls.py [--server valkey|redis] [--rounds 3] [--sizes 100,65536,mixed]
-                             [--only ack_failed,expire] [--json FILE]
+                             [--only ack_failed,expire] [--quick] [--json FILE]
 
 The server's own slow log times each call, so other processes count only while they take its core away. A second
 connection sends a PING every millisecond: it also waits for what the slow log leaves out, the reading of arguments and
-the writing of replies. Each round makes the same calls; a call's time is its best of the rounds.
+the writing of replies. Each round makes the same calls; a call's time is its best of the rounds. `--quick` makes each
+kind of call with few small jobs, to check that it works.
 
 The exit code is 1 if a call of a script holds the server for more than 20 ms.
 """
@@ -34,17 +35,28 @@ from pinlater import Ack, Checkpoint, Client, Job, NewJob, QueueConfig
 from pinlater.operations import results
 from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.quarantine import move_quarantined
+from pinlater.running.recoverer import end_leases as end_leases_flow
 from pinlater.store.requests import read, write
 from pinlater.store.scripts import load_scripts
+from pinlater.store.shards import QueueShard
+from pinlater.worker.failed_jobs import read_failed
 from tests.support.servers import KINDS, Kind, Server
 
 #: No call of a script may hold the server for longer.
 BAR_MS = 20.0
 #: Bytes of bodies in one case, so that large ones are fewer; and its most jobs.
-CASE_BYTES, CASE_JOBS = 48 * 1024 * 1024, 1_000
-SIZES = ("100", "1024", "4096", "16384", "65536", "262144", "600000", "1048576", "mixed")
+CASE_BYTES, CASE_JOBS, QUICK_JOBS = 48 * 1024 * 1024, 1_000, 20
+SIZES = ("100", "1024", "4096", "16384", "65536", "262144", "600000", "1048576", "mixed", "spread")
+#: The most bytes of a body.
+LARGEST = 1024 * 1024
 #: A status of the most bytes.
 STATUS = "s" * 2_999 + "\n"
+#: A queue has at most so many priorities.
+PRIORITIES = 100
+#: Of each age.
+DEAD_WAITERS = 2_000
+#: Request slots and reservations that nobody used for long: more than one page.
+SILENT = 2_000
 PING_S = 0.001
 SOURCE = "bench"
 
@@ -53,18 +65,24 @@ Call = tuple[str, str, str, int]
 
 @dataclass(frozen=True)
 class Case:
-    """The jobs that all steps of a case work with. size: bytes of a body, or `mixed`."""
+    """The jobs that all steps of a case work with.
+
+    size: bytes of a body; or `mixed`: ten small ones for each of 1 MiB; or `spread`: any size from 100 B to 1 MiB, as
+    many below 10 KiB as above. most: jobs.
+    """
 
     size: str
+    most: int = CASE_JOBS
 
     def bodies(self) -> list[bytes]:
-        """Mixed: nine small bodies, then one of 1 MiB, and so on; shuffled, the same in each run."""
+        """Mixtures are the same in each run."""
+        chosen = random.Random(1)
         if self.size == "mixed":
-            sizes = [100] * 400 + [1024 * 1024] * 40
-            random.Random(1).shuffle(sizes)
-            return [b"x" * size for size in sizes]
+            return [b"x" * size for size in chosen.sample([100] * 400 + [LARGEST] * 40, 440)]
+        if self.size == "spread":
+            return [b"x" * int(100 * (LARGEST / 100) ** chosen.random()) for _ in range(400)]
         size = int(self.size)
-        return [b"x" * size] * max(4, min(CASE_JOBS, CASE_BYTES // size))
+        return [b"x" * size] * max(4, min(self.most, CASE_BYTES // size))
 
     def jobs(self, **options: Any) -> list[NewJob]:
         return [NewJob(body, **options) for body in self.bodies()]
@@ -102,40 +120,59 @@ class Stage:
         jobs = self.take()
         self.client.ack(failed=[Ack(job, status, **options) for job in jobs])
 
+    def queue_shard(self) -> QueueShard:
+        return self.client.session.queue_shards(self.queue)[0]
+
+    def key(self, name: str) -> bytes:
+        """A key of the queue shard. name: as in the headers of scripts; not one that there is of each priority."""
+        script = next(script for script in load_scripts().values() if name in script.keys)
+        return self.queue_shard().keys(script.verb, 1)[script.keys.index(name)]
+
     def call(self, verb: str, *arguments: Any) -> list[Any]:
-        queue_shard = self.client.session.queue_shards(self.queue)[0]
+        queue_shard = self.queue_shard()
         found: list[Any] = self.client.run(lambda end: write(queue_shard, verb, list(arguments), end))
         return found
 
-    def expire(self) -> None:
-        """Every lease runs out, then a monitor looks until nothing is left to do."""
-        shard = self.client.session.queue_shards(self.queue)[0]
-        key = shard.keys("expire", 1)[shard_key("expire", "leases")]
+    def fill_many_priorities(self, case: Case, **options: Any) -> None:
+        """A queue of 100 priorities, and the jobs spread over them."""
+        self.new_queue(priorities=PRIORITIES)
+        bodies = case.bodies()
+        self.fill([NewJob(body, priority=1 + at % PRIORITIES, **options) for at, body in enumerate(bodies)])
+
+    def add_dead_waiters(self) -> None:
+        """More waiters that nobody listens for than one call looks at, registered a minute ago and now."""
+        now_ms = int(time.time() * 1000)
+        for since_ms in (now_ms - 70_000, now_ms):
+            self.raw.zadd(self.key("waiters"), {f"{since_ms}-{number}": since_ms for number in range(DEAD_WAITERS)})
+        head = self.raw.hget(self.key("meta"), "head")
+        self.raw.hset(self.key("meta"), "head", head[:14] + b"\1" + head[15:])
+
+    def expire(self, sweep: bytes = b"") -> None:
+        """Every lease runs out, then a monitor looks until nothing is left to do.
+
+        sweep: "1:0" looks for jobs whose lease is lost too.
+        """
+        key = self.key("leases")
         names = self.raw.zrange(key, 0, -1)
         for first in range(0, len(names), 500):
             self.raw.zadd(key, dict.fromkeys(names[first : first + 500], 1))
         latest = b"\x0f" + b"\xff" * 5
         window = bytes(6) + latest + latest + b"\0"  # any TIME is expected, the last look was not long ago, no jump
-        more, sweep = 1, b""
+        more = True
         while more:
             reply = self.call("expire", b"monitor1", 1000, window, sweep)[2]
-            more = reply[2]
+            sweep = read_failed(self.queue_shard(), reply, 27)[1]
+            more = reply[2] or sweep not in (b"", b"1:0")
 
     def end_leases(self, started: bytes = b"") -> None:
-        cursor, more = b"0:0", 1
-        while more:
-            reply = self.call("end_leases", SOURCE, "was killed by SIGKILL", started, cursor)[2]
-            more, cursor = reply[16], reply[17:]
+        queue_shard, arguments = self.queue_shard(), [SOURCE, "was killed by SIGKILL", started]
+        self.client.run(lambda end: end_leases_flow(queue_shard, arguments, end))
 
     def collect(self) -> None:
         cursor, more = b"0", 1
         while more or cursor != b"0":
             reply = self.call("collect", cursor)[2]
             more, cursor = reply[20], reply[21:]
-
-
-def shard_key(verb: str, name: str) -> int:
-    return load_scripts()[verb].keys.index(name)
 
 
 # Each step prepares (not measured), yields, works (measured), and is asked for nothing more.
@@ -198,6 +235,26 @@ def claim_three_priorities(stage: Stage, case: Case) -> Iterator[None]:
 
 
 @step
+def claim_many_priorities(stage: Stage, case: Case) -> Iterator[None]:
+    stage.fill_many_priorities(case)
+    yield
+    stage.client.dequeue(stage.queue, 1000, dry_run=True)
+    stage.client.peek(stage.queue)
+    stage.client.count(stage.queue)
+    stage.take()
+
+
+@step
+def claim_due_many_priorities(stage: Stage, case: Case) -> Iterator[None]:
+    stage.fill_many_priorities(case, delay_ms=20, attempts=9)
+    time.sleep(0.1)
+    yield
+    stage.client.dequeue(stage.queue, 1000, dry_run=True)
+    stage.client.peek(stage.queue)
+    stage.take()
+
+
+@step
 def claim_failed_before(stage: Stage, case: Case) -> Iterator[None]:
     stage.new_queue()
     stage.fill(case.jobs(attempts=9))
@@ -220,8 +277,7 @@ def claim_due(stage: Stage, case: Case) -> Iterator[None]:
 def claim_without_records(stage: Stage, case: Case) -> Iterator[None]:
     stage.new_queue()
     stage.fill(case.jobs())
-    shard = stage.client.session.queue_shards(stage.queue)[0]
-    stage.raw.delete(shard.keys("claim", 3)[shard_key("claim", "jobs")])
+    stage.raw.delete(stage.key("jobs"))
     yield
     stage.client.dequeue(stage.queue, 1000)
 
@@ -438,6 +494,28 @@ def expire_single_leases(stage: Stage, case: Case) -> Iterator[None]:
 
 
 @step
+def expire_single_and_shared_leases(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue(crash_limit=3)
+    stage.fill(case.jobs(attempts=9))
+    stage.fail()
+    jobs = stage.take()
+    stage.client.renew(jobs[: len(jobs) // 4], own=True)
+    yield
+    stage.expire(b"1:0")
+
+
+@step
+def expire_lost_leases(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue(crash_limit=3)
+    stage.fill(case.jobs(attempts=9))
+    stage.fail()
+    stage.take()
+    stage.raw.delete(stage.key("leases"), stage.key("lease_jobs"))
+    yield
+    stage.expire(b"1:0")
+
+
+@step
 def end_leases(stage: Stage, case: Case) -> Iterator[None]:
     stage.new_queue(crash_limit=3)
     stage.fill(case.jobs(attempts=9))
@@ -475,7 +553,7 @@ def quarantine(stage: Stage, case: Case) -> Iterator[None]:
     stage.take()
     stage.expire()
     yield
-    shard, cursor = stage.client.session.queue_shards(stage.queue)[0], b""
+    shard, cursor = stage.queue_shard(), b""
     while cursor != b"0":
         at = cursor or b"0"
         cursor = stage.client.run(lambda end, at=at: move_quarantined(stage.client.session, shard, at, end))  # type: ignore[misc]
@@ -494,7 +572,7 @@ def keep_results(stage: Stage, case: Case) -> Iterator[None]:
     stage.client.run(lambda end: results.store(session, kept, end))
     time.sleep(0.05)
     stage.client.run(lambda end: results.store(session, again, end))
-    shard = session.queue_shards(stage.queue)[0]
+    shard = stage.queue_shard()
     ids = [int(name.rpartition(":")[2]).to_bytes(8, "big") for name in names]
     stage.client.run(lambda end: read(shard, "outcome", [REPLY_BYTES, bytes([1]) * len(ids), *ids], end))
 
@@ -508,6 +586,43 @@ def collect(stage: Stage, case: Case) -> Iterator[None]:
     stage.client.ack(succeeded=[Ack(job, STATUS) for job in stage.take()])
     yield
     stage.collect()
+
+
+@step
+def collect_silent(stage: Stage, case: Case) -> Iterator[None]:
+    """What clients leave: request slots and reservations of an hour ago, and waiters."""
+    stage.new_queue()
+    stage.add_dead_waiters()
+    hours_ago_ms = int(time.time() * 1000) - 3 * 3_600_000
+    since = hours_ago_ms.to_bytes(6, "big")
+    h = (hours_ago_ms << 19).to_bytes(8, "big")
+    numbers = [number.to_bytes(8, "big") for number in range(SILENT)]
+    stage.raw.hset(stage.key("meta"), mapping={number + b"zz": bytes(4) + h for number in numbers})
+    stage.raw.hset(stage.key("reservations"), mapping=dict.fromkeys(numbers, b"\x00\x01" + since))
+    yield
+    stage.collect()
+
+
+@step
+def notify_dead_waiters(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue()
+    stage.add_dead_waiters()
+    yield
+    stage.fill(case.jobs())
+    stage.call("pass_on", b"")
+
+
+@step
+def pause_resume(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue(priorities=PRIORITIES)
+    yield
+    stage.client.configure_queue(stage.queue, paused=True)
+    stage.add_dead_waiters()
+    stage.client.configure_queue(stage.queue, paused=False)
+    stage.add_dead_waiters()
+    stage.client.reset_lost(stage.queue)
+    stage.client.delete_queue(stage.queue)
+    stage.client.create_queue(stage.queue)
 
 
 @step
@@ -561,16 +676,17 @@ def staged(kind: Kind) -> Iterator[tuple[Stage, Pinger]]:
             pinger.end()
 
 
-def measure(kind: Kind, sizes: list[str], only: list[str], rounds: int) -> tuple[dict[Call, float], dict[Any, float]]:
+def measure(kind: Kind, cases: list[Case], only: list[str], rounds: int) -> tuple[dict[Call, float], dict[Any, float]]:
     """Best of the rounds: ms of each call (step, size, verb, number), and the worst PING of each step."""
     verbs = {script.sha: verb for verb, script in load_scripts().items()}
     calls: dict[Call, float] = {}
     pings: dict[Any, float] = {}
     with staged(kind) as (stage, pinger):
-        for size in sizes:
+        for case in cases:
+            size = case.size
             for name in only:
                 for _ in range(rounds):
-                    worst = measure_step(stage, pinger, STEPS[name], Case(size))
+                    worst = measure_step(stage, pinger, STEPS[name], case)
                     pings[name, size] = min(pings.get((name, size), worst), worst)
                     numbers = Counter[str]()
                     for verb, ms in slow_log(stage.raw, verbs):
@@ -605,7 +721,8 @@ def main() -> int:
     """Prints each step's worst call; 1 if one is over the bar."""
     given = _arguments()
     logging.disable()
-    calls, pings = measure(given.server, given.sizes, given.only, given.rounds)
+    cases = [Case("100", QUICK_JOBS)] if given.quick else [Case(size) for size in given.sizes]
+    calls, pings = measure(given.server, cases, given.only, given.rounds)
     worst: dict[tuple[str, str, str], tuple[float, int]] = {}
     for (name, size, verb, _), ms in calls.items():
         most, count = worst.get((name, size, verb), (0.0, 0))
@@ -630,6 +747,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=lambda text: text.split(","), default=list(SIZES))
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(STEPS), help="steps")
     parser.add_argument("--show", type=float, default=8.0, help="show calls that took more ms than this")
+    parser.add_argument("--quick", action="store_true", help="few small jobs, to check that it works")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
 

@@ -71,7 +71,9 @@ end
 local lane_cursor, reservation_cursor = string.match(cursor, '^(%d+):(%d+)$')
 local lanes, next_lane = remove_silent(key_meta, lane_cursor or '0', lane_ms)
 local reservations, next_reservation = remove_silent(key_reservations, reservation_cursor or '0', reservation_ms)
-local waiters = jumped_at < now - WAITER_MS and call('ZREMRANGEBYSCORE', key_waiters, '-inf', now - WAITER_MS) or 0
+local waiters = jumped_at < now - WAITER_MS and math.min(call('ZCOUNT', key_waiters, '-inf', now - WAITER_MS), 1000) or 0
+if waiters > 0 then call('ZREMRANGEBYRANK', key_waiters, 0, waiters - 1) end
+if waiters == 1000 then more = 1 end
 if call('HLEN', key_jobs) == 0 then largest = 0 end
 local next_cursor = next_lane == '0' and next_reservation == '0' and '0' or next_lane .. ':' .. next_reservation
 return finish(pack('>I4I4I4I4I4B', succeeded, failed, lanes, reservations, waiters, more) .. next_cursor)

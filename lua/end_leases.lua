@@ -39,7 +39,7 @@ local function end_leases_of(page)
     bytes = bytes + #page[i + 1]
     local lease, claim = lease_at(page[i], page[i + 1])
     if lease and source_in(claim) == source then
-      if is_full() then return false end
+      if is_full(lease) then return false end
       wake = end_lease(lease, how, call('ZSCORE', key_leases, lease)) or wake
     end
   end

@@ -4,10 +4,11 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids created_ms notify lease original_score status utc suspect recover_jobs
 -- KEYS   meta waiters extras leases lease_jobs quarantined ready* running* failed*
 -- ARGV   lane sequence version owner hold expected sweep
--- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of the others, next sweep
+-- REPLY  u8 active, u8 rests, u8 more, u48 now, u32 leases, u32 retried, u32 failed, u48 next look of others, u16 n, n × (u8 priority, id), next sweep
 -- owner: 8 bytes of this monitor. hold: ms for which it is the active one from now. expected: '' on its first look (nothing expires), or
 -- u48 earliest, u48 latest TIME that its own clock allows, u48 TIME of its last look, u8 1 if the last look showed that the clock had jumped.
 -- sweep: '' or where to look on for jobs whose lease is lost: priority, ':', cursor; '1:0' at first, then that of the last reply.
+-- n: of jobs that failed for good and are not to be moved.
 -- rests: 0 (leases end), 1 (none ends now), 2 (none ends from now on, as TIME is not what was expected).
 
 if replay then return stored end
@@ -18,7 +19,9 @@ local hold_ms = tonumber(hold)
 local rests = 0
 
 local function report(active, more, until_ms)
-  return finish(pack('>BBBI6I4I4I4I6', active, rests, more, now, counts.leases, counts.retried, counts.failed, until_ms) .. sweep)
+  return finish(
+    pack('>BBBI6I4I4I4I6I2', active, rests, more, now, counts.leases, counts.retried, counts.failed, until_ms, #failed_jobs) .. concat(failed_jobs) .. sweep
+  )
 end
 
 -- TIME is unexpected if the clock jumped or the server stood still. A clock that jumped would end every lease at once, or keep a dead worker's for as
@@ -66,13 +69,14 @@ local wake = earliest <= now
 local before_ms = now - seen_ms > 0.6 * lease_ms and seen_ms or now
 local expired = call('ZRANGE', key_leases, '-inf', before_ms, 'BYSCORE', 'LIMIT', 0, 1001, 'WITHSCORES')
 for i = 1, #expired, 2 do
-  if is_full() then break end
+  if is_full(expired[i]) then break end
   wake = end_lease(expired[i], '', expired[i + 1]) or wake
 end
 
 local more = #expired > 2 * counts.leases and 1 or 0
 
--- Jobs whose lease is lost (evicted, or removed by hand) would run for ever. Each call looks at one page of one priority.
+-- Jobs whose lease is lost (evicted, or removed by hand) would run for ever. Each call looks at one page of one priority, if it has ended few leases. A
+-- page may have more elements than were asked for, so what is too much for this call is left for the next one, which looks at that page again.
 local PAGE = 100
 
 local function leases_of_page(priority, page)
@@ -82,28 +86,40 @@ local function leases_of_page(priority, page)
     local lease = #value >= 11 and lease_of(value, priority, id)
     if lease then
       found[lease] = found[lease] or {}
-      if #found[lease] < 1000 then found[lease][#found[lease] + 1] = id end
+      found[lease][#found[lease] + 1] = id
     end
   end
   return found
 end
 
-if sweep ~= '' then
-  local priority, from = string.match(sweep, '^(%d+):(%d+)$')
-  priority = tonumber(priority)
-  if priority > priorities then priority, from = 1, '0' end
-  local page = call('HSCAN', KEYS[running0 + priority], from, 'COUNT', PAGE)
-  for lease, ids in pairs(leases_of_page(priority, page[2])) do
+-- Returns whether all jobs of the page are done with.
+local function recover_lost(priority, page)
+  for lease, ids in pairs(leases_of_page(priority, page)) do
     if call('ZSCORE', key_leases, lease) == false then
       if #lease == SINGLE_LEASE_BYTES or call('HEXISTS', key_lease_jobs, lease) == 1 then
         call('ZADD', key_leases, now + lease_ms, lease) -- who lives renews it
       else
-        wake = recover_jobs(priority, ids, lease, '', '') or wake
-        counts.leases = counts.leases + 1
+        local room = CALL_JOBS - counts.jobs
+        if room < 1 or counts.bytes >= CALL_BYTES then return false end
+        wake = recover_jobs(priority, { unpack(ids, 1, math.min(room, #ids)) }, lease, '', '') or wake
+        counts.leases, counts.jobs = counts.leases + 1, counts.jobs + #ids
+        if room < #ids then return false end
       end
     end
   end
-  sweep = page[1] ~= '0' and priority .. ':' .. page[1] or (priority % priorities + 1) .. ':0'
+  return true
+end
+
+if sweep ~= '' and counts.jobs < CALL_JOBS then
+  local priority, from = string.match(sweep, '^(%d+):(%d+)$')
+  priority = tonumber(priority)
+  if priority > priorities then priority, from = 1, '0' end
+  local page = call('HSCAN', KEYS[running0 + priority], from, 'COUNT', PAGE)
+  if recover_lost(priority, page[2]) then
+    sweep = page[1] ~= '0' and priority .. ':' .. page[1] or (priority % priorities + 1) .. ':0'
+  else
+    more = 1
+  end
 end
 if wake then notify() end
 return report(1, more, now + hold_ms)

@@ -19,6 +19,10 @@ local CONFIG_QUARANTINE_LENGTH = 43
 local SETTINGS_FLAGS, SETTINGS_PRIORITIES, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
 -- What another shard has of a queue: version, then epoch.
 local CARRIED_VERSION_END, CARRIED_EPOCH = 8, 9
+-- What a deleted queue leaves. The version follows only if it is not h.
+local REMNANT_H, REMNANT_H_END = 1, 8
+local REMNANT_GENERATION, REMNANT_EPOCH_END = 9, 16
+local REMNANT_VERSION = 17
 -- Bytes of the head of a queue shard, and where its largest record stands. An earlier version of PinLater wrote a head without it.
 local HEAD_BYTES, HEAD_LARGEST = 19, 16
 local HEAD_WAITING = 4294967296

@@ -8,9 +8,10 @@ local crash_limit = #config >= CONFIG_CRASH_LIMIT_END and unp('>I2', config, CON
 local moves = (byte(config, CONFIG_QUARANTINE_LENGTH) or 0) > 0
 local counts = { leases = 0, jobs = 0, bytes = 0, retried = 0, failed = 0, unstarted = 0 }
 
--- Whether a call is to end no more leases. The jobs of one lease are recovered together.
-local function is_full()
-  return counts.jobs >= CALL_JOBS or counts.leases >= CALL_JOBS or counts.bytes >= CALL_BYTES
+-- Whether this lease is to wait for the next call. The jobs of one lease are recovered together: up to 500, if they are all of a call.
+local function is_full(lease)
+  local jobs = #lease == 8 and call('HGET', key_lease_jobs, lease .. 'n') or 1
+  return counts.leases > 0 and (counts.jobs + tonumber(jobs) > CALL_JOBS or counts.leases >= CALL_JOBS or counts.bytes >= CALL_BYTES)
 end
 
 -- u8 priority, id: of each job that failed, and is not to be moved

@@ -7,6 +7,7 @@ mod ack_item;
 mod arguments;
 mod bad_argument;
 mod claim;
+mod clock;
 mod command;
 mod descriptor;
 mod descriptor_group;

@@ -1,17 +1,20 @@
 //! `LeaseRenewer`: renews the leases of running jobs on a thread of its own.
 //!
 //! Promises: neither a busy event loop nor a C call that holds the GIL ends a lease, a stopped process does; with
-//! nothing held it sends nothing; no error ends the thread, each is counted and tried again.
+//! nothing held it sends nothing; no error ends the thread, each is counted and tried again; after a suspend of the
+//! machine it renews within a second what is due.
 //! Risks: a lease ends when its server is away for more than two thirds of it. A token must be dropped before the ack
 //! of its last job is sent, or a renewal that crosses it reports the token as lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
+
+use crate::clock;
 
 use self::connection::{Address, Target};
 use self::held::{Queue, Token};
@@ -122,7 +125,7 @@ impl LeaseRenewer {
         let length = Duration::from_millis(lease_ms.into());
         let held = state.queue(queue).map_err(PyValueError::new_err)?;
         let first = first_ms.map(|first_ms| Duration::from_millis(first_ms.into()));
-        let due_at = held.hold(priority, id, token, length, first, Instant::now());
+        let due_at = held.hold(priority, id, token, length, first, clock::now());
         if state.wakes_at.is_none_or(|wakes_at| due_at < wakes_at) {
             self.shared.wake.notify_one();
         }
@@ -144,7 +147,7 @@ impl LeaseRenewer {
         let after = Duration::try_from_secs_f64(after_s)
             .map_err(|_| PyValueError::new_err(format!("expected seconds, 0 or more, came {after_s}")))?;
         let mut state = self.open_state()?;
-        let Some(ends_at) = Instant::now().checked_add(after) else {
+        let Some(ends_at) = clock::now().checked_add(after) else {
             return Ok(()); // never
         };
         state.queue(queue).map_err(PyValueError::new_err)?.limit(priority, id, token, ends_at);

@@ -259,6 +259,18 @@ def test_the_doctor_changes_nothing(server: Server) -> None:
     assert {key: server.call("DUMP", key) for key in server.call("KEYS", "*")} == before
 
 
+def test_a_tenant_who_may_not_read_remnants_is_an_error(fresh_server: FreshServer) -> None:
+    server = fresh_server()
+    rules = [*CLIENT_RULES.split(), "resetkeys", "~pl:{mail/*", "%W~pl:{*}:queues"]
+    server.call("ACL", "SETUSER", "app", "on", ">secret", *rules)
+    url = f"redis://app:secret@127.0.0.1:{server.port}"
+    finding = look(url, "mail")["", "permissions"]
+    assert (finding.level, finding.found) == (ERROR, "denied on pl:{mail/1}*: HGET")
+    assert "%R~pl:{*}:deleted:*" in finding.advice
+    server.call("ACL", "SETUSER", "app", "%R~pl:{*}:deleted:*")
+    assert look(url, "mail")["", "permissions"].level == OK
+
+
 def test_every_command_of_the_scripts_is_asked_for(server: Server) -> None:
     assert any(b"'ZADD'" in script.source for script in load_scripts().values())
     rules = "+evalsha +script|load +info +client|setname ~pl:*"

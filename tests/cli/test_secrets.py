@@ -48,6 +48,17 @@ BROKEN = [
     "embedded://./x,redis://:CANARY@127.0.0.1:{port}",
     "embedded://?fsync=always,redis://:CANARY@127.0.0.1:{port}",
     "memory://x/redis://:CANARY@127.0.0.1:{port}",
+    "redis://127.0.0.1:{port}/0&password=CANARY",
+    "redis://127.0.0.1:{port}/0;password=CANARY",
+    "redis://127.0.0.1:{port}/password=CANARY",
+    "redis://127.0.0.1:{port}/0:CANARY",
+    "redis://127.0.0.1:{port}/CANARY",
+    "redis://127.0.0.1&password=CANARY",
+    "unix:///nowhere/x;password=CANARY",
+    "unix:///nowhere/x&password=CANARY",
+    "embedded://:CANARY",
+    "embedded://./x?private&password=CANARY",
+    "embedded://./x?CANARY",
     "CANARY",
 ]
 #: These are read; their password is refused, or no server is there.
@@ -118,6 +129,23 @@ def test_errors_and_logs_of_servers_that_refuse_or_are_gone(
     check(repr(Settings(url=named, shards={"1": named})), repr(RunOptions(app="x:y", url=named)))
     assert caplog.records
     check(caplog.text)
+
+
+def test_a_missing_permission_does_not_name_the_user(server: Server, run: Run) -> None:
+    server.call("ACL", "SETUSER", "CANARY", "reset", "on", ">pw", "-@all", "+client|setname", "+info", "~pl:*")
+    url = f"redis://CANARY:pw@127.0.0.1:{server.port}"
+    try:
+        with Client(url) as client:
+            for call in (client.create_queue, client.count, client.dequeue):
+                raised(lambda: call("mail"))  # noqa: B023
+            raised(lambda: client.dequeue("mail", wait=0.1))
+            raised(client.queue_names)
+        asyncio.run(_work_for_a_while(url))
+        for arguments in (("doctor",), ("doctor", "--queue", "mail"), ("queue", "ls"), ("--json", "queue", "ls")):
+            check(*map(str, run("--url", url, *arguments)))
+            check(*map(str, run("-v", "--url", url, *arguments)))
+    finally:
+        server.call("ACL", "DELUSER", "CANARY")
 
 
 async def _work_for_a_while(url: str) -> None:

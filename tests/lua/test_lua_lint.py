@@ -22,8 +22,8 @@ CONFIG_LAYOUT = LUA_DIRECTORY / "lib" / "config_layout.lua"
 PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_LAYOUT})
 STEP_LINES = 40
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
-ADMITTED = {"create", "enqueue", "load", "prepare"}  # the only ones that a full Redis may refuse
-WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "ZPOPMIN", "ZPOPMAX"}
+ADMITTED = {"create", "enqueue", "load", "permit", "prepare"}  # the only ones that a full Redis may refuse
+WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZPOPMIN", "ZPOPMAX"}
 WRITES |= {"UNLINK", "PUBLISH", "RPUSH", "PEXPIRE"}
 READS = {
     "HGET",
@@ -42,6 +42,9 @@ READS = {
 COMMANDS = WRITES | READS | {"TIME"}
 LINES = 160
 
+#: Writes that may be repeated, so they need no lane.
+REPEATED = {"forget_queue", "keep_remnant", "permit"}
+
 # unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
 BOUNDED = {
     "argv, first, first + n - 1": "a group fits the ids of one call: 1,000",
@@ -55,6 +58,7 @@ BOUNDED = {
     "KEYS, ready0 + priority, ready0 + priorities": "100 priorities",
     "KEYS, ready0 + at, ready0 + priorities": "100 priorities",
     "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
+    "ids, 1, math.min(room, #ids)": "CALL_JOBS, 250",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
@@ -147,9 +151,10 @@ def test_the_source_as_sent_has_the_right_flags_and_one_clock(script: Script) ->
     assert source.count("'TIME'") <= 1
     written = set(re.findall(r"\b(?:call|call_in_chunks)\('(\w+)'", source)) & WRITES
     assert bool(written) == script.writes
-    first = ("lane", "sequence") if script.writes else ("nonce",)
+    assert script.on_lane == (script.writes and script.verb not in REPEATED)
+    first = ("lane", "sequence") if script.on_lane else ("nonce",)
     assert script.arguments[: len(first)] == first
-    assert "meta" in script.keys
+    assert ("meta" in script.keys) == (script.verb != "keep_remnant")  # its keys are the registry's
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.verb)

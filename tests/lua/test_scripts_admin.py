@@ -324,6 +324,11 @@ def test_collect_pages_and_waits_after_a_jump(kind: AnyKind, fresh_server: Fresh
         assert is_clean(snapshot(wire))
 
 
+def test_collect_removes_waiters_in_steps(wire: Wire) -> None:
+    wire.client.zadd(wire.key("waiters"), {f"dead{number}": number for number in range(1_500)})
+    assert [wire.collect()[0] for _ in range(2)] == [[0, 0, 0, 0, 1000, 1], [0, 0, 0, 0, 500, 0]]
+
+
 def test_collect_reaches_a_cap_that_was_lowered(wire: Wire) -> None:
     wire.configure(settings(keep=100))
     ids = wire.enqueue(*[Job(status=b"s")] * 50)

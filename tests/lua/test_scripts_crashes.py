@@ -63,6 +63,31 @@ def test_a_crash_costs_no_attempt_and_the_last_one_allowed_fails_the_job(timed: 
     assert (again.state, again.remaining, again.crashes, again.status) == (int(PENDING), 2, 0, info.status)
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+def test_an_expiry_names_the_jobs_that_failed_for_good(timed: Timed, limit: int) -> None:
+    """Also in a repeated answer. Not those that are tried again, nor those that are to be moved."""
+    wire = timed.wire
+    wire.configure(settings(crash_limit=limit))
+    once, twice = wire.enqueue(Job(b"once", allowed=1, priority=1), Job(b"twice", allowed=2, priority=3))
+    for expected in ([once] if limit == 0 else [], [twice] if limit == 0 else [once, twice]):
+        wire.claim(limit=2)
+        timed.later(LEASE_S + 1)
+        found = wire.expire(sweep=b"1:0")
+        assert (sorted(found.failed_jobs), found.failed) == (
+            [(1 if id_ == once else 3, id_) for id_ in expected],
+            len(expected),
+        )
+        assert found.next_sweep == b"2:0"
+        assert all(id_ in wire.again()[0] for id_ in expected)
+        assert wire.expire().failed_jobs == []
+    wire.configure(settings(crash_limit=1, quarantine=b"big"))
+    wire.enqueue(Job(b"moved"))
+    wire.claim()
+    timed.later(LEASE_S + 1)
+    moved = wire.expire()
+    assert (moved.failed, moved.failed_jobs) == (1, [])
+
+
 @pytest.mark.parametrize("day", ["1999-12-31", "2000-02-29", "2024-02-29", "2025-03-01", "2100-03-01", "2026-11-21"])
 def test_the_times_in_the_status(wire: Wire, day: str) -> None:
     """The claim's token is of that day."""

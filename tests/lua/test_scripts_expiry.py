@@ -7,6 +7,7 @@ Risks: needs libfaketime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,37 @@ def test_more_than_a_thousand_expired_jobs_take_several_calls(timed: Timed) -> N
     assert [(one.leases, one.retried) for one in calls] == [(1, 900)] * 3 + [(20, 20)]
     assert lease_fields(wire) == (0, 0)
     assert wire.counts()[0][0] == 3000
+
+
+def test_a_large_lease_ends_in_a_call_without_others(wire: Wire) -> None:
+    wire.enqueue(*[Job()] * 600)
+    for limit in (200, 300, 50, 50):
+        wire.claim(limit)
+    leases: Any = wire.client.zrange(wire.key("leases"), 0, -1)
+    for at_ms, lease in enumerate(leases, 1):
+        wire.client.zadd(wire.key("leases"), {lease: at_ms})
+    calls = [wire.expire() for _ in range(3)]
+    assert [(one.leases, one.retried, one.more) for one in calls] == [(1, 200, 1), (1, 300, 1), (2, 100, 0)]
+
+
+def test_leases_that_end_leave_less_room_for_lost_ones(fresh_server: FreshServer) -> None:
+    server = fresh_server(config={"hash-max-listpack-entries": "512"})  # one page then has all jobs
+    with connect(server) as client:
+        wire = Wire(client)
+        wire.create()
+        wire.enqueue(*[Job()] * 500)
+        ended, sweep, calls = wire.claim(100).token, b"1:0", list[Expiry]()
+        while wire.claim(150).jobs:
+            pass
+        client.delete(wire.key("leases"))
+        client.zadd(wire.key("leases"), {ended: 1})
+        for lease in [field for field in client.hkeys(wire.key("lease_jobs")) if field[:8] != ended]:
+            client.hdel(wire.key("lease_jobs"), lease)
+        while not calls or calls[-1].more:
+            calls.append(wire.expire(sweep=sweep))
+            sweep = calls[-1].next_sweep
+        assert [one.retried for one in calls] == [250, 250]
+        assert (wire.counts()[0][0], sweep) == (500, b"2:0")
 
 
 def test_the_first_look_expires_nothing_and_one_monitor_is_active(timed: Timed) -> None:

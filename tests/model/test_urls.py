@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlater.model.urls import hide_urls, shown_url
+from pinlater.model.urls import hide_urls, hide_user, shown_url
 
 #: URLs with a password, broken as people break them, and what is shown of each.
 WITH_PASSWORDS = {
@@ -39,6 +39,21 @@ WITH_PASSWORDS = {
     "1=redis://:CANARY@host": "(a malformed URL)",
     "redis://:CAN\nARY@host": "redis://***@host",
     "redis://[CANARY@host": "redis://***",
+    "redis://[CANARY]": "redis://***",
+    "redis://host:1/0&password=CANARY": "redis://***",
+    "redis://host/0;password=CANARY": "redis://***",
+    "redis://host/password=CANARY": "redis://***",
+    "redis://host/0:CANARY": "redis://***",
+    "redis://host/CANARY": "redis://***",
+    "redis://host:1:CANARY": "redis://***",
+    "redis://host&password=CANARY": "redis://***",
+    "redis://host;password=CANARY": "redis://***",
+    "redis://host\\:CANARY": "redis://***",
+    "unix:///tmp/x;password=CANARY": "unix://***",
+    "unix:///tmp/x&password=CANARY": "unix://***",
+    "embedded://:CANARY": "embedded://***",
+    "embedded://./x&password=CANARY": "embedded://***",
+    "embedded://./x?private&password=CANARY": "embedded://./x?***",
 }
 
 
@@ -53,6 +68,22 @@ def test_no_part_of_a_password_is_shown_in_a_text(url: str) -> None:
         hidden = hide_urls(text)
         assert not any(part in hidden for part in ("CAN", "ARY")), hidden
         assert hide_urls(hidden) == hidden
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"])
+def test_no_part_of_a_password_with_line_breaks_is_shown_in_a_text(line_break: str) -> None:
+    for password in (f":CAN{line_break}ARY", f"user:CAN{line_break}A{line_break}ARY"):
+        url = f"redis://{password}@host"
+        for text in (f"got {url}", f"got {url!r}", f"one\nerror: {url}: not reached\nthree"):
+            assert not any(part in hide_urls(text) for part in ("CAN", "ARY")), text
+    apart = f"redis://one: lost{line_break}mail a@b"
+    assert hide_urls(apart) == apart
+
+
+def test_a_refusal_does_not_name_our_user() -> None:
+    refusal = "NOPERM User {} has no permissions to run the 'sadd' command"
+    assert hide_user(refusal.format("CANARY")) == refusal.format("***")
+    assert hide_user(refusal.format("default")) == refusal.format("default")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pinlater import Client, CountsByState, NewJob, QueueConfig
 from pinlater.model.errors import PartialDelete, PartialEnqueue, ServerUnavailable
 from pinlater.model.queue_config import StoredConfig
 from pinlater.operations.shard_quotas import share_out
-from pinlater.store.keys import queue_key
+from pinlater.store.keys import queue_key, remnant_field, remnant_keys
 from pinlater.store.shards import shard_for_key
 from tests.support.both_clients import Calls, kind, make
 from tests.support.servers import Server, wait_until
@@ -48,9 +48,12 @@ def shard_of(descriptor: str) -> str:
 
 
 def stored(server: Server, shard: str) -> StoredConfig | None:
-    """The configuration of the queue on a shard."""
+    """The configuration of the queue on a shard; of a deleted one, what the registry has."""
     packed = server.call("HGET", queue_key("q", shard, "meta"), "config")
-    return StoredConfig.unpack(packed) if packed else None
+    if packed:
+        return StoredConfig.unpack(packed)
+    remnant = server.call("HGET", remnant_keys("q", shard)[0], remnant_field("q"))
+    return StoredConfig.deleted_as(remnant) if remnant else None
 
 
 def forget_hints(calls: Calls) -> None:

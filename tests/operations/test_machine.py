@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from pinlater import Job, NewJob, State
+from pinlater._core import format_descriptor
 from pinlater.model.errors import InvalidArgument
 from pinlater.store.requests import write
 from tests.support.audits import audit_queue
@@ -145,9 +146,12 @@ class Machine(ReservationMachine):
         window = earliest_ms.to_bytes(6, "big") + 2 * FAR_MS.to_bytes(6, "big") + bytes([jumped])
         unexpected = earliest_ms > 0
         for reply, shard in self.look("expire", [MONITOR, 15_000, window, "1:0"]):
-            active, rests, more, _, *counts, _ = struct.unpack_from(">BBB6sIII6s", reply)
-            expected = self.model.expire(shard, unexpected, jumped, self.now_ms)
-            assert (active, rests == 2, more, tuple(counts)) == (1, unexpected or jumped, 0, expected)
+            active, rests, more, _, *counts, _, named = struct.unpack_from(">BBB6sIII6sH", reply)
+            jobs = struct.iter_unpack(">BQ", reply[29 : 29 + 9 * named])
+            failed = sorted(format_descriptor(self.queue, shard, *job) for job in jobs)
+            *expected, expected_failed = self.model.expire(shard, unexpected, jumped, self.now_ms)
+            assert (active, rests == 2, more, failed) == (1, unexpected or jumped, 0, expected_failed)
+            assert counts == [*expected, len(failed)]
 
     @precondition(WorkingMachine.exists)
     @rule()

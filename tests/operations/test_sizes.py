@@ -70,6 +70,24 @@ def test_checkpoints_leave_in_calls_of_bounded_size(fresh_server: FreshServer, k
     calls.close()
 
 
+@pytest.mark.thorough("sizes")
+@pytest.mark.parametrize("kind", CALLS_KINDS)
+def test_a_thousand_checkpoints_of_a_mebibyte_pass_a_small_query_buffer(
+    fresh_server: FreshServer, kind: CallsKind
+) -> None:
+    server = fresh_server(config={"client-query-buffer-limit": "2mb"})
+    calls = make_calls(kind, server.url, timeout_s=30.0)
+    calls.create_queue("q")
+    calls.enqueue_many("q", [b""] * 1_000)
+    jobs, body = calls.dequeue("q", 1_000), b"x" * 1024 * 1024
+    assert calls.checkpoint(*(Checkpoint(job=job, body=body, status=job.descriptor) for job in jobs)) == []
+    infos = calls.lookup([job.descriptor for job in jobs])
+    assert [(name, info.status) for name, info in infos.items()] == [(job.descriptor, job.descriptor) for job in jobs]
+    some = [job.descriptor for job in jobs[::100]]
+    assert {info.body for info in calls.lookup(some, with_body=True).values()} == {body}
+    calls.close()
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_of_ending_by_name(calls: Calls, size: int) -> None:
     calls.create_queue("q")

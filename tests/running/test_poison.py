@@ -37,7 +37,7 @@ async def poison(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "exit":
         os._exit(0)
-    kept = bytearray(os.urandom(1 << 20)) * 400
+    kept = bytearray(os.urandom(1 << 20)) * 250
     while True:
         await asyncio.sleep(1)
 
@@ -62,66 +62,133 @@ async def die_beside(holding: int) -> None:
 THOROUGH = pytest.mark.thorough("crashes")
 
 
+class Case:
+    """A poison job beside innocents: a queue, and an app whose processes work on it.
+
+    limit: the queue's crash limit.
+    """
+
+    def __init__(self, client: Client, app: PinLater, app_runs: AppRuns, queue: str, limit: int) -> None:
+        self._client, self._app, self.app_runs, self._queue, self._limit = client, app, app_runs, queue, limit
+        client.create_queue(queue, QueueConfig(lease_ms=600_000, crash_limit=limit, keep_succeeded=1000))
+
+    def start(self, before: int) -> None:
+        """Starts two processes. before: so many jobs run in them first."""
+        self._before = before
+        self.app_runs.start("--queues", self._queue, "--processes", "2", "--concurrency", "20", "--max-memory", "150")
+        self._app.by_name("fine").using(queue=self._queue).enqueue_many([()] * before)
+
+    def poison(self, how: str, kind: str, innocents: int, seconds: float) -> None:
+        """Enqueues the jobs, when those before have run.
+
+        how: how the poison kills. kind, innocents, seconds: of the innocents, their number, how long each runs.
+        """
+        self.app_runs.wait("ran", self._before, deadline_s=120)
+        self._poison = self._app.by_name("poison").using(queue=self._queue).enqueue(how)
+        self._innocents = self._app.by_name(kind).using(queue=self._queue).enqueue_many([(seconds,)] * innocents)
+
+    def is_over(self) -> bool:
+        """Whether all jobs have ended."""
+        ended = self._client.count(self._queue)
+        return ended.succeeded + ended.failed == self._before + 1 + len(self._innocents)
+
+    def victims(self) -> int:
+        """How many innocents failed or crashed twice."""
+        infos = self._client.lookup([handle.descriptor for handle in self._innocents]).values()
+        return sum(info.state is not State.SUCCEEDED or info.crashes > 1 for info in infos)
+
+    def check_poison(self) -> None:
+        """The poison job failed, and only its first run was beside others."""
+        assert self._poison.status() is State.FAILED
+        check_deaths(self.app_runs, self._limit)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_no_innocent_fails_or_crashes_twice(server: Server, runs: Callable[..., AppRuns]) -> None:
+    with PinLater(server.url) as app, Client(server.url) as client:
+        case = Case(client, app, runs(server.url, TASKS), "default", 3)
+        case.start(0)
+        case.poison("signal", "async", 5, 0.5)
+        wait_until(case.is_over, "the ends of all", 120)
+        assert case.victims() == 0
+        case.check_poison()
+
+
+@pytest.mark.parametrize("how", ["signal", "exit", "memory"])
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.timeout(400)
+@THOROUGH
+def test_no_innocent_of_6_s_fails_at_the_lowest_limit(server: Server, runs: Callable[..., AppRuns], how: str) -> None:
+    """Ten innocents, async and in threads, in fresh processes and in such that have run jobs. These cases run side by
+    side.
+    """
+    kinds = [(kind, before) for kind in ("async", "thread") for before in (0, 200)]
+    with PinLater(server.url) as app, Client(server.url) as client:
+        cases = [Case(client, app, runs(server.url, TASKS), f"{kind}{before}", 2) for kind, before in kinds]
+        for case, (_, before) in zip(cases, kinds, strict=True):
+            case.start(before)
+        for case, (kind, _) in zip(cases, kinds, strict=True):
+            case.poison(how, kind, 10, 6)
+        wait_until(lambda: all(case.is_over() for case in cases), "the ends of all", 240)
+        victims = {kind: case.victims() for kind, case in zip(kinds, cases, strict=True)}
+        assert victims == dict.fromkeys(kinds, 0)
+        for case in cases:
+            case.check_poison()
+
+
+#: A program that is a worker, and nothing else.
+PROGRAM = """
+from pinlater import AsyncClient, Worker, WorkerConfig
+
+async def handle(job):
+    if job.body == b"poison":
+        note("began", "poison")
+        await asyncio.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    note("began", "innocent")
+    await asyncio.sleep(float(job.body))
+    note("ended", "innocent")
+
+async def main():
+    async with AsyncClient() as client:
+        await Worker(client, "default", handle, WorkerConfig(concurrency=5, tick_s=0.5)).run()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
 @pytest.mark.parametrize(
-    ("kind", "how", "before", "innocents", "seconds"),
-    [
-        ("async", "signal", 0, 5, 0.5),
-        pytest.param("async", "signal", 200, 10, 3, marks=THOROUGH),
-        pytest.param("thread", "exit", 200, 10, 2, marks=THOROUGH),
-        pytest.param("thread", "signal", 0, 10, 2, marks=THOROUGH),
-        pytest.param("async", "memory", 0, 10, 3, marks=THOROUGH),
-        pytest.param("thread", "memory", 200, 10, 3, marks=THOROUGH),
-    ],
+    ("innocents", "seconds"), [(8, "0.3"), pytest.param(20, "1.5", marks=THOROUGH)], ids=["few", "many"]
 )
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_no_innocent_fails_or_crashes_twice(
-    server: Server,
-    runs: Callable[..., AppRuns],
-    kind: str,
-    how: str,
-    before: int,
-    innocents: int,
-    seconds: float,
+def test_no_innocent_fails_without_a_supervisor(
+    server: Server, runs: Callable[..., AppRuns], innocents: int, seconds: str
 ) -> None:
-    """before: so many jobs have run in the processes. seconds: how long an innocent runs."""
-    app_runs = runs(server.url, TASKS)
-    with PinLater(server.url) as app, Client(server.url) as client:
-        client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=3, keep_succeeded=1000))
-        app_runs.start("--processes", "2", "--concurrency", "20", "--max-memory", "250")
-        app.by_name("fine").enqueue_many([()] * before)
-        app_runs.wait("ran", before)
-        poison = app.send("poison", how)
-        handles = app.by_name(kind).enqueue_many([(seconds,)] * innocents)
-        wait_until(lambda: poison.status() is State.FAILED, "the quarantine", 120)
-        wait_until(lambda: client.count("default").succeeded == before + innocents, "the others", 120)
-        infos = client.lookup([handle.descriptor for handle in handles]).values()
-        assert {info.crashes for info in infos} <= {0, 1}
-    check_deaths(app_runs)
+    """Two programs, each of them a worker. The test starts dead ones again. Leases run out, so what a worker had
+    prefetched has crashed too.
+    """
+    app_runs = runs(server.url, PROGRAM)
+    with Client(server.url) as client:
+        client.create_queue("default", QueueConfig(lease_ms=3_000, crash_limit=2, keep_succeeded=1000))
+        poison, *others = client.enqueue_many("default", [b"poison", *[seconds.encode()] * innocents])
 
-
-@pytest.mark.thorough("crashes")
-@pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_no_innocent_fails_without_a_supervisor(server: Server, runs: Callable[..., AppRuns]) -> None:
-    """Leases run out, so what the processes had prefetched has crashed too. The test starts dead processes again."""
-    app_runs = runs(server.url, TASKS)
-    with PinLater(server.url) as app, Client(server.url) as client:
-        client.create_queue("default", QueueConfig(lease_ms=1_000, crash_limit=3, keep_succeeded=1000))
-        poison = app.send("poison", "signal")
-        app.by_name("async").enqueue_many([(0.5,)] * 20)
-
-        def over() -> bool:
+        def is_over() -> bool:
             running = sum(process.poll() is None for process in app_runs.all)
             for _ in range(2 - running):
-                app_runs.start("--concurrency", "5")
-            return poison.status() is State.FAILED and client.count("default").succeeded == 20
+                app_runs.start_program()
+            ended = client.count("default")
+            return ended.succeeded + ended.failed == 1 + innocents
 
-        wait_until(over, "the ends of all", 120)
-    check_deaths(app_runs)
+        wait_until(is_over, "the ends of all", 100)
+        infos = client.lookup([poison, *others])
+    assert {job: info.state for job, info in infos.items() if info.state is State.FAILED} == {poison: State.FAILED}
+    check_deaths(app_runs, 2)
 
 
-def check_deaths(app_runs: AppRuns) -> None:
-    """The poison job killed three processes. Only in the first one an innocent ran beside it."""
-    assert len(app_runs.notes("began", "poison")) == 3
+def check_deaths(app_runs: AppRuns, limit: int) -> None:
+    """The poison job killed so many processes. Only in the first one an innocent ran beside it."""
+    assert len(app_runs.notes("began", "poison")) == limit
     assert [began for began in app_runs.notes("began", "poison") if any(beside(app_runs, began))][1:] == []
 
 

@@ -20,6 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 from pinlater import AsyncClient, Client, JobInfo, PinLater, QueueConfig, State
+from pinlater.running.failed_jobs import FailedJobs
 from pinlater.running.recoverer import Recoverer
 from pinlater.store.servers import Server as StoreServer
 from pinlater.store.shards import QueueShard, Shard
@@ -228,6 +229,26 @@ def test_a_failure_by_crash_is_logged_and_counted_and_its_task_hears_of_it(
 
         line = 'pinlater_failed_by_crash_total{task="plain",queue="default"} 1\n'
         wait_until(lambda: line in metrics(), "its count", 20)
+
+
+def test_failed_jobs_wait_for_a_ready_process_and_are_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[list[str]] = []
+
+    def process(*, ready: bool, takes: bool) -> Any:
+        def send(message: dict[str, list[str]]) -> bool:
+            sent.append(message["failed"])
+            return takes
+
+        return SimpleNamespace(ready=ready, send_message=send)
+
+    failed_jobs, jobs = FailedJobs(), [f"q:s1:p1:{number}" for number in range(150)]
+    with failed_jobs.open():
+        failed_jobs.add(jobs, None)
+        for ready, takes in ((False, True), (True, False), (True, True)):
+            failed_jobs.reported(process(ready=ready, takes=takes))
+        assert sent == [jobs[:100]] * 2
+        assert caplog.records == []
+    assert [record.getMessage().split()[1] for record in caplog.records] == jobs[100:]
 
 
 TWO_WORKERS = """

@@ -7,6 +7,8 @@ what is not so stops no job. A user that may not publish leaves no half of a cha
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,24 +17,31 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from pinlater import AsyncClient, Client
-from pinlater.cli.doctor.check_result import OK
+from pinlater.cli.doctor.check_result import ERROR, OK, WARNING
 from pinlater.cli.doctor.examine import examine
 from pinlater.client.base import ClientSettings
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerRefused
 from pinlater.model.jobs import Job
 from pinlater.store.keys import blocking_list_key, cancel_channel, queue_key, registry_key, result_channel, wake_channel
+from pinlater.worker import monitor as monitor_module
+from pinlater.worker.monitor import Monitor
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.audits import audit_queue
+from tests.support.cli_runs import Run, run
 from tests.support.handlers_for_tests import ShortJobs, idle, on_loop, until
 from tests.support.paths import ROOT
 from tests.support.servers import KINDS, Kind, Server
+
+__all__ = ["run"]  # a fixture
 
 PASSWORD = "correct-horse"  # noqa: S105
 #: The words of the two users in docs/acl.md.
 _BLOCKS = (ROOT / "docs" / "acl.md").read_text().split("```")
 RULES = [word for word in _BLOCKS[1].split()[3:] if word[0] in "+-"]
-PATTERNS = [word for word in _BLOCKS[3].split()[3:] if word[0] in "~&%"]
+PATTERNS = re.findall(r"(?<= )(?:\([^)]*\)|[~&%]\S+)", _BLOCKS[3])
+#: What a tenant could write into the common list of names.
+NO_NAMES = [b"\xff", b"bad name!", b"", b"x" * 300, b"acme}/1", "späte".encode()]
 
 
 @dataclass
@@ -135,6 +144,125 @@ def test_a_tenant_reads_and_changes_nothing_of_another(tenants: tuple[Tenant, Te
         assert client.lookup([job], with_body=True)[job].body == b"secret"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_list_of_names_a_tenant_may_add_and_remove_and_nothing_else(
+    kind: Kind, fresh_server: FreshServer
+) -> None:
+    tenant, key = Tenant(fresh_server(kind), "acme"), registry_key("1")
+    tenant.set_up()
+    with tenant.connection() as connection:
+        assert (connection.sadd(key, "acme_x"), connection.srem(key, "acme_x")) == (1, 1)
+        load = connection.script_load("return redis.call(unpack(ARGV))")
+        for command in (
+            ("SMEMBERS", key),
+            ("UNLINK", key),
+            ("EXISTS", key),
+            ("HSET", key, "a", "b"),
+            ("ZADD", key, 1, "a"),
+            ("RPUSH", key, "a"),
+            ("PEXPIRE", key, 1),
+        ):
+            with pytest.raises(NoPermissionError):
+                connection.execute_command(*command)
+            with pytest.raises(redis.RedisError, match=r"(?i)permission|can't"):
+                connection.evalsha(load, 0, *command)
+    with Client(tenant.url) as client:
+        assert client.create_queue(tenant.queue)
+        assert client.delete_queue(tenant.queue)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_selector_a_tenant_uses_queues_that_somebody_else_made(
+    kind: Kind, fresh_server: FreshServer
+) -> None:
+    tenant = Tenant(fresh_server(kind), "acme")
+    tenant.set_up("clearselectors")
+    with Client(tenant.url) as client, Client(tenant.server.url) as admin:
+        with pytest.raises(ServerRefused):
+            client.create_queue(tenant.queue)
+        assert admin.create_queue(tenant.queue)
+        job = client.enqueue(tenant.queue, b"x")
+        assert [held.descriptor for held in client.dequeue(tenant.queue, wait=5)] == [job]
+        with pytest.raises(NoPermissionError), tenant.connection() as connection:
+            connection.sadd(registry_key("1"), "x")
+    asyncio.run(_work_once(tenant))
+
+
+async def _work_once(tenant: Tenant) -> None:
+    async with AsyncClient(tenant.url) as client, Worker(client, tenant.queue, _do_nothing) as worker:
+        await idle(worker)
+        await client.enqueue(tenant.queue, b"x")
+        await until(lambda: worker.stats.succeeded == 1, "its end")
+
+
+async def _do_nothing(job: Job) -> None:
+    pass
+
+
+@pytest.mark.parametrize("member", NO_NAMES)
+@on_loop
+async def test_what_is_no_name_in_the_list_stops_no_monitor(
+    tenants: tuple[Tenant, Tenant], member: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, other = tenants
+    monkeypatch.setattr(monitor_module, "REDISCOVER_S", 0.0)
+    async with AsyncClient(acme.server.url) as client:
+        monitor = Monitor(client)
+        await monitor.run_once()
+        watches = dict(monitor.watches)
+        assert {queue_shard.queue for queue_shard in watches} == {acme.queue, other.queue}
+        with acme.connection() as connection:
+            connection.sadd(registry_key("1"), member)
+        for _ in range(3):
+            await monitor.run_once()
+            assert monitor.watches == watches
+        later = Monitor(client)
+        await later.run_once()
+        assert set(later.watches) == set(watches)
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(logged) == 1
+    assert "has 1 entries that are no queue names" in logged[0]
+
+
+def test_commands_and_doctor_leave_out_what_is_no_name(tenants: tuple[Tenant, Tenant], run: Run) -> None:
+    acme, other = tenants
+    with acme.connection() as connection:
+        connection.sadd(registry_key("1"), *NO_NAMES)
+    code, out, _ = run("--json", "queue", "ls")
+    assert (code, acme.queue in out, other.queue in out) == (0, True, True)
+    results = examine(ClientSettings(acme.server.url), [])
+    assert [(one.level, one.found[:9]) for one in results if one.check == "registry"] == [(WARNING, "6 entries")]
+    assert ERROR not in {one.level for one in results}
+    assert run("doctor", "--audit").code in (0, 1)
+
+
+@on_loop
+async def test_a_list_that_cannot_be_read_leaves_monitors_what_they_know(
+    tenants: tuple[Tenant, Tenant], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, other = tenants
+    monkeypatch.setattr(monitor_module, "REDISCOVER_S", 0.0)
+    async with AsyncClient(acme.server.url) as client:
+        monitor = Monitor(client)
+        await monitor.run_once()
+        watches = dict(monitor.watches)
+        assert {queue_shard.queue for queue_shard in watches} == {acme.queue, other.queue}
+        acme.server.call("UNLINK", registry_key("1"))
+        acme.server.call("HSET", registry_key("1"), "a", "b")
+        await monitor.run_once()
+        assert monitor.watches == watches
+        assert "queues not listed: SMEMBERS of the registry of" in caplog.text
+
+        async def fails() -> list[str]:
+            raise RuntimeError("not foreseen")
+
+        monkeypatch.setattr(client, "queue_names", fails)
+        await monitor.run_once()
+        assert monitor.watches == watches
+        assert "RuntimeError: not foreseen" in caplog.text
+        acme.server.call("UNLINK", registry_key("1"))
+
+
 @on_loop
 async def test_a_message_alone_stops_no_job(server: Server) -> None:
     gate, ran = asyncio.Event(), list[bytes]()
@@ -170,11 +298,13 @@ def test_who_may_not_publish_changes_jobs_all_the_same(kind: Kind, fresh_server:
     tenant.set_up()
     with Client(tenant.url) as client:
         client.create_queue(tenant.queue)
-        tenant.server.call("ZADD", queue_key(tenant.queue, "1", "waiters"), 1, b"0" * 16)
-        head = tenant.server.call("HGET", queue_key(tenant.queue, "1", "meta"), "head")
-        tenant.server.call("HSET", queue_key(tenant.queue, "1", "meta"), "head", head[:-1] + b"\1")
+        waiters, meta = queue_key(tenant.queue, "1", "waiters"), queue_key(tenant.queue, "1", "meta")
+        tenant.server.call("ZADD", waiters, 1, b"0" * 16)
+        head = tenant.server.call("HGET", meta, "head")
+        tenant.server.call("HSET", meta, "head", head[:14] + b"\1" + head[15:])  # there may be waiters
         tenant.set_up("resetchannels")
         first = client.enqueue(tenant.queue, b"first")
+        assert tenant.server.call("ZCARD", waiters) == 0  # it was to be notified
         (claimed,) = client.dequeue(tenant.queue)
         assert claimed.descriptor == first
         assert client.delete_jobs(descriptors=[first]) == 1

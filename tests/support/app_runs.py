@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +63,14 @@ class AppRuns:
 
     def start(self, *options: str, url: str = "") -> subprocess.Popen[bytes]:
         """Starts `pinlater run tasks:app` with these options."""
-        command = [sys.executable, "-m", "pinlater", "run", "tasks:app", *options]
+        return self._start(["-m", "pinlater", "run", "tasks:app", *options], url)
+
+    def start_program(self) -> subprocess.Popen[bytes]:
+        """Starts the app's file as a program."""
+        return self._start(["tasks.py"], "")
+
+    def _start(self, arguments: Sequence[str], url: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, *arguments]
         environment = {**os.environ, "PINLATER_URL": url or self.url}
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)

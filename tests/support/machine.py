@@ -111,7 +111,7 @@ class RememberingTransport(SyncDriver):
     def _remember(self, server: Address, command: Command, answer: Any) -> None:
         words = parse_command(pack_commands([command]))
         script = VERBS.get(words[1])  # the first argument of another command is not the digest of a script
-        if script is None or not script.writes or not isinstance(answer, list | bytes):
+        if script is None or not script.on_lane or not isinstance(answer, list | bytes):
             return
         after_keys = 3 + int(words[2])
         lane, sequence = (words[3], words[after_keys]), words[after_keys + 1]

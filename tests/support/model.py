@@ -246,8 +246,8 @@ class Model:
         self.rests_ms.clear()
         self.end_reservations(self.reservations)
 
-    def expire(self, shard: str, unexpected: bool, jumped: bool, now_ms: int) -> tuple[int, int, int]:
-        """One run of a monitor on a shard. Returns expired leases, jobs tried again, jobs failed."""
+    def expire(self, shard: str, unexpected: bool, jumped: bool, now_ms: int) -> tuple[int, int, list[str]]:
+        """One run of a monitor on a shard. Returns expired leases, jobs tried again, and the jobs that failed."""
         if jumped:
             self.jumped_ms[shard] = now_ms
         if unexpected or jumped:
@@ -257,7 +257,7 @@ class Model:
             if self._within_a_lease(self.jumped_ms, shard, now_ms):
                 for lease in ours:
                     self.leases[lease] = min(self.leases[lease], now_ms + self.settings.lease_ms)
-            return 0, 0, 0
+            return 0, 0, []
         ended = [lease for lease in ours if self.leases[lease] <= now_ms]
         crashed = [job for job in self.of(RUNNING) if job.lease in ended]
         for job in crashed:
@@ -265,8 +265,8 @@ class Model:
             job.left, job.crashes = job.left - 1, job.crashes + 1
             job.updated_ms = job.at_ms = now_ms
             job.state = PENDING if job.left > 0 else FAILED
-        retried = sum(job.state is PENDING for job in crashed)
-        return len(ended), retried, len(crashed) - retried
+        failed = sorted(job.descriptor for job in crashed if job.state is FAILED)
+        return len(ended), len(crashed) - len(failed), failed
 
     def collect(self, shard: str, now_ms: int) -> tuple[int, int, int]:
         """The numbers of succeeded jobs, failed jobs and reservations that are removed."""

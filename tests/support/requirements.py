@@ -6,7 +6,9 @@ skipped, what the machine lacks, and the command that gets it.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,12 +38,20 @@ def faketime_library() -> Path:
     return home / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
 
 
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _tool(name: str, command: str) -> Requirement:
     return Requirement(f"{name} is not on PATH", lambda: shutil.which(name) is not None, command)
 
 
 REDIS_SERVER = _tool("redis-server", "apt-get install redis-server")
 SETPRIV = _tool("setpriv", "apt-get install util-linux")
+C_COMPILER = _tool("cc", "apt-get install gcc libc6-dev")
 BASH = _tool("bash", "apt-get install bash")
 ACTIONLINT = _tool("actionlint", "go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12")
 LIBFAKETIME = Requirement(
@@ -49,7 +59,17 @@ LIBFAKETIME = Requirement(
     lambda: faketime_library().exists(),
     f"{sys.executable} -m pip install --group clock",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, BASH, ACTIONLINT, LIBFAKETIME)
+TIME_NAMESPACE = Requirement(
+    "no time namespace can be made",
+    lambda: _succeeds("unshare", "--time", "--boottime", "1", "--fork", "true"),
+    "sudo make test, on Linux 5.6 or later with util-linux",
+)
+EAGER_TASKS = Requirement(
+    "this Python has no eager tasks",
+    lambda: hasattr(asyncio, "eager_task_factory"),
+    "make PYTHON=python3.12",
+)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, EAGER_TASKS, TIME_NAMESPACE)
 
 
 def require(needed: Requirement) -> None:

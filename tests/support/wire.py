@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pinlater.store.keys import queue_key
+from pinlater.store.keys import queue_key, remnant_field
 from pinlater.store.scripts import load_scripts
 from tests.support.servers import Server, wait_until
 from tests.support.wire_format import (
@@ -145,10 +145,31 @@ class Wire:
 
     # -- the verbs
 
-    def create(self, packed: bytes = b"", carried: bytes = b"", epoch: int = 1) -> bool:
-        """carried: a version, of that epoch."""
+    def permit(self) -> bytes:
+        """The right to create the queue."""
+        return bytes(self.raw("permit", b"nonc")[1])
+
+    def keep(self, remnant: bytes) -> bytes:
+        """Writes what the queue leaves into the registry. Returns what the registry has then."""
+        return bytes(self.raw("keep_remnant", b"nonc", remnant_field(self.queue), remnant)[1])
+
+    def forget(self, remnant: bytes) -> int:
+        """Whether (1 or 0) what is left of the deleted queue was removed."""
+        return int(self.raw("forget_queue", b"nonc", remnant)[1])
+
+    def create(
+        self,
+        packed: bytes = b"",
+        carried: bytes = b"",
+        epoch: int = 1,
+        *,
+        remnant: bytes = b"",
+        permit: bytes | None = None,
+    ) -> bool:
+        """carried: a version, of that epoch. remnant: what the registry has. permit: None gets one."""
         state = carried and carried + struct.pack(">I", epoch)
-        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state)
+        permit = self.permit() if permit is None else permit
+        (payload,) = self.write("create", packed or settings(priorities=self.priorities), state, permit, remnant)
         config = unpack_config(payload[1:])
         self.version, self.priorities = config.version, config.priorities
         return bool(payload[0])
@@ -259,7 +280,9 @@ class Wire:
         (packed,) = self.write("expire", owner, hold_ms, window, sweep, version=NO_CONFIG_VERSION)
         now, until = (int.from_bytes(packed[at : at + 6], "big") for at in (3, 21))
         leases, retried, failed = struct.unpack_from(">III", packed, 9)
-        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[27:])
+        named = 29 + 9 * int.from_bytes(packed[27:29], "big")
+        jobs = [(packed[at], packed[at + 1 : at + 9]) for at in range(29, named, 9)]
+        return Expiry(packed[0], packed[1], packed[2], now, leases, retried, failed, until, packed[named:], jobs)
 
     def end_leases(
         self, source: bytes, how: bytes = b"", cursor: bytes = b"0:0", started: bytes = b""

@@ -105,6 +105,7 @@ class Expiry(NamedTuple):
     failed: int
     next_look_ms: int
     next_sweep: bytes
+    failed_jobs: list[tuple[int, bytes]]
 
 
 def settings(

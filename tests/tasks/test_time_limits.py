@@ -6,15 +6,19 @@ Promises: tests wait for events; limits are short where a test needs them to pas
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from pinlater import Execution, Failure, Middleware, PinLater, State, SyncContext
 from pinlater.running.app_worker import worker_of
+from pinlater.worker.time_limits import Limit, TimeLimits, in_time
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
@@ -221,3 +225,143 @@ async def test_a_plain_task_is_cancelled_while_its_middleware_runs(
             await until(lambda: worker.stats.cancelled, "its end")
             await worker.stop()
     assert ran == []
+
+
+@on_loop
+async def test_a_cancellation_after_the_timeout_stays_one() -> None:
+    late = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            late.set()
+            await asyncio.Event().wait()
+
+    call = asyncio.create_task(in_time("it", 0.01, stubborn()))
+    await asyncio.wait_for(late.wait(), 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@on_loop
+async def test_of_two_calls_at_once_the_end_of_one_leaves_the_other_its_limit(server: Server) -> None:
+    gate, calls = asyncio.Event(), list[int]()
+
+    class Both(Middleware):
+        async def around(self, execution: Execution, run: Run) -> Any:
+            return await asyncio.gather(run(), run())
+
+    async with PinLater(server.url, middleware=[Both()]) as app:
+
+        @app.task(attempts=1, timeout=0.1)
+        async def task() -> None:
+            calls.append(1)
+            while len(calls) == 2 and not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+            await asyncio.sleep(0)
+
+        await task.aenqueue()
+        async with worker_of(app) as worker:
+            await worker.start()
+            try:
+                await until(lambda: worker.stats.failed, "a given-up job")
+            finally:
+                gate.set()
+            await worker.stop()
+    assert len(calls) == 2
+
+
+@on_loop
+async def test_a_job_in_the_slot_of_a_given_up_one_does_not_get_its_context(server: Server) -> None:
+    gate, seen, value = asyncio.Event(), list[str](), ContextVar("value", default="none")
+
+    class Hangs(Middleware):
+        async def around(self, execution: Execution, run: Run) -> Any:
+            if execution.task == "first":
+                value.set("of the first")
+            await run()
+            while execution.task == "first" and not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+    async with PinLater(server.url, middleware=[Hangs()]) as app:
+
+        @app.task(name="first", attempts=1)
+        async def first() -> None:
+            await asyncio.sleep(0.2)  # nothing is limited meanwhile: the next limit begins in the context of this job
+
+        @app.task(name="second", attempts=1)
+        async def second() -> None:
+            seen.append(value.get())
+
+        for task in [second] * 300 + [first] + [second] * 20:  # so many end a second that the worker prefetches
+            await task.aenqueue()
+        async with worker_of(app, config=WorkerConfig(concurrency=1)) as worker:
+            await worker.start()
+            try:
+                await until(lambda: worker.stats.failed + worker.stats.succeeded == 321, "every end")
+            finally:
+                gate.set()
+            await worker.stop()
+    assert (len(seen), set(seen)) == (320, {"none"})
+
+
+@on_loop
+async def test_the_error_of_a_given_up_handler_is_not_logged_as_lost(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, ended = asyncio.Event(), asyncio.Event()
+
+    async with PinLater(server.url) as app:
+
+        @app.task(attempts=1, timeout=0.1)
+        async def slow() -> None:
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+            ended.set()
+            raise ValueError
+
+        await slow.aenqueue()
+        async with worker_of(app) as worker:
+            await worker.start()
+            await until(lambda: worker.stats.failed, "a given-up job")
+            gate.set()
+            await asyncio.wait_for(ended.wait(), 30)
+            await worker.stop()
+    gc.collect()  # asyncio logs it when the task goes
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+class Renewal:
+    """In place of the renewal of leases: notes which jobs have a limit there."""
+
+    def __init__(self) -> None:
+        self.limited: list[Any] = []
+
+    def limit(self, lease: Any, job: Any, after_s: float) -> None:
+        self.limited.append(job)
+
+    def drop_limit(self, lease: Any, job: Any) -> None:
+        self.limited.remove(job)
+
+
+@on_loop
+async def test_a_stop_takes_every_limit_away() -> None:
+    job: Any = "job"
+    renewal: Any = Renewal()
+    limits = TimeLimits(renewal)
+    future = asyncio.get_running_loop().create_future()
+    limit = Limit(limits, future, job, job, 30.0, lambda _: None)
+    limit.begin()
+    assert renewal.limited == [job]
+    limits.close()
+    limit.begin()  # the job goes on while the stop waits for it
+    assert (renewal.limited, limits.current) == ([], {})
+    left = ref(limits)
+    del limits, limit
+    gc.collect()
+    assert left() is None  # no timer holds it

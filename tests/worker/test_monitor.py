@@ -63,6 +63,17 @@ async def test_the_first_look_expires_nothing_the_second_does(server: Server, at
 
 
 @on_loop
+async def test_a_job_that_fails_for_good_is_logged_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncClient(server.url) as client:
+        job = (await lapsed_claim(client, server, attempts=1)).descriptor
+        monitors = [Monitor(client, ["q"], tick_s=TICK_S) for _ in range(2)]
+        for monitor in monitors * 2:
+            await look(monitor)
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert errors == [f"job {job} failed for good: its worker died, or its lease ran out"]
+
+
+@on_loop
 async def test_jobs_whose_lease_was_removed_come_back_by_and_by(server: Server) -> None:
     async with AsyncClient(server.url) as client:
         await client.create_queue("q")

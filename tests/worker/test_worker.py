@@ -244,8 +244,8 @@ async def test_a_notification_wakes_an_idle_worker_and_it_polls_nothing(server: 
             await until(lambda: worker.stats.succeeded == round_, "the job", DEADLINE_S)  # noqa: B023
             await idle(worker)
         claims = worker.stats.claims
-        server.call("CONFIG", "RESETSTAT")
         await client.create_queue("other")
+        server.call("CONFIG", "RESETSTAT")
         await client.enqueue("other", b"")
         # what a worker sends to claim: nothing notified it
         assert worker.stats.claims == claims

@@ -43,7 +43,7 @@ from pinlater.embedded.keeper import (
     try_lock,
 )
 from pinlater.model.errors import EmbeddedServerError, InvalidArgument
-from pinlater.model.urls import hide_urls, shown_url
+from pinlater.model.urls import shown_url
 
 __all__ = ["EmbeddedServer", "attach"]
 
@@ -199,20 +199,26 @@ def check_url(url: str) -> tuple[Path | None, bool]:
             f"server URL: expected embedded://[directory][?private][?fsync=always], got {shown_url(url)!r}"
         )
     if parts.netloc:
-        path = url.removeprefix(SCHEME)
-        meant = f"did you mean {SCHEME}./{path} (of the working directory) or {SCHEME}/{path}?"
         raise InvalidArgument(
-            hide_urls(f"server URL: expected a directory that begins with /, ./ or ../, got {url!r}; {meant}")
+            f"server URL: expected a directory that begins with /, ./ or ../, got {shown_url(url)!r}{_meant(url)}"
         )
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     private, fsync = options.pop("private", None), options.pop("fsync", FSYNCS[0])
     if options or private or fsync not in FSYNCS:
-        got = "others" if "@" in parts.query else f"?{parts.query}"
+        got = "others" if options or "@" in parts.query else f"?{parts.query}"
         raise InvalidArgument(f"server URL: expected only ?private or ?fsync={'|'.join(FSYNCS)}, got {got}")
     if private is not None and parts.path:
         raise InvalidArgument(f"server URL: expected a directory or ?private, got both: {shown_url(url)!r}")
     directory = Path(unquote(parts.path)) if parts.path else _state_directory()
     return (directory.resolve() if private is None else None), fsync == "always"
+
+
+def _meant(url: str) -> str:
+    """What to write for a directory without its first slash; "" if it may be something else, such as a password."""
+    path = url.removeprefix(SCHEME)
+    if shown_url(url) != url:
+        return ""
+    return f"; did you mean {SCHEME}./{path} (of the working directory) or {SCHEME}/{path}?"
 
 
 def absolute(url: str) -> str:

@@ -71,6 +71,8 @@ def _exists(store: Store, keys: Arguments) -> int:
 
 
 def _delete(store: Store, keys: Arguments) -> int:
+    for key in keys:
+        store.expiries.pop(key, None)
     return sum(store.values.pop(key, None) is not None for key in keys)
 
 
@@ -288,5 +290,5 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
 #: Commands that a read-only script may not call.
 WRITING: Final = frozenset(
     {b"DEL", b"UNLINK", b"FLUSHALL", b"FLUSHDB", b"HSET", b"HDEL", b"HINCRBY", b"ZADD", b"ZPOPMIN", b"ZPOPMAX"}
-    | {b"SET", b"RPUSH", b"PEXPIRE", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK", b"ZREMRANGEBYSCORE"}
+    | {b"SET", b"RPUSH", b"PEXPIRE", b"SADD", b"SREM", b"ZREM", b"ZREMRANGEBYRANK"}
 )

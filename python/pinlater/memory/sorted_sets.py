@@ -98,13 +98,6 @@ def _zremrangebyrank(store: Store, arguments: Arguments) -> int:
     return removed
 
 
-def _zremrangebyscore(store: Store, arguments: Arguments) -> int:
-    found = store.get(arguments[0], SortedSet) or SortedSet()
-    removed = found.cut(found.by_score(arguments[1], arguments[2]))
-    store.drop_empty(arguments[0])
-    return removed
-
-
 #: Name -> the function, and the minimum number of arguments.
 SORTED_SETS: Final = {
     b"ZADD": (_zadd, 3),
@@ -117,5 +110,4 @@ SORTED_SETS: Final = {
     b"ZPOPMAX": (_zpop(True), 1),
     b"ZREM": (_zrem, 2),
     b"ZREMRANGEBYRANK": (_zremrangebyrank, 3),
-    b"ZREMRANGEBYSCORE": (_zremrangebyscore, 3),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -22,6 +22,8 @@ _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 # format, flags, priorities, version, generation, epoch
 _HEAD: Final = struct.Struct(">BBB8sII")
 _EPOCH: Final = struct.Struct(">I")
+# highest id, generation, epoch. The version follows if it is not the highest id.
+_REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
 # each with its length. A new setting goes behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
@@ -113,6 +115,13 @@ class StoredConfig:
         return self.version + _EPOCH.pack(self.epoch)
 
     @classmethod
+    def deleted_as(cls, remnant: bytes) -> Self:
+        """The configuration of a queue of which only this remnant is left (`lua/lib/remnant.lua`)."""
+        h, generation, epoch = _REMNANT.unpack_from(remnant)
+        config = QueueConfig()
+        return cls(remnant[_REMNANT.size :] or h, generation, True, epoch, config.pack(), config)
+
+    @classmethod
     def unpack(cls, packed: bytes) -> Self:
         """Reads the field `config` of the key `meta`. A setting that its tail does not have yet has its default."""
         _, flags, priorities, version, generation, epoch = _HEAD.unpack_from(packed)
@@ -147,6 +156,18 @@ def check_queue_name(name: object) -> str:
     if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
         raise InvalidArgument(f"queue name: expected 1 to 255 letters, digits or underscores, got {_shorten(name)}")
     return name
+
+
+def read_registry(members: Iterable[bytes]) -> tuple[set[str], list[bytes]]:
+    """The names of queues in a registry, and its members that are no names. Every user of a server may add some."""
+    names, others = set[str](), list[bytes]()
+    for member in members:
+        name = member.decode("latin-1")
+        if _QUEUE_NAME.fullmatch(name):
+            names.add(name)
+        else:
+            others.append(member)
+    return names, sorted(others)
 
 
 def check_source(source: object) -> str:

@@ -17,13 +17,14 @@ from pinlater.model.errors import (
     OutcomeUnknown,
     PinLaterError,
     QueueNotFound,
+    ServerRefused,
     ServerUnavailable,
     from_reply,
 )
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name
 from pinlater.store.effects import Flow, ReplyError, send, together
-from pinlater.store.keys import registry_key
-from pinlater.store.requests import create, load_config, write
+from pinlater.store.keys import registry_key, remnant_field
+from pinlater.store.requests import create, load_config, load_known, repeat, write
 from pinlater.store.shards import QueueShard, Session
 
 log: Final = logging.getLogger("pinlater.queues")
@@ -169,7 +170,6 @@ def _carry_to(queue_shard: QueueShard, newest: StoredConfig, deadline_s: float) 
         # the shard was away when the queue was deleted and created again: its jobs belong to the deleted queue
         yield from delete_on(queue_shard, deadline_s, newest.epoch)
     if queue_shard.stored is None or queue_shard.stored.deleted:
-        yield from register(queue_shard, deadline_s)
         yield from create(queue_shard, newest.settings, newest.carried, deadline_s)
         return
     reply = yield from write(queue_shard, "configure", [newest.settings, newest.carried], deadline_s)
@@ -187,30 +187,45 @@ def delete_on(queue_shard: QueueShard, deadline_s: float, before_epoch: int | No
 
     before_epoch: delete the queue only if its epoch is earlier. Another client may have created the queue again.
     """
-    existed = exists((yield from load_config(queue_shard, deadline_s)))
+    stored, remnant = yield from load_known(queue_shard, deadline_s)
+    existed = exists(stored)
     if existed:
         try:
-            yield from write(queue_shard, "delete_queue", [b"" if before_epoch is None else before_epoch], deadline_s)
+            below = b"" if before_epoch is None else before_epoch
+            remnant = (yield from write(queue_shard, "delete_queue", [below], deadline_s))[2]
+            if not remnant:
+                return False  # of a later epoch
         except QueueNotFound:
             existed = False
         except OutcomeUnknown as error:
             # if the queue no longer exists, the first try deleted it, or another client did: both are success
-            if exists((yield from load_config(queue_shard, deadline_s + 1.0))):
+            stored, remnant = yield from load_known(queue_shard, deadline_s + 1.0)
+            if exists(stored):
                 raise error
     queue_shard.stored = None
-    yield from _change_registry("SREM", queue_shard, deadline_s)
+    if remnant:
+        yield from _leave_to_registry(queue_shard, remnant, deadline_s)
+    yield from _remove_name(queue_shard, deadline_s)
     return existed
 
 
-def register(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
-    """Adds the queue to the registry of the shard."""
-    yield from _change_registry("SADD", queue_shard, deadline_s)
+def _leave_to_registry(queue_shard: QueueShard, remnant: bytes, deadline_s: float) -> Flow[None]:
+    """Moves what a deleted queue leaves to the registry of the shard. A client that dies between the steps leaves a
+    queue shard that the next deletion, or creation, finds.
+    """
+    try:
+        yield from repeat(queue_shard, "keep_remnant", [remnant_field(queue_shard.queue), remnant], deadline_s)
+    except ServerRefused as error:
+        # a tenant's user may not (docs/acl.md): then the queue shard keeps it
+        log.debug("what is left of queue %s stays in its own keys: %s", queue_shard.queue, error)
+        return
+    yield from repeat(queue_shard, "forget_queue", [remnant], deadline_s)
 
 
-def _change_registry(name: str, queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
-    command = (name, registry_key(queue_shard.shard.name), queue_shard.queue)
+def _remove_name(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
+    command = ("SREM", registry_key(queue_shard.shard.name), queue_shard.queue)
     answer = (yield from send(queue_shard.shard.server, command, deadline_s=deadline_s))[0]
     if isinstance(answer, ReplyError):
-        raise from_reply(answer.text, f"{name} in the registry of {queue_shard.shard}")
+        raise from_reply(answer.text, f"SREM in the registry of {queue_shard.shard}")
     if not isinstance(answer, int):
         raise answer.error

@@ -19,8 +19,15 @@ from pinlater.model.errors import (
     PinLaterError,
     QueueNotFound,
     ServerError,
+    from_reply,
 )
-from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig, check_quarantine, check_queue_name
+from pinlater.model.queue_config import (
+    CONFIG_FIELDS,
+    QueueConfig,
+    check_quarantine,
+    check_queue_name,
+    read_registry,
+)
 from pinlater.operations.queue_shards import (
     Found,
     carry,
@@ -30,17 +37,16 @@ from pinlater.operations.queue_shards import (
     load_all,
     newest_of,
     not_found,
-    register,
     remember,
 )
-from pinlater.store.effects import Flow, complete, send, together
+from pinlater.store.effects import Flow, ReplyError, complete, send, together
 from pinlater.store.keys import registry_key
 from pinlater.store.requests import create, write
 from pinlater.store.shards import QueueShard, Session, Shard
 
 log: Final = logging.getLogger("pinlater.queues")
 
-#: What queue_names() has logged: the session's id (a fork has another) and the error, which names the queue shard.
+#: What queue_names() has logged: the session's id (a fork has another), and the message or what it is about.
 _logged: Final = weakref.WeakKeyDictionary[Session, set[tuple[bytes, str]]]()
 
 
@@ -84,7 +90,6 @@ def _create_everywhere(
     errors: list[PinLaterError] = []
     for queue_shard in queue_shards:
         try:
-            yield from register(queue_shard, deadline_s)
             created = yield from _create_on(queue_shard, config, found, deadline_s)
         except ServerError as error:
             errors.append(error)
@@ -168,13 +173,14 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
 def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
     """The names of all queues, sorted. A registry can name a queue that no longer exists, so each name is checked.
 
-    A queue in an unsupported format is left out. A session logs this once for each queue shard.
+    A queue in an unsupported format is left out, and so is what is no name. A session logs this once for each queue
+    shard, and each registry.
     """
     names: set[str] = set()
     errors: list[PinLaterError] = []
     for shard in session.shards.values():
         try:
-            names |= yield from _registered(shard, deadline_s)
+            names |= yield from _registered(session, shard, deadline_s)
         except PinLaterError as error:
             errors.append(error)
     if len(errors) == len(session.shards):
@@ -184,23 +190,30 @@ def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:
         try:
             found = yield from load_all(session.queue_shards(name), deadline_s)
         except FormatUnsupported as error:
-            _log_once(session, name, error)
+            _log_once(session, f"queue {name} is left out: {error}")
             continue
         if newest_of(found.values()) is not None:
             existing.append(name)
     return existing
 
 
-def _log_once(session: Session, queue: str, error: FormatUnsupported) -> None:
-    logged, entry = _logged.setdefault(session, set()), (session.id, str(error))
+def _log_once(session: Session, message: str, about: str = "") -> None:
+    """about: what stands for the message, if that may change."""
+    logged, entry = _logged.setdefault(session, set()), (session.id, about or message)
     if entry not in logged:
         logged.add(entry)
-        log.warning("queue %s is left out: %s", queue, error)
+        log.warning("%s", message)
 
 
-def _registered(shard: Shard, deadline_s: float) -> Flow[set[str]]:
+def _registered(session: Session, shard: Shard, deadline_s: float) -> Flow[set[str]]:
     """The names in the registry of a shard."""
     answer = (yield from send(shard.server, ("SMEMBERS", registry_key(shard.name)), deadline_s=deadline_s))[0]
-    if isinstance(answer, list):
-        return {name.decode() for name in answer}
-    raise answer.error if hasattr(answer, "error") else ServerError(f"{shard}: {answer}")
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"SMEMBERS of the registry of {shard}")
+    if not isinstance(answer, list):
+        raise answer.error
+    names, others = read_registry(answer)
+    if others:
+        where = f"the registry of {shard}"
+        _log_once(session, f"{where} has {len(others):,} entries that are no queue names: {others[0]!r:.60}", where)
+    return names

@@ -51,7 +51,8 @@ async def worker_of(
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
         try:
             handler = runner if around is None else around(runner)
-            worker = Worker(client, names, handler, config, runner.on_stop, app.queue_config if creates else None)
+            config_of = app.queue_config if creates else None
+            worker = Worker(client, names, handler, config, runner.on_stop, config_of, runner.on_failed)
             runner.worker = worker
             yield worker
         finally:

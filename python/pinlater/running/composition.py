@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pinlater.running.background import in_background
+from pinlater.running.failed_jobs import FailedJobs
 from pinlater.running.file_watcher import watch
 from pinlater.running.loop_watch import END_WITH_STACKS
 from pinlater.running.probes import serving
@@ -28,15 +29,15 @@ from pinlater.worker.stop_signals import OTHER_SIGNALS
 
 
 class _Listener:
-    """The listener of a supervisor: its status, and the recoverer, which tells ready processes of failed jobs."""
+    """The listener of a supervisor: its status, and what tells ready processes of failed jobs."""
 
-    def __init__(self, status: SupervisorStatus, recoverer: Recoverer) -> None:
-        self._recoverer = recoverer
+    def __init__(self, status: SupervisorStatus, failed_jobs: FailedJobs) -> None:
+        self._failed_jobs = failed_jobs
         self._status, self.ended = status, status.ended
 
     def reported(self, process: Process) -> None:
         self._status.reported(process)
-        self._recoverer.reported(process)
+        self._failed_jobs.reported(process)
 
 
 def run_supervised(work: Work) -> int | None:
@@ -72,7 +73,8 @@ def supervise(
     reloaded: returns the process sets after a reload. By default they do not change.
     watched: a folder. A change of its Python files causes a reload.
     """
-    recoverer = Recoverer(work.new_client, work.queues)
+    failed_jobs = FailedJobs()
+    recoverer = Recoverer(work.new_client, work.queues, failed_jobs.add)
     status = SupervisorStatus(process_sets, work.queues, recoverer)
 
     def reload() -> Sequence[ProcessSet]:
@@ -83,16 +85,17 @@ def supervise(
         process_sets,
         burst=work.burst,
         reloaded=reload,
-        listener=_Listener(status, recoverer),
+        listener=_Listener(status, failed_jobs),
         recover=recoverer.recover,
     )
 
     @asynccontextmanager
     async def beside() -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            stack.enter_context(failed_jobs.open())
             await stack.enter_async_context(recoverer.open())
             if work.config.monitor:
-                monitor = monitoring(work.new_client, status.queues, work.config.tick_s)
+                monitor = monitoring(work.new_client, status.queues, work.config.tick_s, failed_jobs.add)
                 status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
                 await stack.enter_async_context(serving(work.http, status.answers()))

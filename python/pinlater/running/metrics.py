@@ -37,7 +37,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "pinlater_failed_by_crash_total": (
         "counter",
-        "Jobs that failed for good as their worker process died, by task and queue.",
+        "Jobs that failed for good as their process died, or their lease ran out, by task and queue.",
     ),
     "pinlater_timeouts_total": ("counter", "Runs that took longer than their timeout."),
     "pinlater_expired_jobs_total": ("counter", "Jobs that were claimed after they had expired."),

@@ -5,11 +5,15 @@ Promises that a stop signal ends it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import uvloop
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.jobs import Job
+from pinlater.tasks.late_failures import LateFailures
+from pinlater.worker.executor import ThreadPool
 from pinlater.worker.monitor import TICK_S, Monitor
 from pinlater.worker.stop_signals import StopSignals
 
@@ -19,10 +23,17 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
 
     async def work() -> None:
         async with AsyncClient(shards=shards) as client:
-            monitor = Monitor(client, queues, tick_s=tick_s)
+            # without an app it only logs them
+            failures = LateFailures(client, _no_task, ThreadPool(1, asyncio.get_running_loop()))
+            monitor = Monitor(client, queues, tick_s=tick_s, on_failed=failures.report)
             signals.connect(monitor.request_stop)
             await monitor.run()
+            await failures.close()
 
     with StopSignals(0.0) as signals:
         uvloop.run(work())
     return 0
+
+
+def _no_task(_: Job) -> None:
+    pass

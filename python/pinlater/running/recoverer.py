@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
-from pinlater._core import format_descriptor
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import PinLaterError, QueueNotFound
 from pinlater.model.pauses import Pauses
@@ -28,16 +27,14 @@ from pinlater.running.worker_process import Process
 from pinlater.store.effects import Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
+from pinlater.worker.failed_jobs import OnFailed, log_failed, read_failed
 from pinlater.worker.started_jobs import started_ids
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
 #: A supervisor that stops waits this long for unfinished recoveries.
 LAST_S: Final = 2.0
-_COUNTS: Final = struct.Struct(">IIIIBH")
-_FAILED_JOB: Final = struct.Struct(">BQ")
-#: At most so many failed jobs go to a process in one message.
-_MOST_FAILED: Final = 100
+_COUNTS: Final = struct.Struct(">IIIIB")
 
 
 #: Counts (leases, jobs tried again, failed, not started), and the descriptors of jobs that failed.
@@ -49,16 +46,17 @@ class Recoverer:
 
     new_client: makes a client for the supervisor's loop.
     queues: where to recover jobs of a process that died before its first report.
+    on_failed: called with jobs that failed for good.
     """
 
-    def __init__(self, new_client: Callable[[], AsyncClient], queues: Sequence[str]) -> None:
-        self._new_client = new_client
+    def __init__(
+        self, new_client: Callable[[], AsyncClient], queues: Sequence[str], on_failed: OnFailed = log_failed
+    ) -> None:
+        self._new_client, self._on_failed = new_client, on_failed
         self._queues = list(queues)
         self._tasks: set[asyncio.Task[None]] = set()
         #: Numbers of recovered jobs: enqueued again, and failed.
         self.retried = self.failed = 0
-        #: Descriptors of failed jobs that no process has heard of yet.
-        self._failed: list[str] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -78,11 +76,6 @@ class Recoverer:
         task = asyncio.get_running_loop().create_task(self._recover(process, process.end_in_words(code)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def reported(self, process: Process) -> None:
-        """Tells a process that is ready which jobs failed by a crash: it has the app, and calls `on_failure`."""
-        if self._failed and process.ready and process.send_message({"failed": self._failed[:_MOST_FAILED]}):
-            del self._failed[:_MOST_FAILED]
 
     async def _recover(self, process: Process, ending: str) -> None:
         queues = process.report.get("queues") or self._queues
@@ -131,21 +124,20 @@ class Recoverer:
     async def _end_at(self, queue_shard: QueueShard, process: Process, ending: str) -> list[int]:
         """Ends leases on one queue shard. Returns numbers: leases, jobs tried again, jobs failed, jobs not started."""
         arguments = [process.source, ending, started_ids(process.started, queue_shard)]
-        counts, failed = await self._client.run(lambda end: _end_leases_flow(queue_shard, arguments, end))
-        self._failed += failed
+        counts, failed = await self._client.run(lambda end: end_leases(queue_shard, arguments, end))
+        self._on_failed(failed, None)
         self.retried, self.failed = self.retried + counts[1], self.failed + counts[2]
         return counts
 
 
-def _end_leases_flow(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
+def end_leases(queue_shard: QueueShard, arguments: list[Any], deadline_s: float) -> Flow[_Ended]:
+    """Ends the leases of a source on a queue shard. arguments: source, how its process ended, ids that had started."""
     total, failed = [0, 0, 0, 0], list[str]()
     cursor, more = b"0:0", True
     while more:
         reply = yield from write(queue_shard, "end_leases", [*arguments, cursor], deadline_s, patient=False)
-        *counts, more, count = _COUNTS.unpack_from(reply[2])
-        end = _COUNTS.size + count * _FAILED_JOB.size
-        for priority, id_ in _FAILED_JOB.iter_unpack(reply[2][_COUNTS.size : end]):
-            failed.append(format_descriptor(queue_shard.queue, queue_shard.shard.name, priority, id_))
-        cursor = reply[2][end:]
+        *counts, more = _COUNTS.unpack_from(reply[2])
+        found, cursor = read_failed(queue_shard, reply[2], _COUNTS.size)
+        failed += found
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
     return total, failed

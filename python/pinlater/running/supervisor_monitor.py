@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.worker.failed_jobs import OnFailed
 from pinlater.worker.monitor import Monitor
 
 
 @asynccontextmanager
 async def monitoring(
-    new_client: Callable[[], AsyncClient], queues: Callable[[], Iterable[str]], tick_s: float
+    new_client: Callable[[], AsyncClient], queues: Callable[[], Iterable[str]], tick_s: float, on_failed: OnFailed
 ) -> AsyncIterator[Monitor]:
-    """Runs a monitor beside the block. queues: gives their names at each look."""
+    """Runs a monitor beside the block. queues: gives their names at each look. on_failed: see Monitor."""
     async with new_client() as client:
-        monitor = Monitor(client, queues, tick_s=tick_s)
+        monitor = Monitor(client, queues, tick_s=tick_s, on_failed=on_failed)
         await monitor.start()
         try:
             yield monitor

@@ -78,7 +78,6 @@ class WorkerRun:
         self._work, self._report_fd = work, report_fd
         self._stops = self._code = 0
         self._over = False
-        self._failures: set[asyncio.Future[None]] = set()
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
@@ -201,12 +200,7 @@ class WorkerRun:
 
     def _on_message(self, message: dict[str, Any]) -> None:
         """Takes the descriptors of jobs that failed by a crash."""
-        if self._runner is not None:
-            self._failures.add(task := asyncio.ensure_future(self._runner.failed_by_crash(message["failed"])))
-            task.add_done_callback(self._failures.discard)
-        else:
-            for descriptor in message["failed"]:
-                log.error("job %s failed for good: it was started when a process died", descriptor)
+        self._worker.on_failed(message["failed"], None)
 
     async def _watch_memory(self, cap_mb: int) -> None:
         """Asks for another process when this one and its children use more than the cap."""

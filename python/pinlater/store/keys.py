@@ -4,11 +4,14 @@ Promises that the keys of a queue shard share one hash tag, and so one slot of a
 do, so that one ACL pattern covers both.
 """
 
+from hashlib import blake2b
 from typing import Final
 
 PREFIX: Final = "pl:"
 #: Ends the name of a waiter that is notified by its list.
 LIST_MARK: Final = b":list"
+#: Names of keys in headers of scripts that are the registry's, not the queue shard's: one key a level of its tree.
+_REMNANT_LEVELS: Final = {"remnants_one": 1, "remnants_two": 2, "remnants_three": 3}
 
 
 def tag(queue: str, shard: str) -> str:
@@ -23,11 +26,30 @@ def queue_key(queue: str, shard: str, name: str) -> bytes:
 
 def script_keys(queue: str, shard: str, names: tuple[str, ...], priorities: int) -> tuple[bytes, ...]:
     """KEYS of a script: each name in order, a family (`ready*`) as one key a priority, priority 1 first."""
-    keys = [queue_key(queue, shard, name) for name in names if not name.endswith("*")]
+    keys = [_script_key(queue, shard, name) for name in names if not name.endswith("*")]
     for family in names:
         if family.endswith("*"):
             keys += [queue_key(queue, shard, f"{family[:-1]}:{priority}") for priority in range(1, priorities + 1)]
     return tuple(keys)
+
+
+def _script_key(queue: str, shard: str, name: str) -> bytes:
+    level = _REMNANT_LEVELS.get(name)
+    return queue_key(queue, shard, name) if level is None else _remnant_key(queue, shard, level)
+
+
+def _remnant_key(queue: str, shard: str, level: int) -> bytes:
+    return f"{PREFIX}{{{shard}}}:deleted:{remnant_field(queue).hex()[:level]}".encode()
+
+
+def remnant_keys(queue: str, shard: str) -> list[bytes]:
+    """The hashes of a shard's registry that may have what a deleted queue leaves, the first one first."""
+    return [_remnant_key(queue, shard, level) for level in _REMNANT_LEVELS.values()]
+
+
+def remnant_field(queue: str) -> bytes:
+    """Stands for the name of a deleted queue: 8 bytes. Two names that coincide do no harm, as remnants only grow."""
+    return blake2b(queue.encode(), digest_size=8).digest()
 
 
 def registry_key(shard: str) -> bytes:

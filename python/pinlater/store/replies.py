@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import hiredis
 
+from pinlater.model.urls import hide_user
 from pinlater.store.effects import ReplyError
 
 #: First words of errors of a node that is no primary, that still starts, or that does not know this connection's user
@@ -17,7 +18,7 @@ LEAVE_CODES: Final = ("READONLY", "MASTERDOWN", "UNBLOCKED", "LOADING", "NOAUTH"
 
 
 class ErrorReplies:
-    """Makes a ReplyError of each error reply. leave: one of them had a code of LEAVE_CODES."""
+    """Makes a ReplyError of each error reply, without our user's name. leave: one had a code of LEAVE_CODES."""
 
     __slots__ = ("leave",)
 
@@ -26,7 +27,7 @@ class ErrorReplies:
 
     def __call__(self, text: str) -> ReplyError:
         self.leave = self.leave or text.startswith(LEAVE_CODES)
-        return ReplyError(text)
+        return ReplyError(hide_user(text))
 
     def reader(self) -> Any:
         """A parser of replies."""

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pinlater.model.errors import (
     ConfigConflict,
@@ -31,7 +31,7 @@ from pinlater.model.errors import (
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig, StoredConfig
 from pinlater.store.effects import Argument, Command, Flow, NoAnswer, ReplyError, Send, Sleep, complete
-from pinlater.store.keys import WRITE_NOTHING
+from pinlater.store.keys import WRITE_NOTHING, registry_key, remnant_field, remnant_keys
 from pinlater.store.lanes import Lane
 from pinlater.store.scripts import Script, load_scripts
 from pinlater.store.servers import Server
@@ -275,19 +275,80 @@ def known_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = 
     return stored
 
 
+class Known(NamedTuple):
+    """What a shard has of a queue.
+
+    - stored: its configuration, also of a deleted queue. None: the shard has never had it.
+    - remnant: what the queue left and the registry may not have yet. b"" if there is nothing.
+    """
+
+    stored: StoredConfig | None
+    remnant: bytes
+
+
 def load_config(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[StoredConfig | None]:
     """Reads and keeps the configuration of a queue on a shard. None if the shard has never had the queue."""
-    script = load_scripts()["config"]
-    pauses = _pauses()
+    return (yield from load_known(queue_shard, deadline_s, patient=patient)).stored
+
+
+def load_known(queue_shard: QueueShard, deadline_s: float, *, patient: bool = True) -> Flow[Known]:
+    """Like load_config, and tells what a deleted queue left there.
+
+    The registry is read behind the configuration: what is removed there is in the registry before.
+    """
+    reads = _remnant_reads(queue_shard)
+    answer, remnants = yield from repeat(queue_shard, "config", [], deadline_s, then=reads, patient=patient)
+    packed, left = answer[2], answer[5]
+    if packed:
+        queue_shard.stored = StoredConfig.unpack(packed)
+    else:
+        remnant = _remnant_of(remnants, queue_shard)
+        queue_shard.stored = StoredConfig.deleted_as(remnant) if remnant else None
+    return Known(queue_shard.stored, left)
+
+
+def _remnant_reads(queue_shard: QueueShard) -> list[Command]:
+    field = remnant_field(queue_shard.queue)
+    return [("HGET", key, field) for key in remnant_keys(queue_shard.queue, queue_shard.shard.name)]
+
+
+def _remnant_of(answers: Sequence[Any], queue_shard: QueueShard) -> bytes:
+    """What the registry has of a queue, by the answers to _remnant_reads; b"" for a queue that was never deleted."""
+    for answer in answers:
+        _check_registry(answer, queue_shard)
+    return next((bytes(answer) for answer in answers if answer), b"")
+
+
+def _check_registry(answer: Any, queue_shard: QueueShard) -> None:
+    if isinstance(answer, ReplyError):
+        raise from_reply(answer.text, f"the registry of {queue_shard.shard}")
+
+
+def repeat(
+    queue_shard: QueueShard,
+    verb: str,
+    arguments: Sequence[Argument],
+    deadline_s: float,
+    *,
+    then: Sequence[Command] = (),
+    patient: bool = True,
+) -> Flow[tuple[list[Any], list[Any]]]:
+    """Runs a script that needs no configuration and may run more than once, until an answer comes.
+
+    Each try has a nonce of its own.
+
+    then: commands that the server carries out behind it. Returns the script's reply and their answers, error replies
+    included.
+    """
+    script, pauses = load_scripts()[verb], _pauses()
     while True:
-        nonce = secrets.token_bytes(4)
-        answer = yield from _evaluate(
-            queue_shard.shard.server, script, _command(queue_shard, script, None, [nonce]), deadline_s
-        )
-        if isinstance(answer, list) and len(answer) > 2 and answer[0] == nonce:
-            queue_shard.stored = StoredConfig.unpack(answer[2]) if answer[2] else None
-            return queue_shard.stored
-        error = _error_of(answer, "config", queue_shard)
+        nonce = secrets.token_bytes(8)
+        commands = [_command(queue_shard, script, None, [nonce, *arguments]), *then]
+        answer, *others = yield from _evaluate_all(queue_shard.shard.server, script, commands, deadline_s)
+        lost = next((other for other in others if isinstance(other, NoAnswer)), None)
+        if lost is None and isinstance(answer, list) and answer and answer[0] == nonce:
+            return answer, others
+        error = _error_of(answer if lost is None else lost, verb, queue_shard)
         if not (patient and isinstance(error, ServerUnavailable) and queue_shard.shard.server.contacted):
             raise error
         yield from _pause_or_raise(pauses, deadline_s, error)
@@ -299,7 +360,9 @@ def check_primary(server: Server, deadline_s: float) -> Flow[None]:
 
 
 def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s: float) -> Flow[bool]:
-    """Creates a queue on a shard unless it exists, and keeps its configuration. Returns whether it was created."""
+    """Creates a queue on a shard unless it exists, with its name in the registry, and keeps its configuration. Returns
+    whether it was created.
+    """
 
     def keep(reply: list[Any]) -> bool:
         queue_shard.stored = StoredConfig.unpack(reply[2][1:])
@@ -310,13 +373,20 @@ def create(queue_shard: QueueShard, settings: bytes, carried: bytes, deadline_s:
 
 
 class _Create(_Write):
-    """A write that needs no configuration."""
+    """A write that needs a permit instead of a configuration. It gets another one if its own has ended.
+
+    The registry is read behind the permit, so that it has all epochs that ended before (`lua/permit.lua`).
+    """
 
     def _make_command(self, deadline_s: float) -> Flow[Command]:
-        return _command(
-            self.queue_shard, self.script, None, [self.field, self.sequence, *_arguments(self.arguments, None)]
-        )
-        yield  # makes this a generator
+        queue_shard = self.queue_shard
+        add_name = ("SADD", registry_key(queue_shard.shard.name), queue_shard.queue)
+        then = [*_remnant_reads(queue_shard), add_name]
+        answer, others = yield from repeat(queue_shard, "permit", [], deadline_s, then=then, patient=False)
+        *remnants, added = others
+        _check_registry(added, queue_shard)
+        permitted = [*_arguments(self.arguments, None), answer[1], _remnant_of(remnants, queue_shard)]
+        return _command(queue_shard, self.script, None, [self.field, self.sequence, *permitted])
 
 
 def _arguments(arguments: ScriptArguments, config: StoredConfig | None) -> Sequence[Argument]:
@@ -372,14 +442,27 @@ def _not_loaded(answer: Any) -> bool:
 
 def _evaluate(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
     """The answer to a script's EVALSHA. Loads the script and repeats the call if the server does not know it."""
-    answer = (yield [Send(server, [command], deadline_s)])[0][0]
-    return (yield from _load(server, script, command, deadline_s)) if _not_loaded(answer) else answer
+    return (yield from _evaluate_all(server, script, [command], deadline_s))[0]
+
+
+def _evaluate_all(server: Server, script: Script, commands: Sequence[Command], deadline_s: float) -> Flow[list[Any]]:
+    """The answers to a script's EVALSHA and to the commands behind it."""
+    answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
+    return (yield from _load_first(server, script, commands, deadline_s)) if _not_loaded(answers[0]) else answers
 
 
 def _load(server: Server, script: Script, command: Command, deadline_s: float) -> Flow[Any]:
     """Sends the script, then the command again; returns the command's answer."""
-    loaded, answer = (yield [Send(server, [("SCRIPT", "LOAD", script.source), command], deadline_s)])[0]
-    return loaded if isinstance(loaded, ReplyError) else answer  # a failed load gives the reason
+    return (yield from _load_first(server, script, [command], deadline_s))[0]
+
+
+def _load_first(server: Server, script: Script, commands: Sequence[Command], deadline_s: float) -> Flow[list[Any]]:
+    loading: Command = ("SCRIPT", "LOAD", script.source)
+    answers: list[Any]
+    loaded, *answers = (yield [Send(server, [loading, *commands], deadline_s)])[0]
+    if isinstance(loaded, ReplyError):
+        answers[0] = loaded  # a failed load gives the reason
+    return answers
 
 
 def _foreign(verb: str, queue_shard: QueueShard) -> NoAnswer:

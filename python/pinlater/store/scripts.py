@@ -51,8 +51,13 @@ class Script:
 
     @property
     def writes(self) -> bool:
-        """Whether the script changes data, and so needs a lane."""
+        """Whether the script changes data."""
         return self.kind != "read"
+
+    @property
+    def on_lane(self) -> bool:
+        """Whether a call needs a lane. Any other script may be repeated."""
+        return self.arguments[0] == "lane"
 
 
 @cache

@@ -23,7 +23,10 @@ MIN_VERSION: Final = (7, 0)  # script flags (#!lua) came with Redis 7.0
 READ_BYTES: Final = 65_536
 #: Schemes of servers that PinLater does not start.
 REMOTE_SCHEMES: Final = ("redis://", "rediss://", "unix://")
+_HOST: Final = re.compile(r"[\w.:%\[\]-]*")
 _DATABASE: Final = re.compile(r"/*\d*/*")
+#: These divide options elsewhere, so a password may follow them. In the path of a socket they are escaped.
+_DIVIDERS: Final = re.compile(r"[;&]")
 
 
 class Attachment(Protocol):
@@ -156,7 +159,10 @@ def check_url(url: str) -> None:
 def _refusal(url: str) -> str:
     """Why the URL cannot be used; "" if it can."""
     if not _is_plain(url):
-        return "expected numbers as port and database; a slash, ?, # or at sign in a password is %2F, %3F, %23 or %40"
+        return (
+            "expected a host or path, numbers as port and database, and options behind ?; "
+            "a slash, ?, # or at sign in a password is %2F, %3F, %23 or %40"
+        )
     try:
         pool = redis.ConnectionPool.from_url(url, **_library())
         pool.connection_class(**pool.connection_kwargs)  # makes a connection object; does not connect
@@ -168,7 +174,9 @@ def _refusal(url: str) -> str:
 
 
 def _is_plain(url: str) -> bool:
-    """Whether port and database are numbers, and each option has a value: else a part of a password may stand there."""
+    """Whether host, port and database are such, and each option has a value: else a part of a password may stand
+    there.
+    """
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -177,7 +185,9 @@ def _is_plain(url: str) -> bool:
     options = parts.query.split("&") if parts.query else []
     if parts.fragment or not all("=" in option for option in options):
         return False
-    return parts.scheme == "unix" or _DATABASE.fullmatch(parts.path) is not None
+    if parts.scheme == "unix":
+        return _DIVIDERS.search(parts.path) is None
+    return all((_HOST.fullmatch(parts.netloc.rpartition("@")[2]), _DATABASE.fullmatch(parts.path)))
 
 
 def _scheme(url: object) -> str | None:

@@ -27,6 +27,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyErr
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
+from pinlater.model.urls import hide_user
 from pinlater.store.effects import (
     AwaitMessage,
     AwaitNotification,
@@ -330,5 +331,5 @@ def refuses_subscriptions(error: Exception) -> bool:
 def connect_error(server: Server, error: Exception) -> PinLaterError:
     """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
-        return ServerRefused(f"server {server}: login refused: {error}")
+        return ServerRefused(f"server {server}: login refused: {hide_user(str(error))}")
     return ServerUnavailable(f"server {server}: not reached: {error}")

@@ -21,6 +21,7 @@ from typing import Any, Final
 from redis.exceptions import NoPermissionError, RedisError
 
 from pinlater.model.errors import PinLaterError, ServerRefused
+from pinlater.model.urls import hide_user
 from pinlater.store.servers import Server
 
 #: While a server is not subscribed, no notification comes from it: a wait ends after this time, to subscribe again.
@@ -267,5 +268,6 @@ def _interrupt(connection: Any) -> None:
 def subscription_refused(server: Server, why: str) -> ServerRefused:
     """The error for a user who lacks the right to subscribe."""
     return ServerRefused(
-        f"server {server}: the user may not subscribe to PinLater's channels: {why}; docs/acl.md lists the rights"
+        f"server {server}: the user may not subscribe to PinLater's channels: {hide_user(why)}; "
+        "docs/acl.md lists the rights"
     )

@@ -65,9 +65,8 @@ def limited(call: Runner, wrap: Callable[[Runner], Runner], most_s: float, fail:
             return await around(job, args, kwargs, headers)
         finally:
             mine.lift()
-            if limits.get(id(job)) is mine:  # a job can run twice here, once its claim went stale
-                del limits[id(job)]
-                calls.pop(id(job), None)
+            del limits[id(job)]
+            calls.pop(id(job), None)
 
     return run
 

@@ -22,10 +22,10 @@ from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.context import current_trace
-from pinlater.tasks.crash_failures import CrashFailures
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
 from pinlater.tasks.invoke import Invoker
+from pinlater.tasks.late_failures import LateFailures
 from pinlater.tasks.loading import import_name
 from pinlater.tasks.logs import current_job, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
@@ -117,10 +117,10 @@ class TaskRunner:
         self._raw = {each.task.queue: each for each in runnable if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
         self.stats = TaskStats()
-        self._crash_failures = CrashFailures(client, self._task_of, self._threads)
-        self.stats.crashed = self._crash_failures.counts
-        #: Reports jobs that failed by a crash, by their descriptors.
-        self.failed_by_crash = self._crash_failures.report
+        self._late_failures = LateFailures(client, self._task_of, self._threads)
+        self.stats.crashed = self._late_failures.counts
+        #: See Worker.
+        self.on_failed = self._late_failures.report
         #: Called with each attempt that failed, and its error.
         self.on_error: Callable[[Job, BaseException], None] | None = None
         #: The worker whose handler this is. Set it before the first job.
@@ -137,7 +137,8 @@ class TaskRunner:
                 table[key] = each._replace(function=None, run=partial(_run_and_call_back, callback, each.run))
 
     async def close(self) -> None:
-        """Lets the threads end, and ends the processes."""
+        """Lets late hooks and the threads end, and ends the processes."""
+        await self._late_failures.close()
         self._threads.close()
         await self._processes.close()
 

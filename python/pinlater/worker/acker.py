@@ -22,6 +22,7 @@ from pinlater.operations.enqueue import CALL_JOBS
 from pinlater.operations.parts import in_parts
 from pinlater.store.shards import QueueShard
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded
+from pinlater.worker.failed_jobs import OnFailed, log_failed
 from pinlater.worker.held_jobs import Held
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal
@@ -52,7 +53,7 @@ def _size(ended: _Ended) -> int:
 
 
 class Acker:
-    """changed: called when fewer jobs wait for their ack."""
+    """changed: called when fewer jobs wait for their ack. on_failed: see Worker."""
 
     def __init__(
         self,
@@ -61,12 +62,13 @@ class Acker:
         stats: WorkerStats,
         retry_delay_ms: int,
         changed: Callable[[], None],
+        on_failed: OnFailed = log_failed,
     ) -> None:
         self._source = source
         self._lease_renewal = renewal
         self._stats = stats
         self._retry_delay_ms = retry_delay_ms
-        self._changed = changed
+        self._changed, self._on_failed = changed, on_failed
         self._ended: dict[QueueShard, list[_Ended]] = {}
         self._acking: dict[QueueShard, list[_Ended]] = {}
         self._flushing: dict[QueueShard, asyncio.Task[None]] = {}
@@ -163,18 +165,21 @@ class Acker:
             del self._flushing[queue_shard]
             self._acking.pop(queue_shard, None)
 
-    async def _settle(self, batch: list[_Ended], *, again: bool = False) -> None:
-        """Checkpoints and results go before the acks, which cannot express them. Each is one script call, or several
-        if they are many bytes.
+    async def _settle(self, batch: list[_Ended], *, again: bool = False) -> _Out:
+        """Acks jobs. Returns those whose end was not taken.
+
+        Checkpoints and results go before the acks, which cannot express them. Each is one script call, or several if
+        they are many bytes.
 
         again: these ends take the place of ends that no server took.
         """
         live = [one for one in batch if not one[0].lease.lost]
+        out: _Out = {}
         for held, _ in batch:
             if held.lease.lost:
+                out[held] = None
                 self.stale(held)
         special = [one for one in live if one[1] is not None]
-        out: _Out = {}
         if special:
             await self._step(self._checkpoint, [one for one in special if _checkpoint(*one) is not None], out, _size)
             await self._step(self._store, [one for one in special if isinstance(one[1], Succeeded)], out, _size)
@@ -193,6 +198,7 @@ class Acker:
                 self.stale(held)
         if rejected:
             await self._fail_rejected(rejected, again)
+        return out
 
     async def _step(
         self,
@@ -225,7 +231,11 @@ class Acker:
         for held, _, why in rejected:
             text = "job %s: no server takes its end, so its attempt failed: %s"
             log.error(text, held.job.descriptor, describe(why, _REASON_BYTES), extra={"job": held.job})
-        await self._settle([(held, _failed(end, why)) for held, end, why in rejected], again=True)
+        out = await self._settle([(held, _failed(end, why)) for held, end, why in rejected], again=True)
+        for held, end, why in rejected:
+            # its handler did not say that it failed, and this was its last attempt
+            if held not in out and not isinstance(end, Failed) and held.job.attempts_remaining <= 1:
+                self._on_failed([held.job.descriptor], why)
 
     def _abandon(self, held: Held, why: Exception) -> None:
         """Renews the lease of this job no more: it runs again when that has run out."""

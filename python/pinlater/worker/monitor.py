@@ -6,8 +6,9 @@ Promises:
     Any number of monitors at once do no harm: one is active a queue shard, the others look rarely and take over when it
     stops.
     An unexpected error is logged, and the monitor goes on.
-Risk: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
+Risks: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
 for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
+Jobs that failed for good are passed on once at most: not if this process dies first, or gets no answer in LOOK_S.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
+from pinlater.worker.failed_jobs import OnFailed, log_failed, read_failed
 
 log: Final = logging.getLogger("pinlater.monitor")
 
@@ -112,6 +114,7 @@ class Monitor:
 
     queues: their names, or a function that gives them at each look; None: all that exist.
     tick_s: seconds between two looks.
+    on_failed: called with jobs that failed for good, as their leases ran out. By default they are logged.
     """
 
     def __init__(
@@ -120,10 +123,11 @@ class Monitor:
         queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
         *,
         tick_s: float = TICK_S,
+        on_failed: OnFailed = log_failed,
     ) -> None:
         if isinstance(tick_s, bool) or not isinstance(tick_s, int | float) or not 0 < tick_s <= 3600:
             raise InvalidArgument(f"tick_s: expected seconds, more than 0 and at most 3600, got {tick_s!r}")
-        self._client = client
+        self._client, self._on_failed = client, on_failed
         self.id = secrets.token_bytes(8)
         self._named = queues if queues is None or callable(queues) else partial(list, list(queues))
         self._found: list[str] = []
@@ -202,7 +206,9 @@ class Monitor:
             try:
                 self._found = await self._client.queue_names()
             except PinLaterError as error:
-                log.warning("queues not listed: %s", error)
+                log.warning("queues not listed: %s; the monitor looks at those that it knows", error)
+            except Exception:
+                log.exception("queues not listed: an unexpected error; the monitor looks at those that it knows")
             self._rediscover_s = time.monotonic() + REDISCOVER_S
         return self._found
 
@@ -256,18 +262,26 @@ class Monitor:
         arguments: list[Argument] = [self.id, hold_ms, watch.expected(sent_s), watch.sweep]
         soon_s = min(deadline_s, time.monotonic() + LOOK_S)
         reply = yield from write(queue_shard, "expire", arguments, soon_s, patient=False)
-        active, rests, more, now, leases, retried, failed, _ = _REPORT.unpack_from(reply[2])
-        watch.sweep = reply[2][_REPORT.size :]
+        active, rests, more, now, *_ = _REPORT.unpack_from(reply[2])
         read_s = boot_s()
         jumped_ms = watch.note(int.from_bytes(now, "big"), sent_s, read_s)
         watch.active = bool(active)
         ticks = 1.0 if active else STANDBY_TICKS * random.uniform(0.8, 1.2)
         watch.next_look_s = time.monotonic() + ticks * self._tick_s
         _log_rest(queue_shard, watch, rests, jumped_ms)
+        watch.sweep = self._note_ended(queue_shard, reply[2])
+        return bool(more) or watch.jumped
+
+    def _note_ended(self, queue_shard: QueueShard, report: bytes) -> bytes:
+        """Counts and logs leases that ran out, and passes on the jobs that failed. Returns where to sweep on."""
+        *_, leases, retried, failed, _ = _REPORT.unpack_from(report)
+        descriptors, sweep = read_failed(queue_shard, report, _REPORT.size)
         self.redelivered += retried + failed
         if leases:
             log.warning("%s: %d leases ran out: %d jobs tried again, %d failed", queue_shard, leases, retried, failed)
-        return bool(more) or watch.jumped
+        if descriptors:
+            self._on_failed(descriptors, None)
+        return sweep
 
     def _collect(self, queue_shard: QueueShard, watch: ShardWatch, deadline_s: float) -> Flow[bool]:
         """One call of `collect`; True if much is left to remove."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.worker.failed_jobs import OnFailed, log_failed
 from pinlater.worker.monitor import LOOK_S, Monitor
 
 
@@ -19,10 +20,12 @@ class MonitorThread:
     """Runs a Monitor between start() and stop().
 
     client: the monitor gets a client of its own with the same settings. queues, tick_s: see Monitor.
+    on_failed: see Monitor; called on the loop of start().
     """
 
-    def __init__(self, client: AsyncClient, queues: Iterable[str], *, tick_s: float) -> None:
+    def __init__(self, client: AsyncClient, queues: Iterable[str], on_failed: OnFailed, *, tick_s: float) -> None:
         self._settings, self._queues, self._tick_s = client.settings, list(queues), tick_s
+        self._on_failed = on_failed
         self._client, self._monitor = self._new()
         self._earlier = 0
         self._thread: threading.Thread | None = None
@@ -68,6 +71,12 @@ class MonitorThread:
             await stopping.wait()
             await monitor.stop()
 
+    def _pass_on(self, descriptors: list[str], error: Exception | None) -> None:
+        try:
+            self._worker_loop.call_soon_threadsafe(self._on_failed, descriptors, error)
+        except RuntimeError:  # that loop is closed
+            log_failed(descriptors, error)
+
     def _new(self) -> tuple[AsyncClient, Monitor]:
         settings = self._settings
         connect_timeout_s, read_timeout_s = settings.timeouts
@@ -78,4 +87,4 @@ class MonitorThread:
             connect_timeout_s=connect_timeout_s,
             read_timeout_s=read_timeout_s,
         )
-        return client, Monitor(client, self._queues, tick_s=self._tick_s)
+        return client, Monitor(client, self._queues, tick_s=self._tick_s, on_failed=self._pass_on)

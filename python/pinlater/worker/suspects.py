@@ -6,7 +6,8 @@ its suspects, and runs its other jobs.
 
 Promises that a suspect that ends its process takes no other job along.
 Risks: a suspect waits for the longest job of its worker, and the free slots wait with it. Jobs of another worker of the
-same process go on beside it. Where leases run out, what a worker only held has crashed too.
+same process go on beside it. Where leases run out, what a worker only held has crashed too. So without a supervisor,
+two workers in one process do not keep the promise: one may hold suspects while a suspect of the other ends the process.
 """
 
 from __future__ import annotations

@@ -135,7 +135,6 @@ class TimeLimits:
 
     def begin(self, future: asyncio.Future[Any], limit: Limit) -> None:
         """The limit replaces the job's earlier one: middleware may call a function twice."""
-        self.end(future)
         if self._closed:
             return
         self.current[future] = limit
@@ -151,10 +150,9 @@ class TimeLimits:
             self._lease_renewal.drop_limit(limit.lease, limit.job)
 
     def leave_behind(self, future: asyncio.Future[Any]) -> None:
-        """The job was given up: its handler goes on, and asyncio does not log its error."""
+        """The job was given up: its handler goes on."""
         self.end(future)
         self.given_up.add(future)
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _look_later(self) -> None:
         self._due_s = time.monotonic() + LOOK_S

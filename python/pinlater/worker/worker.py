@@ -18,6 +18,7 @@ from pinlater.model.queue_config import QueueConfig, check_queue_name
 from pinlater.worker.acker import Acker
 from pinlater.worker.config import WorkerConfig
 from pinlater.worker.executor import End, Handler, check_handler
+from pinlater.worker.failed_jobs import OnFailed, log_failed
 from pinlater.worker.fetcher import Fetcher
 from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
@@ -45,6 +46,8 @@ class Worker:
     on_stop: called when a stop begins; jobs whose handlers it cancels are released.
     config_of: configuration of a queue that does not exist and was not deleted; the worker creates it. None: the worker
     waits for it.
+    on_failed: called on the worker's loop with jobs that failed for good outside of their handler: their leases ran out
+    and the worker's monitor saw it, or no server took the end of a job of this worker. By default they are logged.
     """
 
     def __init__(
@@ -55,19 +58,20 @@ class Worker:
         config: WorkerConfig | None = None,
         on_stop: Callable[[], object] | None = None,
         config_of: Callable[[str], QueueConfig] | None = None,
+        on_failed: OnFailed = log_failed,
     ) -> None:
         names = [check_queue_name(name) for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))]
         if not names:
             raise InvalidArgument("queues: expected at least one name, got none")
         self.config = config = config or WorkerConfig()
-        self.handler, self.on_stop = check_handler(handler), on_stop
+        self.handler, self.on_stop, self.on_failed = check_handler(handler), on_stop, on_failed
         self._client, self._queues, self._stats = client, names, WorkerStats()
         self._stopping, self._at_once = asyncio.Event(), False
         self._progress, self._end_by_s = Progress(), float("inf")
         self._jobs = HeldJobs(config)
         source = QueueShardSource(client, names, config_of)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
-        self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed)
+        self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed, on_failed)
         self._slots = WorkerSlots(
             source, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
         )
@@ -82,7 +86,7 @@ class Worker:
             config.order,
             config.max_jobs,
         )
-        self.monitor = MonitorThread(client, names, tick_s=config.tick_s) if config.monitor else None
+        self.monitor = MonitorThread(client, names, on_failed, tick_s=config.tick_s) if config.monitor else None
         #: For handlers; see WorkerSlots.
         self.limit_function, self.limit_hooks = self._slots.limit_function, self._slots.limit_hooks
         self.is_current = self._slots.is_current

@@ -3,11 +3,12 @@
 //! Promises: a token is due a third of its lease after it was held or last renewed, or the first time when the caller
 //! says; a call carries all due tokens of one queue, up to `MAX_TOKENS`; a queue whose calls are refused backs off
 //! alone; a job that is past its limit moves from its claim's lease to one of its own, which is not renewed.
-//! Risks: time is `Instant` (`CLOCK_MONOTONIC`), which stands still while the machine is suspended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::clock::Moment;
 
 /// Tokens in one call: the scripts refuse more than 1,000 elements, jobs past their limit among them.
 const MAX_TOKENS: usize = 1_000;
@@ -39,7 +40,7 @@ pub struct Call {
     pub own_ids: Vec<JobId>,
     /// The longest lease among them: no renewal may leave less than the caller counts on.
     pub lease_ms: u128,
-    pub taken_at: Instant,
+    pub taken_at: Moment,
 }
 
 /// What became of a call.
@@ -57,12 +58,12 @@ pub enum Outcome {
 /// Pauses between tries; not waiting when made.
 #[derive(Default)]
 pub struct Backoff {
-    retry_at: Option<Instant>,
+    retry_at: Option<Moment>,
     pause: Option<Duration>,
 }
 
 impl Backoff {
-    pub fn fail(&mut self, now: Instant) {
+    pub fn fail(&mut self, now: Moment) {
         let pause = self.pause.map_or(FIRST_PAUSE, |last| (last * 2).min(LAST_PAUSE));
         *self = Self { retry_at: Some(now + pause), pause: Some(pause) };
     }
@@ -72,7 +73,7 @@ impl Backoff {
     }
 
     /// `wanted`, or later if a pause is on.
-    pub fn after(&self, wanted: Instant) -> Instant {
+    pub fn after(&self, wanted: Moment) -> Moment {
         self.retry_at.map_or(wanted, |retry_at| wanted.max(retry_at))
     }
 }
@@ -81,7 +82,7 @@ struct Lease {
     /// One of its jobs.
     job: Item,
     length: Duration,
-    due_at: Instant,
+    due_at: Moment,
     /// A job left it for a lease of its own. It may have been the last one: that the server does not know the token any
     /// more is no news then.
     parted: bool,
@@ -91,7 +92,7 @@ struct Lease {
 struct Limit {
     priority: u8,
     token: Token,
-    ends_at: Instant,
+    ends_at: Moment,
 }
 
 /// The leases of one queue-shard.
@@ -101,9 +102,9 @@ pub struct Queue {
     leases: HashMap<Token, Lease>,
     limits: HashMap<JobId, Limit>,
     /// No lease is due before this (it may be early: drops do not move it). None when nothing is held.
-    due_at: Option<Instant>,
+    due_at: Option<Moment>,
     /// No limit ends before this, likewise.
-    limit_at: Option<Instant>,
+    limit_at: Option<Moment>,
     backoff: Backoff,
 }
 
@@ -134,8 +135,8 @@ impl Queue {
         token: Token,
         length: Duration,
         first: Option<Duration>,
-        now: Instant,
-    ) -> Instant {
+        now: Moment,
+    ) -> Moment {
         let due_at = now + first.unwrap_or(length / DUE_PART);
         let job = item(priority, id, token);
         self.leases.insert(token, Lease { job, length, due_at, parted: false });
@@ -148,7 +149,7 @@ impl Queue {
     }
 
     /// From `ends_at` on the job is not kept by the lease of its claim any more.
-    pub fn limit(&mut self, priority: u8, id: JobId, token: Token, ends_at: Instant) {
+    pub fn limit(&mut self, priority: u8, id: JobId, token: Token, ends_at: Moment) {
         self.limits.insert(id, Limit { priority, token, ends_at });
         self.limit_at = Some(self.limit_at.map_or(ends_at, |earliest| earliest.min(ends_at)));
     }
@@ -158,14 +159,14 @@ impl Queue {
     }
 
     /// When to look at this queue next; None when nothing is held.
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub fn wake_at(&self) -> Option<Moment> {
         let due_at = self.due_at.filter(|_| !self.leases.is_empty());
         let limit_at = self.limit_at.filter(|_| !self.limits.is_empty());
         due_at.into_iter().chain(limit_at).min().map(|first| self.backoff.after(first))
     }
 
     /// The next call, if a lease is due. Its leases stay due until `settle`.
-    pub fn take_call(&mut self, queue: u16, now: Instant) -> Option<Call> {
+    pub fn take_call(&mut self, queue: u16, now: Moment) -> Option<Call> {
         self.find_due();
         if self.wake_at().is_none_or(|wake_at| wake_at > now) {
             return None;
@@ -193,7 +194,7 @@ impl Queue {
     }
 
     /// Apply a call's outcome; returns the tokens lost by it. A token dropped meanwhile is not lost.
-    pub fn settle(&mut self, call: &Call, outcome: &Outcome, now: Instant) -> Vec<Token> {
+    pub fn settle(&mut self, call: &Call, outcome: &Outcome, now: Moment) -> Vec<Token> {
         match outcome {
             Outcome::Renewed(refused) => {
                 self.backoff.clear();

@@ -6,10 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
+
+use crate::clock::{self, Moment};
 
 use super::connection::{Connection, Socket, Target};
 use super::held::{Backoff, Call, Outcome, Queue, Token};
+
+/// A sleep does not end in suspended time (its clock is the monotonic one), so the thread looks this often at its own.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// What the thread and the Python side share.
 #[derive(Default)]
@@ -26,7 +31,7 @@ pub struct State {
     pub queues: Vec<Queue>,
     pub lost: VecDeque<(u16, Token)>,
     /// When the thread will look again by itself; None while only `wake` wakes it.
-    pub wakes_at: Option<Instant>,
+    pub wakes_at: Option<Moment>,
     backoff: Backoff,
     socket: Option<Socket>,
     pub closing: bool,
@@ -39,7 +44,7 @@ pub struct State {
 
 enum Next {
     Call(Call),
-    Sleep(Option<Instant>),
+    Sleep(Option<Moment>),
 }
 
 impl State {
@@ -50,7 +55,7 @@ impl State {
     }
 
     /// A call that is due, or until when to sleep (None: until woken).
-    fn next(&mut self, now: Instant) -> Next {
+    fn next(&mut self, now: Moment) -> Next {
         let Some((queue, due_at)) = self.first_due() else {
             return Next::Sleep(None);
         };
@@ -64,13 +69,13 @@ impl State {
     }
 
     /// The queue to look at first, and when.
-    fn first_due(&self) -> Option<(u16, Instant)> {
+    fn first_due(&self) -> Option<(u16, Moment)> {
         let wakes =
             self.queues.iter().zip(0..).filter_map(|(queue, handle)| Some((handle, queue.wake_at()?)));
         wakes.min_by_key(|(_, wake_at)| *wake_at)
     }
 
-    fn settle(&mut self, call: &Call, outcome: Outcome, now: Instant) {
+    fn settle(&mut self, call: &Call, outcome: Outcome, now: Moment) {
         let lost =
             self.queues.get_mut(usize::from(call.queue)).map(|queue| queue.settle(call, &outcome, now));
         self.lost.extend(lost.into_iter().flatten().map(|token| (call.queue, token)));
@@ -116,7 +121,7 @@ impl Shared {
     fn next_call(&self) -> Option<Call> {
         let mut state = self.lock();
         while !state.closing {
-            let now = Instant::now();
+            let now = clock::now();
             state.wakes_at = match state.next(now) {
                 Next::Call(call) => {
                     state.wakes_at = Some(now); // awake: whoever holds need not wake it
@@ -129,11 +134,11 @@ impl Shared {
         None
     }
 
-    fn sleep<'a>(&self, state: MutexGuard<'a, State>, now: Instant) -> MutexGuard<'a, State> {
+    fn sleep<'a>(&self, state: MutexGuard<'a, State>, now: Moment) -> MutexGuard<'a, State> {
         let Some(until) = state.wakes_at else {
             return self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        let length = until.saturating_duration_since(now);
+        let length = until.saturating_sub(now).min(LONGEST_SLEEP);
         let slept = self.wake.wait_timeout(state, length);
         slept.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -160,7 +165,7 @@ pub fn run(shared: &Shared, target: &Target) {
         if matches!(outcome, Outcome::Broken(_)) {
             connection = None;
         }
-        shared.lock().settle(&call, outcome, Instant::now());
+        shared.lock().settle(&call, outcome, clock::now());
         shared.answered.notify_all();
     }
 }

@@ -10,23 +10,25 @@ from redis.exceptions import NoPermissionError
 
 from pinlater.cli.doctor.check_result import ERROR, OK, CheckResult
 from pinlater.cli.doctor.reached_server import ReachedServer
-from pinlater.store.keys import PREFIX, queue_key, registry_key, tag, wake_channel
+from pinlater.model.queue_config import read_registry
+from pinlater.store.keys import PREFIX, queue_key, registry_key, remnant_keys, tag, wake_channel
 from pinlater.store.scripts import load_scripts
 
 #: Commands a client sends itself, besides EVALSHA and SCRIPT LOAD.
 CLIENT_COMMANDS: Final = ("SADD", "SREM", "BLPOP")
 CHANNEL_COMMANDS: Final = ("PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
 _CALLS: Final = re.compile(rb"\b(?:call|call_in_chunks)\('([A-Z]+)'(?:, '([A-Z]+)')?")
-#: ARGV: a key and a channel of a queue shard, the registry, commands. Asks for each command without running it.
+#: ARGV: a key and a channel of a queue shard, two keys of the registry, commands. Asks for each without running it.
 _ACL_PROBE: Final = """#!lua flags=no-writes
-local key, channel, registry = unpack(ARGV)
+local key, channel, registry, remnants = unpack(ARGV)
 local on = { PUBLISH = channel, SUBSCRIBE = channel, UNSUBSCRIBE = channel, SADD = registry, SREM = registry }
 local denied = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local words = {string.match(ARGV[i], '^(%u+)|?(%u*)$')}
   if words[2] == '' then table.remove(words) end
   words[#words + 1] = on[words[1]] or key
-  if not redis.acl_check_cmd(unpack(words)) then denied[#denied + 1] = ARGV[i] end
+  local reads = words[1] ~= 'HGET' or redis.acl_check_cmd('HGET', remnants)
+  if not reads or not redis.acl_check_cmd(unpack(words)) then denied[#denied + 1] = ARGV[i] end
 end
 return denied
 """
@@ -44,13 +46,14 @@ def permissions(server: ReachedServer) -> Iterator[CheckResult]:
     denied: dict[str, list[str]] = {}
     for shard in server.shards:
         for queue in server.queues or registered(server, shard) or [_ANY_QUEUE]:
-            names = queue_key(queue, shard, "meta"), wake_channel(queue, shard, bytes(8)), registry_key(shard)
+            names = [queue_key(queue, shard, "meta"), wake_channel(queue, shard, bytes(8)), registry_key(shard)]
+            names.append(remnant_keys(queue, shard)[0])
             where = _ALL if queue == _ANY_QUEUE else f"{PREFIX}{tag(queue, shard)}*"
             if missing := server.redis.evalsha(probe, 0, *names, *wanted):
                 denied.setdefault(", ".join(name.decode() for name in missing), []).append(where)
     for missing, patterns in denied.items():
         rules = " ".join(f"+{name.lower()}" for name in missing.split(", "))
-        allowed = f"~{patterns[0]} %W~pl:{{*}}:queues &{patterns[0]}"
+        allowed = f"~{patterns[0]} %R~pl:{{*}}:deleted:* &{patterns[0]} (+sadd +srem %W~pl:{{*}}:queues)"
         advice = f"ACL SETUSER … {rules} {allowed}; without them a script can stop half-way: docs/acl.md"
         yield server.result(ERROR, "permissions", f"denied on {_listed(patterns)}: {missing}", advice)
     if not denied:
@@ -60,7 +63,7 @@ def permissions(server: ReachedServer) -> Iterator[CheckResult]:
 def registered(server: ReachedServer, shard: str) -> list[str]:
     """The names in the registry of a shard; none if the user may not read it, as a tenant may not."""
     try:
-        return sorted(name.decode() for name in server.redis.smembers(registry_key(shard)))  # type: ignore[union-attr]
+        return sorted(read_registry(server.redis.smembers(registry_key(shard)))[0])  # type: ignore[arg-type]
     except NoPermissionError:
         return []
 

@@ -9,6 +9,8 @@ from redis.exceptions import RedisError
 from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_state
 from pinlater.cli.doctor.reached_server import ReachedServer
+from pinlater.model.queue_config import read_registry
+from pinlater.model.urls import hide_user
 from pinlater.store.keys import registry_key
 from pinlater.store.servers import Server
 from pinlater.store.shards import Session
@@ -18,20 +20,29 @@ def check_queues(session: Session, reached: dict[Server, ReachedServer], queues:
     """Checks the named queues; all if none is named."""
     results: list[CheckResult] = []
     try:
-        for queue in queues or _queue_names(session, reached):
+        names, others = (set(queues), []) if queues else _read_registries(session, reached)
+        results += _check_registries(others)
+        for queue in queues or sorted(names):
             states = [queue_state(reached[shard.server], shard, queue) for shard in session.shards.values()]
             if queues or any(state.config or state.error for state in states):
                 results += _check_queue(queue, states)
     except (RedisError, OSError) as error:
-        results.append(CheckResult(WARNING, "queues", "configuration", f"unknown: {error}", "name queues with --queue"))
+        found = f"unknown: {hide_user(str(error))}"
+        results.append(CheckResult(WARNING, "queues", "configuration", found, "name queues with --queue"))
     return results
 
 
-def _queue_names(session: Session, reached: dict[Server, ReachedServer]) -> list[str]:
-    names: set[bytes] = set()
+def _check_registries(others: list[bytes]) -> Iterator[CheckResult]:
+    if others:
+        found = f"{len(others):,} entries are no queue names: {others[0]!r:.60}"
+        yield CheckResult(WARNING, "queues", "registry", found, "SREM them from pl:{…}:queues: docs/acl.md")
+
+
+def _read_registries(session: Session, reached: dict[Server, ReachedServer]) -> tuple[set[str], list[bytes]]:
+    members: set[bytes] = set()
     for shard in session.shards.values():
-        names |= set(reached[shard.server].redis.smembers(registry_key(shard.name)))  # type: ignore[arg-type]
-    return sorted(name.decode() for name in names)
+        members |= set(reached[shard.server].redis.smembers(registry_key(shard.name)))  # type: ignore[arg-type]
+    return read_registry(members)
 
 
 def _check_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckResult]:

@@ -52,7 +52,7 @@ def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardSt
     sha = server.redis.script_load(script.source.decode())
     keys = script.names(queue, shard.name, 0)
     try:
-        _, _, packed, owner, lost = server.redis.evalsha(sha, len(keys), *keys, b"look")
+        _, _, packed, owner, lost, _ = server.redis.evalsha(sha, len(keys), *keys, b"look")
     except ResponseError as error:
         if not isinstance(from_reply(str(error), ""), FormatUnsupported):
             raise

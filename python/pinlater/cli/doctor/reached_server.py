@@ -16,6 +16,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from pinlater.cli.doctor.check_result import ERROR, OK, CheckResult
 from pinlater.client.base import ClientSettings
 from pinlater.model.errors import PinLaterError, ServerTooOld
+from pinlater.model.urls import hide_user
 from pinlater.store.servers import Server
 
 
@@ -87,7 +88,7 @@ def _reach(server: Server, timeouts: tuple[float, float], reached: dict[Server, 
         server.check_version("\n".join(f"{key}:{value}" for key, value in connected.info.items()))
     except (AuthenticationError, NoPermissionError) as error:
         advice = "check user and password in the URL; a client needs INFO and CLIENT SETNAME"
-        return CheckResult(ERROR, repr(server), "reachable", f"login refused: {error}", advice)
+        return CheckResult(ERROR, repr(server), "reachable", f"login refused: {hide_user(str(error))}", advice)
     except ServerTooOld as error:
         advice = "upgrade it: the scripts need Redis 7.0"
         return CheckResult(ERROR, repr(server), "reachable", str(error), advice)

@@ -13,6 +13,7 @@ from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResu
 from pinlater.cli.doctor.permission_check import permissions
 from pinlater.cli.doctor.reached_server import ReachedServer
 from pinlater.cli.doctor.version_check import judge_version
+from pinlater.model.urls import hide_user
 
 #: Round trips for clock and latency. The best one gives the clock's offset, the median the latency.
 PINGS: Final = 9
@@ -32,7 +33,7 @@ def check_server(server: ReachedServer) -> list[CheckResult]:
             results += check(server)
         except (RedisError, OSError) as error:
             name = check.__name__.strip("_").replace("_", " ")
-            results.append(server.result(WARNING, name, f"unknown: {error}", "check it by hand"))
+            results.append(server.result(WARNING, name, f"unknown: {hide_user(str(error))}", "check it by hand"))
     return results
 
 
