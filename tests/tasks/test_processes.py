@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,15 @@ async def test_results_come_from_processes(out: Path) -> None:
         assert await fine.aresult(timeout=10) == {"square": 49}
         with pytest.raises(TaskFailed, match="result: it can not be packed as json"):
             await bad.aresult(timeout=10)
+
+
+@on_loop
+async def test_arguments_and_results_of_a_process_are_what_annotations_say() -> None:
+    day = datetime.date(2026, 11, 22)
+    async with app:
+        handle = await calls_app.price_on.aenqueue(day, {day: Decimal("1.50")})
+        await run("kept")
+        assert str(await handle.aresult(timeout=10)) == "1.50"
 
 
 @on_loop

@@ -193,11 +193,12 @@ async def _cancel(app: PinLater) -> None:
 
 @line
 async def _does_not_fit(app: PinLater) -> None:
-    @app.task
+    before_its_function_is_known: Any = app.by_name("task")
+
+    @app.task(name="task")
     async def task(x: int) -> None: ...
 
-    unchecked: Any = task
-    info, _ = await one(app, unchecked)
+    info, _ = await one(app, before_its_function_is_known)
     said = "TypeError: _does_not_fit.<locals>.task() missing 1 required positional argument: 'x'"
     assert is_failed(info, said)
 

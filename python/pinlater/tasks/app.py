@@ -18,6 +18,7 @@ from pinlater.model.queue_config import QueueConfig, check_integer, check_queue_
 from pinlater.model.registry import registered
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.decorators import Async, BatchDecorator, TaskDecorator
 from pinlater.tasks.dependencies import Resolved
@@ -242,6 +243,7 @@ class PinLater:
                 codec=codec,
                 options=job_options,
                 headers={},
+                arguments=UNKNOWN,
                 results=result_ttl is not None,
             )
             return self._add(make_task(function, self.clients, send_options, options))
@@ -326,7 +328,14 @@ class PinLater:
         if known is not None:
             return known
         options = {"priority": 1, "attempts": DEFAULT_ATTEMPTS}
-        send_options = SendOptions(name=name, queue=DEFAULT_QUEUE, codec="msgpack", options=options, headers={})
+        send_options = SendOptions(
+            name=name,
+            queue=DEFAULT_QUEUE,
+            codec="msgpack",
+            options=options,
+            headers={},
+            arguments=Arguments(f"task {name!r}", None, "msgpack"),
+        )
         return Producer(self.clients, send_options)
 
     def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:

@@ -16,6 +16,7 @@ from pinlater.model.jobs import JobInfo, State
 from pinlater.operations import results
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -96,8 +97,8 @@ class Handle(Generic[R_co]):
 
     __slots__ = ("_clients", "_results", "descriptor")
 
-    def __init__(self, clients: AppClients, descriptor: str, results: bool = True) -> None:
-        # results: False if the task is known to keep no results
+    def __init__(self, clients: AppClients, descriptor: str, results: Arguments | None = UNKNOWN) -> None:
+        # results: restores them; None if the task is known to keep none
         self._clients = clients
         self._results = results
         self.descriptor = descriptor
@@ -139,8 +140,10 @@ class Handle(Generic[R_co]):
         return None if found is None else TaskInfo.of(found)
 
     def result(self, timeout: float | None = None) -> R_co:
-        """Waits for the job to end and returns what the task returned, as its codec restores it: a tuple as a list, a
-        date in JSON as text.
+        """Waits for the job to end and returns what the task returned, as its annotation says.
+
+        Without an annotation, or from `app.handle()`, it is what its codec restores: a list for a tuple, text for a
+        date in JSON. So is a result that does not fit its annotation.
 
         timeout: the longest wait in seconds. None: no limit. 0: no wait.
 
@@ -154,7 +157,7 @@ class Handle(Generic[R_co]):
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
             raise self._deferred_error()
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
     async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
@@ -162,7 +165,7 @@ class Handle(Generic[R_co]):
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
             raise self._deferred_error()
         packed = await client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
     def cancel(self) -> bool:
         """Removes the job if it is pending or running, and returns whether it was. A finished job stays as it is.
@@ -185,6 +188,10 @@ class Handle(Generic[R_co]):
         if removed and self._results:
             await client.run(lambda end: results.notify(client.session, [self.descriptor], end))
         return removed
+
+    def _restored(self, packed: bytes) -> R_co:
+        assert self._results is not None
+        return cast(R_co, self._results.read_result(packed))
 
     def _wait_s(self, timeout: object) -> float:
         if not self._results:

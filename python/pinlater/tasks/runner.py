@@ -186,6 +186,8 @@ class TaskRunner:
                 await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
+            if task.arguments.convert:
+                args, kwargs = task.arguments.restore(args, kwargs)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
             end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -210,7 +212,7 @@ class TaskRunner:
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a job whose result is kept."""
         assert task.options.result_ttl_ms is not None
-        packed = envelope.pack_result(task.codec, value)
+        packed = task.arguments.pack_result(value)
         self._check_size("result", job, packed)
         return Succeeded(packed, task.options.result_ttl_ms)
 
