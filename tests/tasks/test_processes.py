@@ -476,7 +476,7 @@ def _with_context(context: SyncContext) -> None: ...
         ({"batch": 2}, _with_context, "expected no context for a batch, as each item has its job"),
         ({"batch": 2, "result_ttl": 5}, _plain, "expected no result_ttl for a batch, as its function returns nothing"),
         ({"batch": 0}, _plain, "batch: expected an integer from 1 to 100,000"),
-        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
+        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds or a timedelta, 0 or more, got -1"),
     ],
 )
 def test_bad_kinds_raise_where_the_task_is_defined(options: dict[str, Any], function: Any, said: str) -> None:

@@ -19,6 +19,7 @@ from rich.progress import Progress
 from pinlater.cli.command_base import DONE, Command, CommandFailed, explain, usage
 from pinlater.cli.output import count, jobs, print_json, say
 from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.times import FUTURE, MILLISECONDS
 from pinlater.client.client import Client
 from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
 from pinlater.model.jobs import NewJob
@@ -33,8 +34,12 @@ LINES_A_CALL: Final = 1000
 @click.option("--file", "path", metavar="PATH", help="Read the body from this file; - is stdin.")
 @click.option("--lines", is_flag=True, help="A job for each line that is not empty.")
 @click.option("--priority", type=int, default=1, help="1 is first. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="Run not before this much time has passed.")
-@click.option("--run-after-ms", type=int, metavar="MS", help="Run not before this time, in ms since 1970.")
+@click.option(
+    "--delay", "delay_ms", type=MILLISECONDS, metavar="TIME", help="Run not before this has passed: 30s, 5m, 2h, 1d."
+)
+@click.option(
+    "--at", "run_after_ms", type=FUTURE, metavar="WHEN", help="Run not before this time: '2026-11-23 08:00', or 08:00."
+)
 @click.option("--attempts", type=int, default=2, help="How often a job may be tried. [default: 2]")
 @click.option("--status", default="", metavar="TEXT", help="Custom status.")
 @click.option("--key", metavar="TEXT", help="Jobs with the same key go to the same shard.")

@@ -36,6 +36,7 @@ from pinlater.cli.output import (
 )
 from pinlater.cli.queue import STATES, counted
 from pinlater.cli.settings import Settings
+from pinlater.cli.times import MILLISECONDS, SECONDS
 from pinlater.model.jobs import Ack, Job, State
 from pinlater.tasks.handles import TaskInfo
 
@@ -59,7 +60,7 @@ def job() -> None:
 @job.verb("dequeue")
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1), default=1, help="The most jobs to claim. [default: 1]")
-@click.option("--wait", type=float, metavar="SECONDS", help="Wait this long for a job.")
+@click.option("--wait", type=SECONDS, metavar="TIME", help="Wait this long for a job.")
 @click.option("--dry-run", is_flag=True, help="Show the jobs, and claim none.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
     """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or release it with `job release CLAIM`."""
@@ -107,11 +108,18 @@ def _print_claimed(found: list[Job]) -> None:
     "--failed", is_flag=True, help="The jobs failed: they are tried again, or fail for good after the last attempt."
 )
 @click.option("--status", default="", metavar="TEXT", help="Append this to their custom status.")
-@click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: pause before the next attempt.")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=MILLISECONDS,
+    default=0,
+    metavar="TIME",
+    help="With --failed: pause before the next attempt.",
+)
 def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, delay_ms: int) -> int:
     """End claimed jobs, as done or --failed. CLAIM is what `job dequeue` printed."""
     if delay_ms and not failed:
-        usage("--delay-ms: expected together with --failed")
+        usage("--delay: expected together with --failed")
     items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
     with settings.client() as client:
         refused = client.ack(failed=items) if failed else client.ack(succeeded=items)
@@ -282,7 +290,7 @@ def count(settings: Settings, queue: str, priority: int | None) -> int:
 @click.option("--priority", type=int, help="With QUEUE: only this priority.")
 @click.option("--limit", type=int, help=f"With QUEUE: the most jobs. [default: {MOST}]")
 @click.option("--attempts", type=int, default=1, help="How often they may be tried again. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="With QUEUE: pause before they run.")
+@click.option("--delay", "delay_ms", type=MILLISECONDS, metavar="TIME", help="With QUEUE: pause before they run.")
 def retry(
     settings: Settings,
     targets: tuple[str, ...],
@@ -313,7 +321,7 @@ def retry(
             say(f"queue {targets[0]}: {jobs(retried)} enqueued again, {_remain(left, 'failed')}")
         return DONE
     if (priority, limit, delay_ms) != (None, None, None):
-        usage("--priority, --limit and --delay-ms: expected with a queue, got descriptors")
+        usage("--priority, --limit and --delay: expected with a queue, got descriptors")
     with settings.client() as client:
         retried = client.retry_jobs(_descriptors(targets), attempts=attempts)
     if settings.as_json:

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
+from pinlater.model.times import milliseconds
 from pinlater.tasks.arguments import WrongArgument
 from pinlater.tasks.logs import exc_info_of
 from pinlater.tasks.meters import RunEnd
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
 from pinlater.tasks.reports import ERROR_BYTES, report
-from pinlater.tasks.retry_policies import Exponential, milliseconds
+from pinlater.tasks.retry_policies import Exponential
 from pinlater.tasks.task import Task
 from pinlater.worker.executor import Failed
 

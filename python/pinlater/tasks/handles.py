@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import JobInfo, State
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.operations import results
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
@@ -139,13 +140,13 @@ class Handle(Generic[R_co]):
         found = (await self._async.lookup([self.descriptor], with_body=True)).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
-    def result(self, timeout: float | None = None) -> R_co:
+    def result(self, timeout: Seconds | None = None) -> R_co:
         """Waits for the job to end and returns what the task returned, as its annotation says.
 
         Without an annotation, or from `app.handle()`, it is what its codec restores: a list for a tuple, text for a
         date in JSON. So is a result that does not fit its annotation.
 
-        timeout: the longest wait in seconds. None: no limit. 0: no wait.
+        timeout: the longest wait, in seconds or as a timedelta. None: no limit. 0: no wait.
 
         Raises:
             TaskFailed: the job failed for good.
@@ -159,7 +160,7 @@ class Handle(Generic[R_co]):
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
         return self._restored(packed)
 
-    async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
+    async def aresult(self, timeout: Seconds | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
@@ -193,14 +194,15 @@ class Handle(Generic[R_co]):
         assert self._results is not None
         return cast(R_co, self._results.read_result(packed))
 
-    def _wait_s(self, timeout: object) -> float:
+    def _wait_s(self, timeout: Seconds | None) -> float:
         if not self._results:
             raise InvalidArgument(f"job {self.descriptor}: its task keeps no results: expected one with result_ttl")
         if timeout is None:
             return math.inf
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= math.inf:
-            raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
-        return float(timeout)
+        wait_s = as_seconds(timeout)
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= math.inf:
+            raise InvalidArgument(f"timeout: expected seconds or a timedelta, 0 or more, got {timeout!r:.60}")
+        return float(wait_s)
 
     def _deferred_error(self) -> InvalidArgument:
         return InvalidArgument(

@@ -17,13 +17,13 @@ from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.times import Seconds, milliseconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.arguments import Arguments
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.envelope import Codec
 from pinlater.tasks.handles import Handle
-from pinlater.tasks.retry_policies import milliseconds
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -149,7 +149,7 @@ class Producer(Generic[P, R_co]):
     def using(
         self,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime.datetime | None = None,
         priority: int | None = None,
         queue: str | None = None,
@@ -158,7 +158,7 @@ class Producer(Generic[P, R_co]):
     ) -> Producer[P, R_co]:
         """The same task with other options for its calls. What is not given stays as it is.
 
-        delay: seconds from now.
+        delay: from now, in seconds or as a timedelta.
         at: the earliest time (a datetime with a time zone), instead of a delay.
         priority: 1 (first) to the number of the queue's priorities.
         queue: another queue.

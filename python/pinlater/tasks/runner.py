@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.model.times import milliseconds
 from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
@@ -32,7 +33,6 @@ from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
 from pinlater.tasks.reports import Failure, report
-from pinlater.tasks.retry_policies import milliseconds
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
