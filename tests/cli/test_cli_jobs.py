@@ -305,13 +305,13 @@ def test_rm_jobs(run: Run, mail: str) -> None:
     first, second, *_ = _fail(run, mail, "a", "b", "c", "d")
     assert run("job", "rm", first, second, "--json").document == {"removed": 2}
     assert run("job", "rm", first).code == NO
-    removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1")
+    removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1", "--yes")
     assert (removed.code, removed.out) == (DONE, "queue mail: 1 job removed, 1 failed job remains\n")
-    rest = run("job", "rm", "--queue", mail, "--state", "failed", "--json")
+    rest = run("job", "rm", "--queue", mail, "--state", "failed", "--json", "--yes")
     assert (rest.code, rest.document) == (DONE, {"removed": 1, "failed": 0})
     run("job", "enqueue", mail, "now")
     run("job", "enqueue", mail, "later", "--delay", "1h")
-    pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1")
+    pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1", "--yes")
     assert pending.out == "queue mail: 1 job removed, 1 pending job remains\n"
     assert run("job", "count", mail, "--json").document["failed"] == 0
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from pinlater.cli.command_base import DONE, Command, CommandFailed, explain, usage
-from pinlater.cli.output import count, jobs, print_json, say
+from pinlater.cli.output import jobs, print_json, say
+from pinlater.cli.progress import counting
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.times import FUTURE, MILLISECONDS
 from pinlater.client.client import Client
@@ -114,8 +113,7 @@ def _show(settings: Settings, descriptors: Iterable[str]) -> None:
 def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryIO, options: dict[str, Any]) -> int:
     client.queue_config(queue)  # an unknown queue is an error before anything is read
     done, last_line = 0, 0
-    with _progress() as progress:
-        task = progress.add_task(f"enqueueing in {queue}", total=None)
+    with counting(f"enqueueing in {queue}") as enqueued:
         for numbered in _batches(_numbered(file)):
             try:
                 found = client.enqueue_many(queue, [checked(NewJob, body, **options) for _, body in numbered])
@@ -124,18 +122,10 @@ def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryI
             if settings.as_json:
                 _show(settings, found)
             done, last_line = done + len(found), numbered[-1][0]
-            progress.update(task, completed=done, description=f"enqueueing in {queue}: {count(done)}")
+            enqueued(done)
     if not settings.as_json:
         say(f"queue {queue}: {jobs(done)} enqueued")
     return DONE
-
-
-def _progress() -> Progress:
-    """A progress bar, which only a terminal shows."""
-    console = Console(stderr=True)
-    return Progress(
-        *Progress.get_default_columns()[:1], console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
