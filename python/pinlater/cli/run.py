@@ -13,7 +13,7 @@ import click
 
 from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
-from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.settings import Settings, check_servers_of_app, common_options, json_option
 from pinlater.cli.times import SECONDS
 from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
@@ -96,8 +96,7 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
     """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
-    if named and settings.named:
-        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
+    check_servers_of_app(settings, options.app, named)
     if settings.named:
         export_url(shards_of(settings))
     elif not named and not os.environ.get(

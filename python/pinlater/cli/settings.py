@@ -61,6 +61,12 @@ def settings_of(context: click.Context) -> Settings:
     return settings
 
 
+def check_servers_of_app(settings: Settings, app: str, named: bool) -> None:
+    """Raises a usage error if the command line and the app both name servers. named: whether the app does."""
+    if named and settings.named:
+        raise click.UsageError(f"{app} names its servers itself; leave out --url and --shard")
+
+
 def common_options(*, hidden: bool) -> Callable[[F], F]:
     """Adds --url, --shard, --timeout and -v. hidden: leave them out of the command's help; the main help shows them."""
     options = (

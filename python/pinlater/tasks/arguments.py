@@ -69,6 +69,11 @@ class Arguments:
         #: The calls that need no look at the function.
         self.calls = PlainCalls(self._binary)
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """What callers pass: the function's parameters without those that the worker passes."""
+        return self._signature
+
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """The arguments of a call as the codec carries them.
 
