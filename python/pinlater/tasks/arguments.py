@@ -18,13 +18,7 @@ from pinlater._core import PlainCalls, is_plain_value
 from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.batch_tasks import Item
-from pinlater.tasks.conversion import (
-    Conversion,
-    NotConvertible,
-    conversion_of,
-    no_function,
-    unknown_annotation,
-)
+from pinlater.tasks.conversion import Conversion, NotConvertible, conversion_of, no_function, unknown_annotation
 from pinlater.tasks.envelope import Codec
 from pinlater.tasks.functions import innermost_function
 
@@ -125,7 +119,7 @@ class Arguments:
         return envelope.pack_result(self._codec, value)
 
     def read_result(self, packed: bytes) -> Any:
-        """The value that pack_result packed, as the annotation says if it can be. Raises BodyUnreadable."""
+        """The value that pack_result packed, as the annotation says if that can be. Raises BodyUnreadable."""
         value = envelope.read_result(packed)
         if self.returned is not None:
             with suppress(NotConvertible):
@@ -152,12 +146,16 @@ class Arguments:
 
     def _names_of(self, count: int) -> list[str]:
         """The names of the parameters that get so many arguments by position."""
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [each.name for each in self._signature.parameters.values() if each.kind in kinds][:count]
-        return names + [self._rest[0]] * (count - len(names))
+        return self._positional[:count] + [self._rest[0]] * (count - len(self._positional))
 
     def _conversion(self, name: str) -> Conversion:
         return self._conversions.get(name) or self._conversions.get(self._rest[1]) or self._conversion_of(Any)
+
+    @cached_property
+    def _positional(self) -> list[str]:
+        """The names of the parameters that take an argument by position."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [each.name for each in self._signature.parameters.values() if each.kind in kinds]
 
     @cached_property
     def _rest(self) -> tuple[str, str]:
