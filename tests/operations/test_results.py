@@ -174,9 +174,9 @@ async def test_a_wait_raises_for_a_result_that_is_late_or_removed(app: PinLater)
     ):
         with pytest.raises(InvalidArgument, match="its task keeps no results: expected one with result_ttl"):
             await none.aresult()
-    with pytest.raises(InvalidArgument, match="timeout: expected seconds, 0 or more, got -1"):
+    with pytest.raises(InvalidArgument, match="timeout: expected seconds or a timedelta, 0 or more, got -1"):
         await handle.aresult(-1)
-    with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds, 0\.001 or more, got 0"):
+    with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds or a timedelta, 0\.001 or more, got 0"):
         app.task(result_ttl=0)
     with pytest.raises(InvalidArgument):
         app.handle("nothing")

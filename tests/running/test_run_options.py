@@ -100,6 +100,22 @@ def test_the_command_line_goes_before_toml(folder: Path) -> None:
     }
 
 
+def test_times_in_toml_may_have_a_unit(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text('stop_timeout = "2m"\nloop_timeout = "500ms"')
+    with pytest.raises(InvalidArgument, match=r"loop_timeout: expected seconds, 1 to 86400, got 0\.5"):
+        options_of({"app": "a:b"}, None)
+    options = options_of({"app": "a:b", "loop_timeout": 30.0}, None)
+    assert (options.stop_timeout, options.loop_timeout) == (120, 30)
+
+
+def test_no_http(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text("http = false")
+    assert options_of({"app": "a:b"}, None).http is None
+    assert options_of({"app": "a:b", "http": ":1"}, None).http == ":1"
+    (folder / "pinlater.toml").write_text("http = ':9100'")
+    assert options_of({"app": "a:b", "http": ""}, None).http is None
+
+
 def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.pinlater]\nconcurrency = 3")
     assert options_of({"app": "a:b"}, None).concurrency == 3
@@ -254,6 +270,12 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("max_jobs = 0", "max_jobs: expected an integer"),
         ("memory_mb = 1.5", "memory_mb: expected an integer"),
         ("stop_timeout = -1", "stop_timeout_s: expected seconds"),
+        (
+            "stop_timeout = '5 minutes'",
+            "pinlater.toml: stop_timeout: expected a time such as 30s, 5m, 2h or 1d, or sec",
+        ),
+        ("loop_timeout = ''", "pinlater.toml: loop_timeout: expected a time such as 30s"),
+        ("http = true", "http: expected HOST:PORT"),
         ("log_format = 'xml'", "log_format: expected text or json, got 'xml'"),
         ("http = 9100", "http: expected HOST:PORT, such as 127.0.0.1:9100, got 9100"),
         ("http = 'localhost'", "http: expected HOST:PORT"),

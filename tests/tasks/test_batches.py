@@ -406,9 +406,11 @@ async def test_a_job_of_a_batch_has_one_argument(server: Server) -> None:
         @app.task(name="t", batch=2, batch_wait=0, attempts=1)
         async def task(items: list[Item[int]]) -> None: ...
 
-        handles = [await app.asend("t"), await app.asend("t", 1, 2), await app.asend("t", x=1), await app.asend("t", 1)]
+        async with PinLater(server.url) as other:  # it does not know the function
+            calls: list[tuple[list[int], dict[str, int]]] = [([], {}), ([1, 2], {}), ([], {"x": 1}), ([1], {})]
+            handles = [await other.asend("t", *args, **kwargs) for args, kwargs in calls]
         stats = (await run(app)).stats
         assert (stats.succeeded, stats.failed) == (1, 3)
-        info = await handles[2].ainfo()
+        info = await app.handle(handles[2].descriptor).ainfo()
     assert info is not None
     assert info.status.startswith("TypeError: a batch task takes one argument by position, got 0 and ['x']\n")

@@ -195,7 +195,7 @@ async def test_a_call_that_can_never_fit_uses_up_all_attempts_at_once() -> None:
     async def batch(items: list[Any]) -> None:
         raise TypeError("of the task")
 
-    by_name = app.by_name
+    by_name = PinLater("memory://test_functions").by_name  # a program that does not know the functions
     wrong = {
         name: [await by_name(name).aenqueue(1, 2), await by_name(name).aenqueue(1, z=3), await by_name(name).aenqueue()]
         for name in ("plain", "async", "wrapped", "batch")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,15 @@ async def test_results_come_from_processes(out: Path) -> None:
         assert await fine.aresult(timeout=10) == {"square": 49}
         with pytest.raises(TaskFailed, match="result: it can not be packed as json"):
             await bad.aresult(timeout=10)
+
+
+@on_loop
+async def test_arguments_and_results_of_a_process_are_what_annotations_say() -> None:
+    day = datetime.date(2026, 11, 22)
+    async with app:
+        handle = await calls_app.price_on.aenqueue(day, {day: Decimal("1.50")})
+        await run("kept")
+        assert str(await handle.aresult(timeout=10)) == "1.50"
 
 
 @on_loop
@@ -465,7 +476,7 @@ def _with_context(context: SyncContext) -> None: ...
         ({"batch": 2}, _with_context, "expected no context for a batch, as each item has its job"),
         ({"batch": 2, "result_ttl": 5}, _plain, "expected no result_ttl for a batch, as its function returns nothing"),
         ({"batch": 0}, _plain, "batch: expected an integer from 1 to 100,000"),
-        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
+        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds or a timedelta, 0 or more, got -1"),
     ],
 )
 def test_bad_kinds_raise_where_the_task_is_defined(options: dict[str, Any], function: Any, said: str) -> None:

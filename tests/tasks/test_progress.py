@@ -267,7 +267,7 @@ async def test_a_state_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> 
     said: dict[Any, str] = {
         no_word: "InvalidArgument: checkpoint: the state can not be packed as msgpack",
         too_large: "InvalidArgument: Snooze: the body with its state: expected at most 1,048,576 bytes",
-        never: "InvalidArgument: Snooze: delay: expected seconds, 0 or more, got -1",
+        never: "InvalidArgument: Snooze: delay: expected seconds or a timedelta, 0 or more, got -1",
     }
     handles = [(await task.aenqueue(), text) for task, text in said.items()]
     await work(app)

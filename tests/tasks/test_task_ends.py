@@ -193,11 +193,12 @@ async def _cancel(app: PinLater) -> None:
 
 @line
 async def _does_not_fit(app: PinLater) -> None:
-    @app.task
+    before_its_function_is_known: Any = app.by_name("task")
+
+    @app.task(name="task")
     async def task(x: int) -> None: ...
 
-    unchecked: Any = task
-    info, _ = await one(app, unchecked)
+    info, _ = await one(app, before_its_function_is_known)
     said = "TypeError: _does_not_fit.<locals>.task() missing 1 required positional argument: 'x'"
     assert is_failed(info, said)
 
@@ -931,6 +932,9 @@ def test_frames_of_a_package_beside_this_one_are_reported() -> None:
         (Constant(3), [3, 3, 3, 3]),
         (Linear(2, cap=5), [2, 4, 5, 5]),
         (Exponential(1, 3, cap=20, jitter=0), [1, 3, 9, 20]),
+        (Constant(datetime.timedelta(minutes=1)), [60, 60, 60, 60]),
+        (Linear(datetime.timedelta(seconds=2), cap=5), [2, 4, 5, 5]),
+        (Exponential(datetime.timedelta(seconds=1), 3, cap=datetime.timedelta(seconds=20), jitter=0), [1, 3, 9, 20]),
     ],
 )
 def test_policies(policy: Backoff, seconds: list[float]) -> None:
@@ -940,11 +944,20 @@ def test_policies(policy: Backoff, seconds: list[float]) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda anything: Constant(-1), "Constant: seconds: expected seconds, 0 or more, got -1"),
-        (lambda anything: Linear(anything), "Linear: step: expected seconds, 0 or more, got 'a'"),
-        (lambda anything: Linear(1, cap=float("inf")), "Linear: cap: expected seconds, 0 or more, got inf"),
-        (lambda anything: Exponential(first=-1), "Exponential: first: expected seconds, 0 or more, got -1"),
-        (lambda anything: Exponential(cap=anything), "Exponential: cap: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Constant(-1), "Constant: seconds: expected seconds or a timedelta, 0 or more, got -1"),
+        (lambda anything: Linear(anything), "Linear: step: expected seconds or a timedelta, 0 or more, got 'a'"),
+        (
+            lambda anything: Linear(1, cap=float("inf")),
+            "Linear: cap: expected seconds or a timedelta, 0 or more, got inf",
+        ),
+        (
+            lambda anything: Exponential(first=-1),
+            "Exponential: first: expected seconds or a timedelta, 0 or more, got -1",
+        ),
+        (
+            lambda anything: Exponential(cap=anything),
+            "Exponential: cap: expected seconds or a timedelta, 0 or more, got 'a'",
+        ),
         (lambda anything: Exponential(factor=1e9), "Exponential: factor: expected a number from 0 to 1,000, got"),
         (lambda anything: Exponential(jitter=3), "Exponential: jitter: expected a number from 0 to 1, got 3"),
     ],
@@ -983,9 +996,13 @@ async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) ->
             raise Retry("its own", delay=-1)
 
         for task, kind, wrong in (
-            (not_a_number, "ValueError", "InvalidArgument: backoff: expected seconds, 0 or more, got nan"),
+            (
+                not_a_number,
+                "ValueError",
+                "InvalidArgument: backoff: expected seconds or a timedelta, 0 or more, got nan",
+            ),
             (raises, "ValueError", "LookupError: no such table"),
-            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds, 0 or more, got -1"),
+            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds or a timedelta, 0 or more, got -1"),
         ):
             info, due_ms = await one(app, task)
             assert is_pending(info, 1)
@@ -993,6 +1010,33 @@ async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) ->
             assert info is not None
             assert info.headline == f"{kind}: its own"
             assert info.status.endswith(f" s\n  its backoff failed, so the default one applies: {wrong}\n")
+
+
+@on_loop
+async def test_pauses_may_be_timedeltas(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(backoff=datetime.timedelta(hours=1))
+        async def of_the_task() -> None:
+            raise ValueError
+
+        @app.task(backoff=lambda attempt, error: datetime.timedelta(hours=attempt))
+        def of_a_function() -> None:
+            raise ValueError
+
+        @app.task
+        async def retries() -> None:
+            raise Retry(delay=datetime.timedelta(hours=1))
+
+        @app.task
+        async def snoozes() -> None:
+            raise Snooze(datetime.timedelta(hours=1))
+
+        for task in (of_the_task, of_a_function, retries, snoozes):
+            info, due_ms = await one(app, task)
+            assert info is not None
+            assert info.state is State.PENDING
+            assert about_an_hour(due_ms), task
 
 
 class Abort(BaseException):

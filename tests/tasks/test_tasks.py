@@ -19,6 +19,7 @@ from pinlater import (
     Client,
     Context,
     InvalidArgument,
+    Item,
     PinLater,
     QueueConfig,
     State,
@@ -233,7 +234,7 @@ async def test_a_worker_gives_a_queue_the_priorities_it_lacks_and_logs_its_lease
         ("INFO", "queue more: its tasks need 5 priorities; raised from 3"),
         (
             "WARNING",
-            "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease-ms 120000",
+            "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease 120s",
         ),
     ]
     assert (await more.aenqueue()).descriptor.startswith("more:")
@@ -370,10 +371,10 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"queue": "a-b"}, len, "queue name: expected"),
         ({"priority": 0}, len, "priority: expected an integer from 1 to 100"),
         ({"attempts": 0}, len, "attempts: expected an integer from 1 to 65,535"),
-        ({"timeout": 0}, len, "timeout: expected seconds, 0.001 or more, got 0"),
-        ({"lease": "1"}, len, "lease: expected seconds"),
-        ({"expires": -1}, len, "expires: expected seconds, 0 or more, got -1"),
-        ({"backoff": float("nan")}, len, "backoff: expected seconds, 0 or more, got nan"),
+        ({"timeout": 0}, len, "timeout: expected seconds or a timedelta, 0.001 or more, got 0"),
+        ({"lease": "1"}, len, "lease: expected seconds or a timedelta"),
+        ({"expires": -1}, len, "expires: expected seconds or a timedelta, 0 or more, got -1"),
+        ({"backoff": float("nan")}, len, "backoff: expected seconds or a timedelta, 0 or more, got nan"),
         ({"batch_wait": 1}, len, "batch_wait: expected batch= beside it, got none"),
         ({"give_up_on": "x"}, len, "give_up_on: expected exception types, got 'x'"),
         ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
@@ -390,6 +391,22 @@ def test_bad_options_raise_where_the_task_is_defined(options: dict[str, Any], fu
     assert list(app.tasks) == ["taken"]
 
 
+def test_times_are_seconds_or_timedeltas() -> None:
+    app, names = PinLater("redis://nobody:1"), ("timeout", "lease", "result_ttl", "expires", "backoff")
+    options: dict[str, Any] = dict.fromkeys(names, datetime.timedelta(minutes=2))
+    seconds: dict[str, Any] = dict.fromkeys(names, 120)
+    first, second = app.task(name="a", **options)(len), app.task(name="b", **seconds)(len)
+    assert first.options == second.options
+    batch = app.task(name="c", batch=2, batch_wait=datetime.timedelta(milliseconds=20))(_of_batch)
+    assert batch.options.batch_wait_s == 0.02
+    later = first.using(delay=datetime.timedelta(hours=1)).send_options
+    assert later == first.using(delay=3600).send_options
+    assert later.options["delay_ms"] == 60 * MINUTE_MS
+
+
+def _of_batch(items: list[Item[int]]) -> None: ...
+
+
 def test_bad_calls_raise_before_anything_is_sent() -> None:
     app = PinLater("redis://nobody:1")
 
@@ -400,11 +417,11 @@ def test_bad_calls_raise_before_anything_is_sent() -> None:
     def raw(body: bytes) -> None: ...
 
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: task.enqueue(object()), "task 't': its arguments can not be packed as msgpack: can not serialize"),
+        (lambda: task.enqueue(object()), "task 't': argument x: a object cannot come back"),
         (lambda: task.enqueue(2**64), "task 't': its arguments can not be packed as msgpack"),
         (lambda: task.enqueue_many([5]), r"calls: expected task.args\(…\) or a tuple of arguments, got 5"),  # type: ignore[list-item]
         (lambda: task.enqueue_many(5), "calls: expected a list or another iterable, got 5"),  # type: ignore[arg-type]
-        (lambda: task.using(delay=-1), "delay: expected seconds, 0 or more, got -1"),
+        (lambda: task.using(delay=-1), "delay: expected seconds or a timedelta, 0 or more, got -1"),
         (lambda: task.using(at=datetime.datetime(2100, 1, 1)), "at: expected a datetime with a time zone"),
         (lambda: task.using(delay=1, at=datetime.datetime.now(datetime.UTC)), "expected a delay or a time"),
         (lambda: task.using(at=datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC)), "at: expected a time from 1970 to"),

@@ -180,6 +180,11 @@ def _queue_not_found(message: str, settings: Settings) -> str:
             known = client.queue_names()
     except PinLaterError:
         known = []
+    return queue_not_found(name, known)
+
+
+def queue_not_found(name: str, known: list[str]) -> str:
+    """The error of an unknown queue. known: the names of all queues."""
     similar = difflib.get_close_matches(name, known, n=1)
     if similar:
         return f"queue {name!r}: not found; did you mean {similar[0]!r}?"

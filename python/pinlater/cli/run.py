@@ -13,7 +13,8 @@ import click
 
 from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
-from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.settings import Settings, check_servers_of_app, common_options, json_option
+from pinlater.cli.times import SECONDS
 from pinlater.store.shards import URL_VARIABLE, resolve_shards
 
 if TYPE_CHECKING:
@@ -51,15 +52,16 @@ if TYPE_CHECKING:
 )
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
 @click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
-@click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option("--stop-timeout", type=SECONDS, metavar="TIME", help="Time for running tasks at a stop. [default: 30s]")
 @click.option(
     "--loop-timeout",
-    type=float,
-    metavar="SECONDS",
+    type=SECONDS,
+    metavar="TIME",
     help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+@click.option("--no-http", "http", flag_value="", help="Serve none, whatever TOML says.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -94,8 +96,7 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
 def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
     """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
-    if named and settings.named:
-        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
+    check_servers_of_app(settings, options.app, named)
     if settings.named:
         export_url(shards_of(settings))
     elif not named and not os.environ.get(

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from pinlater.cli.times import SECONDS
 from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
@@ -60,6 +61,12 @@ def settings_of(context: click.Context) -> Settings:
     return settings
 
 
+def check_servers_of_app(settings: Settings, app: str, named: bool) -> None:
+    """Raises a usage error if the command line and the app both name servers. named: whether the app does."""
+    if named and settings.named:
+        raise click.UsageError(f"{app} names its servers itself; leave out --url and --shard")
+
+
 def common_options(*, hidden: bool) -> Callable[[F], F]:
     """Adds --url, --shard, --timeout and -v. hidden: leave them out of the command's help; the main help shows them."""
     options = (
@@ -83,12 +90,12 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
         ),
         click.option(
             "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(0, MAX_TIMEOUT_S, min_open=True),
+            metavar="TIME",
+            type=SECONDS,
             hidden=hidden,
             expose_value=False,
             callback=_set_timeout,
-            help="Time limit of each call. [default: 10]",
+            help="Time limit of each call: 30s, 5m, or seconds. [default: 10s]",
         ),
         click.option(
             "-v",
@@ -135,6 +142,8 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
 
 def _set_timeout(context: click.Context, _: click.Parameter, value: float | None) -> None:
     if value is not None:
+        if not 0 < value <= MAX_TIMEOUT_S:
+            raise click.BadParameter(f"expected more than 0 and at most {MAX_TIMEOUT_S:.0f} s, got {value:g} s")
         settings_of(context).timeout_s = value
 
 

@@ -13,6 +13,7 @@ import click
 from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.times import MILLISECONDS, SECONDS
 
 
 @click.command("worker", cls=Command)
@@ -31,14 +32,19 @@ from pinlater.cli.settings import Settings, common_options, json_option
     help="Number of processes; one that dies is restarted. [default: 1]",
 )
 @click.option(
-    "--retry-delay-ms",
-    type=int,
-    default=1000,
-    metavar="MS",
-    help="Pause before a failed job is tried again. [default: 1000]",
+    "--retry-delay",
+    "retry_delay_ms",
+    type=MILLISECONDS,
+    default="1s",
+    metavar="TIME",
+    help="Pause before a failed job is tried again. [default: 1s]",
 )
 @click.option(
-    "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="Time for running jobs at a stop. [default: 30]"
+    "--stop-timeout",
+    type=SECONDS,
+    default="30s",
+    metavar="TIME",
+    help="Time for running jobs at a stop. [default: 30s]",
 )
 @click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
 @common_options(hidden=True)
@@ -72,8 +78,9 @@ def worker(
 def _one_process(handler: str, queues: tuple[str, ...], config: Any) -> list[str]:
     """The arguments of one of several processes."""
     arguments = ["worker", handler, "--processes", "1"]
-    for name in ("concurrency", "prefetch", "retry_delay_ms"):
+    for name in ("concurrency", "prefetch"):
         if getattr(config, name) is not None:
-            arguments += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+            arguments += [f"--{name}", str(getattr(config, name))]
+    arguments += ["--retry-delay", f"{config.retry_delay_ms}ms"]
     arguments += ["--stop-timeout", str(config.stop_timeout_s), "--monitor" if config.monitor else "--no-monitor"]
     return [*arguments, *(part for queue in queues for part in ("--queue", queue))]

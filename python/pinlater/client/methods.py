@@ -204,9 +204,17 @@ def retry_failed(
     return partial(admin.retry_failed, self.session, queue, priority, limit, attempts, run_after_ms, delay_ms)
 
 
-def retry_jobs(self: BaseClient, descriptors: Iterable[str], *, attempts: int = 1) -> MakeFlow[int]:
+def retry_jobs(
+    self: BaseClient,
+    descriptors: Iterable[str],
+    *,
+    attempts: int = 1,
+    run_after_ms: int | None = None,
+    delay_ms: int | None = None,
+) -> MakeFlow[int]:
     """Moves the named failed jobs back to pending, as retry_failed does. Returns how many of them were failed."""
-    return partial(admin.retry_jobs, self.session, listed("descriptors", descriptors), attempts)
+    named = listed("descriptors", descriptors)
+    return partial(admin.retry_jobs, self.session, named, attempts, run_after_ms, delay_ms)
 
 
 def delete_jobs(

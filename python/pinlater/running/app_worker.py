@@ -84,10 +84,10 @@ async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
         log.info("queue %s: its tasks need %d priorities; raised from %d", queue, priorities, found.priorities)
     if lease_ms > found.lease_ms:
         log.warning(
-            "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease-ms %d",
+            "queue %s: its lease is %g s, its tasks ask for %g s: pinlater queue set %s --lease %.15gs",
             queue,
             found.lease_ms / 1000,
             lease_ms / 1000,
             queue,
-            lease_ms,
+            lease_ms / 1000,
         )

@@ -9,14 +9,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_queue_name
+from pinlater.model.times import parse_duration
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
+
+#: Options whose values may be written as `"30s"`.
+_TIMES: Final = frozenset({"stop_timeout", "loop_timeout"})
 
 
 def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
@@ -38,7 +42,7 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
 def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
     """The options of a command.
 
-    given: the options of the command line, with queues as text. An absent option is None.
+    given: the options of the command line, with queues as text. An absent option is None; http is "" for none.
     config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
         reads no file, because its command line has all options.
     """
@@ -48,7 +52,7 @@ def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
         queues, strict = parse_queues(options["queues"])
         options["queues"] = _with_weights(queues, values.get("queues", {}))
         options["strict"] = options.get("strict") or strict or values.get("strict", False)
-    values |= options
+    values |= options | ({"http": None} if options.get("http") == "" else {})
     if "app" not in values:
         raise InvalidArgument("app: expected MODULE:APP, on the command line or as `app` in TOML, got none")
     return RunOptions(**values)
@@ -81,7 +85,19 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
             raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
         _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
         queues[queue] = QueueOptions(**own)
-    return {**table, "queues": queues} if queues else table
+    return _read_values(file, {**table, "queues": queues} if queues else table)
+
+
+def _read_values(file: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table with times as seconds (`"30s"`), and no http for `false`."""
+    values = {name: value for name, value in table.items() if not (name == "http" and value is False)}
+    for name in _TIMES & values.keys():
+        if isinstance(values[name], str):
+            try:
+                values[name] = parse_duration(values[name])
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{file}: {name}: {error}") from None
+    return values
 
 
 def _shown(name: str, value: object) -> str:

@@ -16,8 +16,10 @@ from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.model.errors import InvalidArgument, checked
 from pinlater.model.queue_config import QueueConfig, check_integer, check_queue_name
 from pinlater.model.registry import registered
+from pinlater.model.times import Seconds
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.decorators import Async, BatchDecorator, TaskDecorator
 from pinlater.tasks.dependencies import Resolved
@@ -138,12 +140,12 @@ class PinLater:
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = ...,
+        backoff: Backoff | Seconds = ...,
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        result_ttl: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        result_ttl: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
@@ -155,16 +157,16 @@ class PinLater:
         /,
         *,
         batch: int,
-        batch_wait: float = ...,
+        batch_wait: Seconds = ...,
         name: str | None = None,
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = ...,
+        backoff: Backoff | Seconds = ...,
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
@@ -179,25 +181,25 @@ class PinLater:
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = Exponential(),  # noqa: B008  (it is frozen)
+        backoff: Backoff | Seconds = Exponential(),  # noqa: B008  (it is frozen)
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        result_ttl: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        result_ttl: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
         batch: int | None = None,
-        batch_wait: float | None = None,
+        batch_wait: Seconds | None = None,
     ) -> Any:
-        """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times are in seconds.
+        """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times: seconds or timedelta.
 
         name: the task's name in bodies; by default module.function.
         queue: the queue of its jobs. A missing queue is created at the first enqueue.
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
-        backoff: the pause before the next attempt: seconds, or a function of the attempt and the error, such as
+        backoff: the pause before the next attempt: a time, or a function of the attempt and the error, such as
             Constant, Linear or Exponential.
         give_up_on: errors after which the job is failed for good, whatever attempts it has left.
         timeout: the longest run. After it an async task is cancelled, a process is killed, and a thread is left behind:
@@ -242,6 +244,7 @@ class PinLater:
                 codec=codec,
                 options=job_options,
                 headers={},
+                arguments=UNKNOWN,
                 results=result_ttl is not None,
             )
             return self._add(make_task(function, self.clients, send_options, options))
@@ -326,7 +329,14 @@ class PinLater:
         if known is not None:
             return known
         options = {"priority": 1, "attempts": DEFAULT_ATTEMPTS}
-        send_options = SendOptions(name=name, queue=DEFAULT_QUEUE, codec="msgpack", options=options, headers={})
+        send_options = SendOptions(
+            name=name,
+            queue=DEFAULT_QUEUE,
+            codec="msgpack",
+            options=options,
+            headers={},
+            arguments=Arguments(f"task {name!r}", None, "msgpack"),
+        )
         return Producer(self.clients, send_options)
 
     def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
+from pinlater.model.times import Seconds
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.outcomes import Retry
 
@@ -61,8 +62,8 @@ class Item(Generic[T]):
             raise InvalidArgument(f"Item.fail: expected an exception, got {error!r:.60}")
         self.error = error
 
-    def retry(self, reason: str = "", *, delay: float | None = None) -> None:
-        """Does the same as `fail(Retry(reason, delay=delay))`. delay: seconds until the next attempt."""
+    def retry(self, reason: str = "", *, delay: Seconds | None = None) -> None:
+        """Does the same as `fail(Retry(reason, delay=delay))`. delay: see Retry."""
         self.fail(Retry(reason, delay=delay))
 
 

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
+from pinlater.model.times import milliseconds
+from pinlater.tasks.arguments import WrongArgument
 from pinlater.tasks.logs import exc_info_of
 from pinlater.tasks.meters import RunEnd
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
 from pinlater.tasks.reports import ERROR_BYTES, report
-from pinlater.tasks.retry_policies import Exponential, milliseconds
+from pinlater.tasks.retry_policies import Exponential
 from pinlater.tasks.task import Task
 from pinlater.worker.executor import Failed
 
@@ -31,7 +33,7 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
     lasted_s: how long the attempt took, in seconds.
     """
     give_up_on = () if isinstance(error, Retry) else task.options.give_up_on
-    final = isinstance(error, (Cancel, Expired, *give_up_on)) or task.never_fits(job, error)
+    final = isinstance(error, (Cancel, Expired, WrongArgument, *give_up_on)) or task.never_fits(job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
     note = ""

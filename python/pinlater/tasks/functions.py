@@ -68,7 +68,7 @@ def module_name(module: str) -> str:
 def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
     """The context class that annotates the function's first parameter, or None. Raises InvalidArgument."""
     wanted = Context if is_async else SyncContext
-    names = getattr(_innermost_function(function), "__globals__", {})
+    names = getattr(innermost_function(function), "__globals__", {})
     for position, parameter in enumerate(_parameters(function)):
         first = position == 0 and parameter.kind in _POSITIONAL
         try:
@@ -117,7 +117,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []  # a built-in without a signature
 
 
-def _innermost_function(function: Any) -> Any:
+def innermost_function(function: Any) -> Any:
     """The function that the user wrote, inside of decorators, partials, methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):
@@ -148,7 +148,7 @@ def never_fits(
     """
     if type(error) is not TypeError:
         return False
-    code = getattr(_innermost_function(function), "__code__", None)
+    code = getattr(innermost_function(function), "__code__", None)
     if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return False
     try:

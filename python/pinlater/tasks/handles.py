@@ -13,9 +13,11 @@ from typing import Any, Generic, TypeVar, cast
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import JobInfo, State
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.operations import results
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -96,8 +98,8 @@ class Handle(Generic[R_co]):
 
     __slots__ = ("_clients", "_results", "descriptor")
 
-    def __init__(self, clients: AppClients, descriptor: str, results: bool = True) -> None:
-        # results: False if the task is known to keep no results
+    def __init__(self, clients: AppClients, descriptor: str, results: Arguments | None = UNKNOWN) -> None:
+        # results: restores them; None if the task is known to keep none
         self._clients = clients
         self._results = results
         self.descriptor = descriptor
@@ -138,11 +140,13 @@ class Handle(Generic[R_co]):
         found = (await self._async.lookup([self.descriptor], with_body=True)).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
-    def result(self, timeout: float | None = None) -> R_co:
-        """Waits for the job to end and returns what the task returned, as its codec restores it: a tuple as a list, a
-        date in JSON as text.
+    def result(self, timeout: Seconds | None = None) -> R_co:
+        """Waits for the job to end and returns what the task returned, as its annotation says.
 
-        timeout: the longest wait in seconds. None: no limit. 0: no wait.
+        Without an annotation, or from `app.handle()`, it is what its codec restores: a list for a tuple, text for a
+        date in JSON. So is a result that does not fit its annotation.
+
+        timeout: the longest wait, in seconds or as a timedelta. None: no limit. 0: no wait.
 
         Raises:
             TaskFailed: the job failed for good.
@@ -154,15 +158,15 @@ class Handle(Generic[R_co]):
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
             raise self._deferred_error()
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
-    async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
+    async def aresult(self, timeout: Seconds | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
             raise self._deferred_error()
         packed = await client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
     def cancel(self) -> bool:
         """Removes the job if it is pending or running, and returns whether it was. A finished job stays as it is.
@@ -186,14 +190,19 @@ class Handle(Generic[R_co]):
             await client.run(lambda end: results.notify(client.session, [self.descriptor], end))
         return removed
 
-    def _wait_s(self, timeout: object) -> float:
+    def _restored(self, packed: bytes) -> R_co:
+        assert self._results is not None
+        return cast(R_co, self._results.read_result(packed))
+
+    def _wait_s(self, timeout: Seconds | None) -> float:
         if not self._results:
             raise InvalidArgument(f"job {self.descriptor}: its task keeps no results: expected one with result_ttl")
         if timeout is None:
             return math.inf
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= math.inf:
-            raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
-        return float(timeout)
+        wait_s = as_seconds(timeout)
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= math.inf:
+            raise InvalidArgument(f"timeout: expected seconds or a timedelta, 0 or more, got {timeout!r:.60}")
+        return float(wait_s)
 
     def _deferred_error(self) -> InvalidArgument:
         return InvalidArgument(

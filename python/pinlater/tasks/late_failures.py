@@ -88,6 +88,7 @@ class LateFailures:
             return
         try:
             args, kwargs = ([job.body], {}) if task.codec == "raw" else envelope.read(job.body)[1:3]
+            args, kwargs = task.arguments.restore(args, kwargs)
             await self._call(task, Failure(job, name, args, kwargs, error, info.status))
         except Exception:
             log.exception("job %s: on_failure of task %s failed", job.descriptor, name)

@@ -1,7 +1,6 @@
 """Producers: enqueue the calls of a task, from sync and async code, with their types kept.
 
-Promises that a call is checked and packed before anything is sent, and that a missing queue is created. Risks: only the
-type checker compares a call with the function's signature; a wrong call fails when it runs.
+Promises that a call is checked and packed before anything is sent, and that a missing queue is created.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.times import Seconds, milliseconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import Arguments
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.envelope import Codec
 from pinlater.tasks.handles import Handle
-from pinlater.tasks.retry_policies import milliseconds
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -51,7 +51,7 @@ class SendOptions:
     codec: how arguments are packed.
     options: options of NewJob: priority, attempts, delay_ms, run_after_ms, key.
     headers: headers of the envelope.
-    injected: the parameters that the worker passes, so that callers may not.
+    arguments: what the task's function takes and returns.
     results: whether the task may keep results; False if it is known to keep none.
     """
 
@@ -60,7 +60,7 @@ class SendOptions:
     codec: Codec
     options: dict[str, Any]
     headers: dict[str, Any]
-    injected: frozenset[str] = frozenset()
+    arguments: Arguments
     results: bool = True
 
 
@@ -75,7 +75,8 @@ class Producer(Generic[P, R_co]):
     P: the parameters of the task. R_co: what it returns (of an async task: when awaited).
     send_options: how it sends.
 
-    Each enqueue raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack.
+    Each enqueue raises what Client.enqueue raises, TypeError for a call that does not fit the function, and
+    InvalidArgument for arguments that can not be packed or not come back.
     Methods that begin with an `a` are for async code. The others raise InvalidArgument where an event loop runs. All
     `aenqueue`s of one turn of the loop leave as one request.
     """
@@ -83,8 +84,9 @@ class Producer(Generic[P, R_co]):
     def __init__(self, clients: AppClients, send_options: SendOptions) -> None:
         self._clients, self.send_options = clients, send_options
         self._queue, self._options = send_options.queue, send_options.options
-        self._headers, self._injected = send_options.headers, send_options.injected
-        self._results = send_options.results
+        self._headers, self._arguments = send_options.headers, send_options.arguments
+        self._calls = self._arguments.calls
+        self._results = send_options.arguments if send_options.results else None
         self._hooks = clients.enqueue_hooks
         self._codec = send_options.codec
         self._raw = self._codec == "raw"
@@ -147,7 +149,7 @@ class Producer(Generic[P, R_co]):
     def using(
         self,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime.datetime | None = None,
         priority: int | None = None,
         queue: str | None = None,
@@ -156,7 +158,7 @@ class Producer(Generic[P, R_co]):
     ) -> Producer[P, R_co]:
         """The same task with other options for its calls. What is not given stays as it is.
 
-        delay: seconds from now.
+        delay: from now, in seconds or as a timedelta.
         at: the earliest time (a datetime with a time zone), instead of a delay.
         priority: 1 (first) to the number of the queue's priorities.
         queue: another queue.
@@ -210,10 +212,11 @@ class Producer(Generic[P, R_co]):
         if self._raw:
             body = self._raw_body(args, kwargs)
         else:
-            if self._injected:
-                self._check_injected(kwargs)
+            plain: Sequence[Any] = args
+            if not self._calls.knows(args, kwargs):
+                plain, kwargs = self._arguments.plain(args, kwargs)
             headers = self._headers if current_trace.get() is None and not self._hooks else self._current_headers()
-            document = envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
+            document = envelope.document(plain, kwargs, headers) if kwargs or headers else (plain,)
             try:
                 body = self._head + self._packers.pack(document)
             except Exception as error:
@@ -226,20 +229,12 @@ class Producer(Generic[P, R_co]):
         """The bodies of many calls. They share their headers, so middleware is called once."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
-        for _, kwargs in calls if self._injected else ():
-            self._check_injected(kwargs)
+        plain = [call if self._calls.knows(*call) else self._arguments.plain(*call) for call in calls]
         pack, head, headers, document = self._packers.pack, self._head, self._current_headers(), envelope.document
         try:
-            return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
+            return [head + pack(document(args, kwargs, headers)) for args, kwargs in plain]
         except Exception as error:
             raise self._not_packed(error) from None
-
-    def _check_injected(self, kwargs: dict[str, Any]) -> None:
-        if passed := self._injected & kwargs.keys():
-            names = ", ".join(sorted(passed))
-            raise InvalidArgument(
-                f"task {self.send_options.name!r}: expected {names} from the worker, not from the caller"
-            )
 
     def _not_packed(self, error: Exception) -> InvalidArgument:
         return InvalidArgument(

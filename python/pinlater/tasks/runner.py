@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.model.times import milliseconds
 from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater
@@ -32,7 +33,6 @@ from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
 from pinlater.tasks.reports import Failure, report
-from pinlater.tasks.retry_policies import milliseconds
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
@@ -186,6 +186,8 @@ class TaskRunner:
                 await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
+            if task.arguments.convert:
+                args, kwargs = task.arguments.restore(args, kwargs)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
             end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -210,7 +212,7 @@ class TaskRunner:
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a job whose result is kept."""
         assert task.options.result_ttl_ms is not None
-        packed = envelope.pack_result(task.codec, value)
+        packed = task.arguments.pack_result(value)
         self._check_size("result", job, packed)
         return Succeeded(packed, task.options.result_ttl_ms)
 

@@ -14,6 +14,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import Arguments
 from pinlater.tasks.batch_tasks import Item
 from pinlater.tasks.dependencies import Needs
 from pinlater.tasks.functions import check_function, context_of, never_fits
@@ -45,9 +46,17 @@ class Task(Producer[P, R_co]):
     ) -> None:
         what = f"task {send_options.name!r}"
         check_function(what, function)
-        self.needs = Needs(what, function)
-        send_options = dataclasses.replace(send_options, injected=frozenset(self.needs.parameters))
-        super().__init__(clients, send_options)
+        self.needs, self.is_async = Needs(what, function), isinstance(self, AsyncTask)
+        self.context = context_of(what, function, self.is_async)
+        self.arguments = Arguments(
+            what,
+            function,
+            send_options.codec,
+            context=self.context is not None,
+            injected=self.needs.parameters,
+            batch=options.batch is not None,
+        )
+        super().__init__(clients, dataclasses.replace(send_options, arguments=self.arguments))
         # not updated=("__dict__",): in Python 3.11 attributes of an object whose __dict__ was read are slow
         functools.update_wrapper(self, function, updated=())
         for name, value in getattr(function, "__dict__", {}).items():
@@ -56,10 +65,8 @@ class Task(Producer[P, R_co]):
         self.codec, self.priority = send_options.codec, send_options.options["priority"]
         self.function = function
         self.options = options
-        self.is_async = isinstance(self, AsyncTask)
         self.kind: Kind = options.kind or ("loop" if self.is_async else "thread")
         self.hook_is_async = options.on_failure is not None and is_async(options.on_failure)
-        self.context = context_of(what, function, self.is_async)
         self._check()
 
     def __repr__(self) -> str:

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer
+from pinlater.model.times import Seconds, milliseconds
 from pinlater.tasks.reports import Failure
-from pinlater.tasks.retry_policies import Backoff, Constant, milliseconds
+from pinlater.tasks.retry_policies import Backoff, Constant
 from pinlater.worker.executor import check_function
 
 #: Where a task runs: an async one on the loop, a plain function in a thread or in another process.
@@ -42,16 +43,16 @@ class TaskOptions:
 
 def checked_options(
     *,
-    backoff: Backoff | float,
+    backoff: Backoff | Seconds,
     give_up_on: type[BaseException] | tuple[type[BaseException], ...],
-    timeout: float | None,
-    lease: float | None,
-    result_ttl: float | None,
-    expires: float | None,
+    timeout: Seconds | None,
+    lease: Seconds | None,
+    result_ttl: Seconds | None,
+    expires: Seconds | None,
     on_failure: Callable[[Failure], Any] | None,
     runs_in: Kind | None,
     batch: int | None,
-    batch_wait: float | None,
+    batch_wait: Seconds | None,
 ) -> TaskOptions:
     """The options that a user gave, in the worker's units. Raises InvalidArgument."""
     timeout_ms = _optional_ms("timeout", timeout, least=0.001)
@@ -69,11 +70,11 @@ def checked_options(
     )
 
 
-def _optional_ms(name: str, seconds: float | None, *, least: float = 0.0) -> int | None:
+def _optional_ms(name: str, seconds: Seconds | None, *, least: float = 0.0) -> int | None:
     return None if seconds is None else milliseconds(name, seconds, least=least)
 
 
-def _batch_wait_s(batch: Any, wait: float | None) -> float:
+def _batch_wait_s(batch: Any, wait: Seconds | None) -> float:
     if wait is None:
         return DEFAULT_BATCH_WAIT_S
     if batch is None:

@@ -230,10 +230,12 @@ def _run(
         current_job.set(job)
         trace = headers.get("trace")
         current_trace.set(trace if type(trace) is str else None)
+        if task.arguments.convert:
+            args, kwargs = task.arguments.restore(args, kwargs)
         all_args = with_context(task, job, args, headers, connection.keep, connection.loop)
         value = call_plain_task(task, all_args, kwargs, connection.loop, resolved)
         if task.options.result_ttl_ms is not None:
-            return messages.pack(MessageKind.RETURNED, envelope.pack_result(task.codec, value))
+            return messages.pack(MessageKind.RETURNED, task.arguments.pack_result(value))
     except (Retry, Snooze, Cancel) as end:
         try:
             return _ended(end, all_args)

@@ -20,6 +20,7 @@ import uvloop
 
 from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
@@ -34,9 +35,9 @@ class MovableClock:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: Seconds) -> None:
         """Moves the clock on. Delayed jobs and retries become due, and leases of running jobs expire. Runs nothing."""
-        self._server.advance(seconds)
+        self._server.advance(as_seconds(seconds))
 
     def now(self) -> datetime.datetime:
         """The time by this clock, in UTC."""
