@@ -21,8 +21,10 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.running import metrics
 from pinlater.running.background import in_background
+from pinlater.running.heartbeat import beating
 from pinlater.running.job_dump import dump
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe, serving
+from pinlater.running.queue_reader import reading_queues
 from pinlater.running.reports import Report, reporting
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE
 from pinlater.tasks.logs import Lines
@@ -78,6 +80,7 @@ class WorkerRun:
         self._work, self._report_fd = work, report_fd
         self._stops = self._code = 0
         self._over = False
+        self._queue_samples: Callable[[], metrics.Samples] = dict
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
@@ -86,19 +89,24 @@ class WorkerRun:
         return self._code
 
     async def _run(self, signals: StopSignals) -> None:
-        async with self._work.open(self._work.config) as worker, AsyncExitStack() as stack:
+        work = self._work
+        async with work.open(work.config) as worker, AsyncExitStack() as stack:
             self._worker = worker
             self._runner = worker.handler if isinstance(worker.handler, TaskRunner) else None
             signals.connect(self._on_stop)
             stack.enter_context(self._other_signals())
+            if self._report_fd is None and work.http is not None:
+                reading = reading_queues(work.new_client, lambda: work.queues)
+                self._queue_samples = await stack.enter_async_context(reading)
             for service in self._services():
                 await stack.enter_async_context(service)
-            log.info("working on %s", self._work.summary)
+            log.info("working on %s", work.summary)
             await self._work_until_the_end()
 
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
         """The services that run beside the worker."""
         work = self._work
+        yield beating(work.new_client, work.queues, self._worker)
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
@@ -186,7 +194,7 @@ class WorkerRun:
         return {
             "/healthz": lambda: probe(""),
             "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
-            "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
+            "/metrics": lambda: Answer(200, metrics.text(self._samples() | self._queue_samples()), METRICS_TYPE),
         }
 
     def _report(self) -> Report:
