@@ -54,7 +54,7 @@ def _row(process: WorkerProcess) -> tuple[str, ...]:
     silent = ": silent, may be dead" if process.silent_ms > SILENT_MS else ""
     return (
         printable(process.host),
-        str(process.pid),
+        str(process.process),
         ", ".join(process.queues),
         count(process.concurrency),
         count(process.running),
@@ -66,5 +66,5 @@ def _row(process: WorkerProcess) -> tuple[str, ...]:
 
 def _job_rows(process: WorkerProcess) -> Iterator[tuple[str, ...]]:
     for job in process.jobs:
-        where = f"{printable(process.host)} {process.pid}"
+        where = f"{printable(process.host)} {process.process}"
         yield printable(job.descriptor), printable(job.task or "-"), str(job.attempt), where, moment(job.claimed_ms)

@@ -47,7 +47,7 @@ class WorkerProcess:
 
     source: str
     host: str
-    pid: int
+    process: int
     version: str
     concurrency: int
     started_ms: int
@@ -110,7 +110,7 @@ def worker_processes(session: Session, queues: Iterable[str], deadline_s: float)
         for process in [] if isinstance(result, PinLaterError) else result:
             known = by_source.get(process.source)
             by_source[process.source] = process if known is None else _merged(known, process)
-    return sorted(by_source.values(), key=lambda process: (process.host, process.pid, process.source))
+    return sorted(by_source.values(), key=lambda process: (process.host, process.process, process.source))
 
 
 def _processes(queue_shard: QueueShard, deadline_s: float) -> Flow[list[WorkerProcess]]:

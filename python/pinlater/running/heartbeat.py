@@ -1,5 +1,7 @@
 """What this process says of itself, for `pinlater worker ls`: a beat every 20 s, from a thread of its own.
 
+The second beat follows soon after the first one, which comes before the first claims.
+
 Promises that handlers that keep the event loop busy delay no beat, that a job costs nothing for it, and that a beat is
 one round trip a server.
 Risk: a handler that holds the GIL delays it. A process that has not said anything for a minute is not listed.
@@ -33,6 +35,7 @@ log: Final = logging.getLogger("pinlater.worker")
 
 #: Interval of the beats. A server keeps a beat for a minute (lua/beat.lua).
 BEAT_S: Final = 20.0
+SECOND_BEAT_S: Final = 2.0
 #: A stop waits so long for the last beat, which says that the process has ended.
 STOP_S: Final = 2.0
 #: A beat names at most so many jobs, the oldest ones. It counts the others.
@@ -66,7 +69,7 @@ class _Heart:
         self._sweeps = {queue_shard: b"0" for queue in queues for queue_shard in session.queue_shards(queue)}
         self._about = {
             "host": socket.gethostname(),
-            "pid": os.getpid(),
+            "process": os.getpid(),
             "version": __version__,
             "concurrency": worker.config.concurrency,
             "started_ms": int(time.time() * 1000),
@@ -75,11 +78,13 @@ class _Heart:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Beats until the event, and then says that the process has ended."""
+        pause_s = SECOND_BEAT_S
         while not stopping.is_set():
             await self._beat(self._records())
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(pause_s):
                     await stopping.wait()
+            pause_s = BEAT_S
         await self._beat(dict.fromkeys(self._sweeps, b""))
 
     def _records(self) -> dict[QueueShard, bytes]:
