@@ -102,7 +102,11 @@ def test_many_processes_are_listed_and_swept(client: Client, server: Server) -> 
         assert raw.hkeys(queue_key("mail", "a", "workers")) == [b"process 299"]
 
 
-@pytest.mark.parametrize("record", [b"", b"no JSON", b"[]", b"{}", b'{"jobs":[1]}', b'{"jobs":[]}'])
+GOOD = {**ABOUT, "running": 0, "jobs": []}
+BAD: list[Any] = ["text", 7, [], {}, {**GOOD, "host": 7}, {**GOOD, "jobs": "text"}, {**GOOD, "jobs": [7]}]
+
+
+@pytest.mark.parametrize("record", [b"", b"no JSON", *map(orjson.dumps, BAD)])
 def test_what_is_no_record_is_left_out(client: Client, server: Server, record: bytes) -> None:
     say(client, "one")
     with server.client() as raw:
@@ -145,3 +149,8 @@ def test_a_hold_from_before_the_clock_went_back_does_not_count(client: Client, s
     with server.client() as raw:
         raw.hset(queue_key("mail", "a", "meta"), "reader", b"reader 1" + b"\x0f" + bytes(5))
     assert read(client, b"reader 2") is not None
+
+
+def test_a_field_of_a_later_version_is_left_out(client: Client) -> None:
+    say(client, "one", later=1)
+    assert [process.source for process in listed(client)] == ["one"]

@@ -7,10 +7,11 @@ has what concerns it alone: a user who may read one queue learns nothing of the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from types import UnionType
+from typing import Any, Final
 
 import orjson
 
@@ -22,6 +23,18 @@ from pinlater.store.shards import QueueShard, Session
 
 _MEASURED: Final = struct.Struct(">IIII6s")
 _SINCE_BYTES: Final = 6
+#: The fields of the JSON of a process, and of a job in it.
+_RECORD: Final[Mapping[str, type | UnionType]] = {
+    **dict.fromkeys(("host", "version"), str),
+    **dict.fromkeys(("process", "concurrency", "started_ms", "running"), int),
+    "jobs": list,
+}
+_JOB: Final[Mapping[str, type | UnionType]] = {
+    "descriptor": str,
+    "task": str | None,
+    "attempt": int,
+    "claimed_ms": int,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +135,30 @@ def _processes(queue_shard: QueueShard, deadline_s: float) -> Flow[list[WorkerPr
         cursor, entries = bytes(reply[2]), iter(reply[3:])
         for source, entry in zip(entries, entries, strict=True):
             # a user who may write the key may write anything
-            with suppress(orjson.JSONDecodeError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, KeyError):
                 found[source] = _unpack(queue_shard.queue, source, entry)
     return list(found.values())
 
 
 def _unpack(queue: str, source: bytes, entry: bytes) -> WorkerProcess:
-    record = orjson.loads(entry[_SINCE_BYTES:])
+    """Raises ValueError, TypeError or KeyError for what is no record. Fields of a later version are left out."""
+    record = _checked(orjson.loads(entry[_SINCE_BYTES:]), _RECORD)
+    jobs = [RunningJob(**_checked(job, _JOB)) for job in record.pop("jobs")]
     return WorkerProcess(
         source=source.decode("utf-8", "replace"),
         silent_ms=int.from_bytes(entry[:_SINCE_BYTES], "big"),
         queues=[queue],
-        jobs=[RunningJob(**job) for job in record.pop("jobs")],
+        jobs=jobs,
         **record,
     )
+
+
+def _checked(record: Any, types: Mapping[str, type | UnionType]) -> dict[str, Any]:
+    """The fields that have a type."""
+    for name, kind in types.items():
+        if not isinstance(record[name], kind):
+            raise TypeError(f"{name}: expected {kind}, got {record[name]!r:.80}")
+    return {name: record[name] for name in types}
 
 
 def _merged(one: WorkerProcess, other: WorkerProcess) -> WorkerProcess:
