@@ -69,28 +69,22 @@ class _QueueReader:
             await asyncio.sleep(READ_S)
 
     async def _read(self) -> None:
+        sent_s, queues = time.monotonic(), list(self._queues())
         readings: dict[QueueShard, tuple[QueueMeasures, float]] = {}
-        for queue in self._queues():
-            sent_s = time.monotonic()
-            try:
-                found = await self._client.run(lambda end, queue=queue: self._measures(queue, end))  # type: ignore[misc]
-            except PinLaterError as error:
-                self._note(queue, error)
-                continue
-            for queue_shard, result in found:
+        found = await self._client.run(lambda end: together([self._measures(queue, end) for queue in queues]))
+        for queue, results in zip(queues, found, strict=True):
+            # an error of the whole queue stands for all its shards
+            for queue_shard, result in results.items() if isinstance(results, dict) else [(None, results)]:
                 if isinstance(result, PinLaterError):
                     self._note(queue, result)
-                elif result is not None:
+                elif queue_shard is not None and result is not None:
                     readings[queue_shard] = result, sent_s
         self._readings = readings
 
-    def _measures(
-        self, queue: str, deadline_s: float
-    ) -> Flow[list[tuple[QueueShard, QueueMeasures | PinLaterError | None]]]:
+    def _measures(self, queue: str, deadline_s: float) -> Flow[dict[QueueShard, QueueMeasures | PinLaterError | None]]:
         queue_shards = yield from known_queue_shards(self._client.session, queue, deadline_s)
         flows = [measure(queue_shard, self._id, int(HOLD_S * 1000), deadline_s) for queue_shard in queue_shards]
-        results = yield from together(flows)
-        return list(zip(queue_shards, results, strict=True))
+        return dict(zip(queue_shards, (yield from together(flows)), strict=True))
 
     def _note(self, queue: str, error: PinLaterError) -> None:
         """Logs once what stays as it is until somebody acts. The worker itself logs what its servers do."""
