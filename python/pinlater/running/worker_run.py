@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -89,18 +89,14 @@ class WorkerRun:
         return self._code
 
     async def _run(self, signals: StopSignals) -> None:
-        work = self._work
-        async with work.open(work.config) as worker, AsyncExitStack() as stack:
+        async with self._work.open(self._work.config) as worker, AsyncExitStack() as stack:
             self._worker = worker
             self._runner = worker.handler if isinstance(worker.handler, TaskRunner) else None
             signals.connect(self._on_stop)
             stack.enter_context(self._other_signals())
-            if self._report_fd is None and work.http is not None:
-                reading = reading_queues(work.new_client, lambda: work.queues)
-                self._queue_samples = await stack.enter_async_context(reading)
             for service in self._services():
                 await stack.enter_async_context(service)
-            log.info("working on %s", work.summary)
+            log.info("working on %s", self._work.summary)
             await self._work_until_the_end()
 
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
@@ -112,9 +108,15 @@ class WorkerRun:
         if self._report_fd is not None:
             yield reporting(self._report_fd, self._report, self._on_message)
         elif work.http is not None:
+            yield self._reading_queues()
             yield serving(work.http, self._answers())
         if work.memory_mb is not None:
             yield in_background(self._watch_memory(work.memory_mb))
+
+    @asynccontextmanager
+    async def _reading_queues(self) -> AsyncIterator[None]:
+        async with reading_queues(self._work.new_client, lambda: self._work.queues) as self._queue_samples:
+            yield
 
     async def _work_until_the_end(self) -> None:
         try:
