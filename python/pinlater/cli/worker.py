@@ -14,9 +14,22 @@ from pinlater.cli.command_base import Command
 from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.times import MILLISECONDS, SECONDS
+from pinlater.cli.worker_ls import ls
 
 
-@click.command("worker", cls=Command)
+class _WorkerCommand(Command):
+    """`pinlater worker MODULE:HANDLER`, and `pinlater worker ls`: no module has that name, as it has no colon."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of this command, or of the verb."""
+        if args[:1] == ["ls"]:
+            return ls.make_context(f"{info_name} ls", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("worker", cls=_WorkerCommand)
 @click.argument("handler", metavar="MODULE:HANDLER")
 @click.option(
     "--queue", "queues", multiple=True, required=True, metavar="NAME", help="Work on this queue; may be repeated."
@@ -57,7 +70,7 @@ def worker(
 
     The function takes one argument, the job. If it returns, the job has succeeded. If it raises, the job is tried again
     until its attempts are used up. SIGTERM or Ctrl-C stops; running jobs end first. SIGHUP reads the code again.
-    SIGUSR1 logs what runs.
+    SIGUSR1 logs what runs. `pinlater worker ls` lists the worker processes of all machines.
     """
     from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
 

@@ -19,6 +19,7 @@ from pinlater.running.failed_jobs import FailedJobs
 from pinlater.running.file_watcher import watch
 from pinlater.running.loop_watch import END_WITH_STACKS
 from pinlater.running.probes import serving
+from pinlater.running.queue_reader import reading_queues
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
@@ -98,6 +99,8 @@ def supervise(
                 monitor = monitoring(work.new_client, status.queues, work.config.tick_s, failed_jobs.add)
                 status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
+                reading = reading_queues(work.new_client, status.queues)
+                status.queue_samples = await stack.enter_async_context(reading)
                 await stack.enter_async_context(serving(work.http, status.answers()))
             if watched is not None:
                 await stack.enter_async_context(in_background(watch(watched, supervisor.reload)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from pinlater.operations.workers import QueueMeasures
+from pinlater.store.shards import QueueShard
 from pinlater.tasks.meters import BOUNDS_S, Meter
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
@@ -49,6 +51,14 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
     "pinlater_released_jobs_total": ("counter", "Jobs released at a stop."),
+    "pinlater_queue_jobs": (
+        "gauge",
+        "Jobs of a queue on a shard, by state: pending (due), scheduled, running, failed. One process shows them.",
+    ),
+    "pinlater_queue_oldest_due_seconds": (
+        "gauge",
+        "How long the oldest due job of a queue on a shard has waited; 0 if none is due. One process shows it.",
+    ),
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
@@ -99,6 +109,18 @@ def text(found: Mapping[str, Mapping[str, float]]) -> str:
             lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
             lines += [f"{family}{rest} {value:.10g}" for rest, value in found[family].items()]
     return "\n".join([*lines, ""])
+
+
+def queue_samples(measures: Mapping[QueueShard, QueueMeasures]) -> Samples:
+    """The values of queues."""
+    jobs: dict[str, float] = {}
+    waits_s: dict[str, float] = {}
+    for queue_shard, of_shard in measures.items():
+        labels = f'queue="{queue_shard.queue}",shard="{queue_shard.shard.name}"'
+        for state in ("pending", "scheduled", "running", "failed"):
+            jobs[f'{{{labels},state="{state}"}}'] = getattr(of_shard, state)
+        waits_s[f"{{{labels}}}"] = of_shard.oldest_due_ms / 1000
+    return {"pinlater_queue_jobs": jobs, "pinlater_queue_oldest_due_seconds": waits_s} if measures else {}
 
 
 def _worker_samples(worker: Worker) -> Samples:

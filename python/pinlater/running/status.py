@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
 
@@ -36,6 +36,8 @@ class SupervisorStatus:
         self._queues = queues
         #: The supervisor's monitor, if it runs one.
         self.monitor: Monitor | None = None
+        #: Returns what this process reads of queues, if it does.
+        self.queue_samples: Callable[[], metrics.Samples] = dict
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
@@ -84,6 +86,7 @@ class SupervisorStatus:
         if self._recoverer is not None:
             counts = {"retried": self._recoverer.retried, "failed": self._recoverer.failed}
             total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}
+        total |= self.queue_samples()
         total["pinlater_processes"] = {"": len(self._running)}
         total["pinlater_process_restarts_total"] = {
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +21,10 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.running import metrics
 from pinlater.running.background import in_background
+from pinlater.running.heartbeat import beating
 from pinlater.running.job_dump import dump
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe, serving
+from pinlater.running.queue_reader import reading_queues
 from pinlater.running.reports import Report, reporting
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE
 from pinlater.tasks.logs import Lines
@@ -78,6 +80,7 @@ class WorkerRun:
         self._work, self._report_fd = work, report_fd
         self._stops = self._code = 0
         self._over = False
+        self._queue_samples: Callable[[], metrics.Samples] = dict
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
@@ -99,14 +102,21 @@ class WorkerRun:
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
         """The services that run beside the worker."""
         work = self._work
+        yield beating(work.new_client, work.queues, self._worker)
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
             yield reporting(self._report_fd, self._report, self._on_message)
         elif work.http is not None:
+            yield self._reading_queues()
             yield serving(work.http, self._answers())
         if work.memory_mb is not None:
             yield in_background(self._watch_memory(work.memory_mb))
+
+    @asynccontextmanager
+    async def _reading_queues(self) -> AsyncIterator[None]:
+        async with reading_queues(self._work.new_client, lambda: self._work.queues) as self._queue_samples:
+            yield
 
     async def _work_until_the_end(self) -> None:
         try:
@@ -186,7 +196,7 @@ class WorkerRun:
         return {
             "/healthz": lambda: probe(""),
             "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
-            "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
+            "/metrics": lambda: Answer(200, metrics.text(self._samples() | self._queue_samples()), METRICS_TYPE),
         }
 
     def _report(self) -> Report:
