@@ -81,7 +81,7 @@ async def pace(app: PinLater, count: int, *settings: int) -> float:
     async def nothing(x: int, y: str) -> None:
         countdown.one()
 
-    config = WorkerConfig(**dict(zip(("concurrency", "prefetch"), settings, strict=False)))
+    config = WorkerConfig(concurrency=settings[0], prefetch=settings[1]) if settings else WorkerConfig()
     started_s = time.monotonic()
     await work(app, countdown.over, config, count)
     return count / (time.monotonic() - started_s)
