@@ -82,15 +82,15 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
     ignore(OTHER_SIGNALS)
     from pinlater.running.read_options import options_of
-    from pinlater.running.run_command import run_app
-    from pinlater.tasks.loading import load_app
+    from pinlater.running.run_command import find_app, run_app
     from pinlater.tasks.logs import set_up
 
     options = options_of(given, config)
-    _name_servers(settings, options, load_app(options.app).clients.named)
+    facts = find_app(options)
+    _name_servers(settings, options, facts.named)
     log_at_least_info(settings)
     set_up(options.log_format)
-    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))
+    code = run_app(options, facts=facts, verbosity=settings.verbosity, read=lambda: options_of(given, config))
     return finish(settings, "run", code)
 
 

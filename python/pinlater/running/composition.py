@@ -25,7 +25,7 @@ from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
 from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
-from pinlater.running.worker_run import Work, WorkerRun
+from pinlater.running.worker_run import Work, WorkerRun, WorkPlan
 from pinlater.worker.stop_signals import OTHER_SIGNALS
 
 
@@ -39,6 +39,11 @@ class _Listener:
     def reported(self, process: Process) -> None:
         self._status.reported(process)
         self._failed_jobs.reported(process)
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor started this process, and run_supervised() has not been called."""
+    return REPORT_VARIABLE in os.environ
 
 
 def run_supervised(work: Work) -> int | None:
@@ -64,7 +69,7 @@ def run_alone(work: Work) -> int:
 
 
 def supervise(
-    work: Work,
+    work: WorkPlan,
     process_sets: Sequence[ProcessSet],
     reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
     watched: Path | None = None,

@@ -108,6 +108,11 @@ class RunOptions:
             concurrency=self.concurrency, stop_timeout_s=self.stop_timeout, max_jobs=self.max_jobs, order=order
         )
 
+    @property
+    def may_be_apart(self) -> bool:
+        """Whether a queue may have its own processes; groups() says which."""
+        return self.isolate or any(own.has_own_processes for own in self.queues.values())
+
     def groups(self, names: Iterable[str]) -> list[RunOptions]:
         """The options of each process set, for a run of these queues."""
         names = list(names)

@@ -1,6 +1,7 @@
 """`pinlater run`: workers of an app's tasks.
 
-Promises what `composition` promises. If a lifespan raises, the command ends with an error that names the lifespan.
+Promises what `composition` promises. A supervisor does not import the app. If a lifespan raises, the command ends with
+an error that names the lifespan.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from pinlater.model.errors import AppFailed
 from pinlater.model.text import describe
+from pinlater.running.app_facts import AppFacts, facts_of, facts_without_import
 from pinlater.running.app_worker import worker_of
-from pinlater.running.composition import run_alone, run_supervised, supervise
-from pinlater.running.file_watcher import folder_of
+from pinlater.running.composition import is_supervised, run_alone, run_supervised, supervise
 from pinlater.running.options import RunOptions
 from pinlater.running.worker_process import ProcessSet, kill_after_s
-from pinlater.running.worker_run import Work
+from pinlater.running.worker_run import Work, WorkPlan
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.meters import Meter
@@ -33,30 +35,53 @@ log: Final = logging.getLogger("pinlater.worker")
 AT_START: Final = ("app", "url", "shards", "http", "log_format")
 
 
-def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOptions] | None = None) -> int:
+def find_app(options: RunOptions) -> AppFacts:
+    """What must be known of an app before it runs. Imports it only if this process, as far as is known, runs its tasks.
+
+    Raises as load_app does.
+    """
+    if is_supervised() or (_can_run_alone(options) and not options.may_be_apart):
+        return facts_of(load_app(options.app), options.app)
+    return facts_without_import(options.app)
+
+
+def run_app(
+    options: RunOptions,
+    *,
+    facts: AppFacts | None = None,
+    verbosity: int = 0,
+    read: Callable[[], RunOptions] | None = None,
+) -> int:
     """Works on an app's queues until a signal; in a burst until nothing is due. Returns the exit code.
 
+    facts: those of find_app(). By default it is called here.
     verbosity: the verbosity of the log of worker processes.
     read: returns the options after a reload. By default they do not change.
     """
     read = read or (lambda: options)
-    app = load_app(options.app)
-    queues = app.queue_names(list(options.queues) or None)
-    code = run_supervised(_work(app, queues, options, read))
-    if code is not None:
+    facts = facts or find_app(options)
+    queues = facts.queue_names(list(options.queues) or None)
+    if is_supervised() and (code := run_supervised(_work(load_app(options.app), queues, options, read))) is not None:
         return code
-    if left_out := sorted({task.queue for task in app.tasks.values()} - set(queues)):
+    if left_out := sorted(facts.tasks.keys() - set(queues)):
         log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(queues)
     if len(groups) == 1 and _can_run_alone(groups[0]):
-        return run_alone(_work(app, queues, groups[0], read))
+        return run_alone(_work(load_app(options.app), queues, groups[0], read))
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
 
     def reloaded() -> list[ProcessSet]:
-        return _process_sets(app, _at_reload(options, read()), command)
+        return _process_sets(facts, _at_reload(options, read()), command)
 
-    watched = folder_of(options.app) if options.watch else None
-    return supervise(_work(app, queues, options, read), _process_sets(app, options, command), reloaded, watched)
+    plan = WorkPlan(
+        queues=queues,
+        config=options.config(queues),
+        new_client=facts.clients.new,
+        burst=options.burst,
+        http=options.http,
+    )
+    watched = Path(facts.folder) if options.watch else None
+    return supervise(plan, _process_sets(facts, options, command), reloaded, watched)
 
 
 def _can_run_alone(options: RunOptions) -> bool:
@@ -96,8 +121,8 @@ async def _open(app: PinLater, queues: list[str], options: RunOptions, config: W
         raise AppFailed(f"app {options.app!r}: its lifespan raised {raised}") from error
 
 
-def _process_sets(app: PinLater, options: RunOptions, command: Sequence[str]) -> list[ProcessSet]:
-    groups = options.groups(app.queue_names(list(options.queues) or None))
+def _process_sets(facts: AppFacts, options: RunOptions, command: Sequence[str]) -> list[ProcessSet]:
+    groups = options.groups(facts.queue_names(list(options.queues) or None))
     return [
         ProcessSet(
             command=[*command, *group.arguments()],

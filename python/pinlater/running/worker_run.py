@@ -45,27 +45,35 @@ def _always_valid() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The work of a worker.
+class WorkPlan:
+    """The work of workers, as their supervisor knows it.
 
-    queues: the names of its queues.
-    summary: what the log says the worker works on.
-    config: the worker's configuration. Under a supervisor the worker runs no monitor.
+    queues: the names of their queues.
+    config: their configuration. Under a supervisor a worker runs no monitor.
     new_client: makes a client of the same servers.
-    open: makes the worker with this configuration, not started yet.
-    burst: end the worker when no job is due.
+    burst: end a worker when no job is due.
     http: HOST:PORT of probes and metrics.
+    """
+
+    queues: Sequence[str]
+    config: WorkerConfig
+    new_client: Callable[[], AsyncClient]
+    burst: bool = False
+    http: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(WorkPlan):
+    """The work of a worker in this process.
+
+    summary: what the log says the worker works on.
+    open: makes the worker with this configuration, not started yet.
     memory_mb: replace the process when it uses more memory than this, in MiB.
     check: raises InvalidArgument if a process that starts now would fail.
     """
 
-    queues: Sequence[str]
     summary: str
-    config: WorkerConfig
-    new_client: Callable[[], AsyncClient]
     open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
-    burst: bool = False
-    http: str | None = None
     memory_mb: int | None = None
     check: Callable[[], object] = _always_valid
 

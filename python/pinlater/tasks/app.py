@@ -381,9 +381,12 @@ class PinLater:
 
         chosen: may have queues that no task has, such as those of `using(queue=…)`.
         """
-        own = list(dict.fromkeys(task.queue for task in self.tasks.values()))
-        if not own:
-            raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
-        if chosen is None:
-            return own
-        return [check_queue_name(name) for name in dict.fromkeys(chosen)]
+        return chosen_queues((task.queue for task in self.tasks.values()), chosen)
+
+
+def chosen_queues(own: Iterable[str], chosen: Iterable[str] | None) -> list[str]:
+    """See PinLater.queue_names. own: the queues of the app's tasks, in their order."""
+    own = list(dict.fromkeys(own))
+    if not own:
+        raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
+    return own if chosen is None else [check_queue_name(name) for name in dict.fromkeys(chosen)]

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -84,10 +85,32 @@ class UrlProvider(ClientProvider):
         return AsyncClient(self._url)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How an app's clients are made. url, shards, timeout_s: see Client.
+
+    PINLATER_URL or the TOML file is read when a client is made.
+    """
+
+    url: str | None = field(repr=False)
+    shards: Mapping[str, str] | None = field(repr=False)
+    timeout_s: float
+
+    def new(self) -> AsyncClient:
+        """A new client. The caller closes it."""
+        url, shards = settings_file.servers(self.url, self.shards)
+        return AsyncClient(url, shards=shards, timeout_s=self.timeout_s)
+
+    def new_sync(self) -> Client:
+        """A new blocking client."""
+        url, shards = settings_file.servers(self.url, self.shards)
+        return Client(url, shards=shards, timeout_s=self.timeout_s)
+
+
 class AppClients:
     """The clients of one app.
 
-    url, shards, timeout_s: see Client. PINLATER_URL or the TOML file is read when a client is made.
+    url, shards, timeout_s: see ClientSettings.
     queue_config: the configuration of a queue that is created: takes the queue, a task's name and a priority.
     provider: where clients come from instead, if it is set.
     """
@@ -99,7 +122,7 @@ class AppClients:
         timeout_s: float,
         queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
-        self._url, self._shards, self._timeout_s = url, shards, timeout_s
+        self._settings = ClientSettings(url=url, shards=shards, timeout_s=timeout_s)
         self.queue_config = queue_config
         self.provider: ClientProvider | None = None
         #: The on_enqueue methods of the app's middleware. Every producer shares this list.
@@ -113,7 +136,14 @@ class AppClients:
     @property
     def named(self) -> bool:
         """Whether the app itself names its servers."""
-        return self.provider is not None or self._url is not None or self._shards is not None
+        return self.provider is not None or (self._settings.url, self._settings.shards) != (None, None)
+
+    @property
+    def settings(self) -> ClientSettings:
+        """How its clients are made, also in another process."""
+        return (
+            self._settings if self.provider is None else replace(self._settings, url=self.provider.url(), shards=None)
+        )
 
     def deferring(self, *, blocking: bool) -> bool:
         """See ClientProvider."""
@@ -154,14 +184,12 @@ class AppClients:
         """A new client. The caller closes it."""
         if self.provider is not None:
             return self.provider.new()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
+        return self._settings.new()
 
     def _new_sync(self) -> Client:
         if self.provider is not None:
             return self.provider.sync()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return Client(url, shards=shards, timeout_s=self._timeout_s)
+        return self._settings.new_sync()
 
     @contextmanager
     def redirected(self, provider: ClientProvider) -> Iterator[None]:
