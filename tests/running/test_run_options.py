@@ -31,6 +31,7 @@ __all__ = ["run"]  # a fixture
 PAGE = page("running")
 FULL = """
 app = "shop:app"
+include = ["shop.emails"]
 url = "redis://there:1"
 strict = false
 isolate = false
@@ -76,6 +77,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
     options = options_of({"app": None, "strict": None}, Path(name) if name == "other.toml" else None)
     assert options == RunOptions(
         app="shop:app",
+        include=["shop.emails"],
         url="redis://there:1",
         concurrency=20,
         processes=2,
@@ -240,13 +242,14 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, queues, strict,"),
+        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, include, queues,"),
         ("watch = true", "unknown key 'watch'"),
         ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
         ("queues = 'a'", "queues: expected a table, got 'a'"),
         ("[queues]\na = 3", "queues.a: expected a table, got 3"),
         ("shards = 1", "shards: expected a table"),
         ("app = 1", "app: expected MODULE:APP, got 1"),
+        ("include = 'shop.emails'", "include: expected a list of module names, got 'shop.emails'"),
         ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
         ("isolate = 1", "isolate: expected true or false, got 1"),
         ("concurrency = 0", "concurrency: expected an integer from 1"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     "--strict", is_flag=True, default=None, help="Work on a queue only while those before it have nothing, as A>B."
 )
 @click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--include", metavar="MODULE,MODULE", help="Import these modules too, as they have tasks.")
 @click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once in each process. [default: 10]")
 @click.option(
     "--processes", type=int, metavar="N", help="Number of processes; one that dies is restarted. [default: 1]"
@@ -85,7 +86,7 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     from pinlater.tasks.logs import set_up
 
     options = options_of(given, config)
-    _name_servers(settings, options, load_app(options.app).clients.named)
+    _name_servers(settings, options, load_app(options.app, options.include).clients.named)
     log_at_least_info(settings)
     set_up(options.log_format)
     code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))

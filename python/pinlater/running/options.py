@@ -5,7 +5,7 @@ Promises that a wrong value raises an error that names the expected values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
@@ -13,6 +13,7 @@ from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.running.probes import parse_address
+from pinlater.tasks.functions import checked_modules
 from pinlater.tasks.logs import LogFormat
 from pinlater.worker.queue_order import MAX_WEIGHT, QueueOrder
 from pinlater.worker.worker import WorkerConfig
@@ -42,6 +43,7 @@ class RunOptions:
     """The options of one run.
 
     app: the app, as `module:app`.
+    include: modules to import, beside those that the app includes itself.
     queues: the queues and their order. Empty: the queues of the app's tasks.
     strict: claim from a queue only while the queues before it have no due jobs.
     isolate: give each queue its own processes.
@@ -60,6 +62,7 @@ class RunOptions:
     """
 
     app: str
+    include: Sequence[str] = ()
     queues: Mapping[str, QueueOptions] = field(default_factory=dict)
     strict: bool = False
     isolate: bool = False
@@ -80,6 +83,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):
             raise InvalidArgument(f"app: expected MODULE:APP, got {self.app!r}")
+        checked_modules(self.include)
         for name in ("strict", "isolate", "burst", "watch"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected true or false, got {getattr(self, name)!r}")
@@ -141,6 +145,7 @@ class RunOptions:
             weights = [f"{name}:{own.weight or 1}" for name, own in self.queues.items()]
             arguments += ["--queues", ",".join(weights)]
         for name, value in (
+            ("--include", ",".join(self.include) or None),
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),

@@ -40,7 +40,7 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
     read: returns the options after a reload. By default they do not change.
     """
     read = read or (lambda: options)
-    app = load_app(options.app)
+    app = load_app(options.app, options.include)
     queues = app.queue_names(list(options.queues) or None)
     code = run_supervised(_work(app, queues, options, read))
     if code is not None:

@@ -145,7 +145,7 @@ def main() -> None:
     _set_up(settings)
     with contextlib.ExitStack() as stack:
         try:
-            app = load_app(settings["app"])
+            app = load_app(settings["app"], settings["include"])
             if settings["url"] is not None:
                 app.clients.provider = UrlProvider(settings["url"])
             connection = WorkerConnection()
