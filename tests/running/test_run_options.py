@@ -41,6 +41,7 @@ max_jobs = 1000
 memory_mb = 500
 stop_timeout = 5.5
 log_format = "json"
+log_success = true
 http = "127.0.0.1:9100"
 [queues.mail]
 weight = 3
@@ -85,6 +86,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
         memory_mb=500,
         stop_timeout=5.5,
         log_format="json",
+        log_success=True,
         http="127.0.0.1:9100",
         queues={"mail": QueueOptions(weight=3), "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000)},
     )
@@ -251,6 +253,7 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("app = 1", "app: expected MODULE:APP, got 1"),
         ("include = 'shop.emails'", "include: expected a list of module names, got 'shop.emails'"),
         ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
+        ("log_success = 1", "log_success: expected true or false, got 1"),
         ("isolate = 1", "isolate: expected true or false, got 1"),
         ("concurrency = 0", "concurrency: expected an integer from 1"),
         ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),

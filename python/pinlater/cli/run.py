@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
+@click.option("--log-success", is_flag=True, default=None, help="Log each job that succeeded.")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
 @click.option(
     "--config",

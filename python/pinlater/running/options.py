@@ -57,6 +57,7 @@ class RunOptions:
     loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
     burst: stop when no job is due.
     watch: reload when the app's Python files change.
+    log_success: log each job that succeeded.
     http: HOST:PORT of probes and metrics.
     url, shards: the servers, if the app names none.
     """
@@ -76,6 +77,7 @@ class RunOptions:
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
+    log_success: bool = False
     http: str | None = None
     url: str | None = field(default=None, repr=False)
     shards: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -84,7 +86,7 @@ class RunOptions:
         if not isinstance(self.app, str):
             raise InvalidArgument(f"app: expected MODULE:APP, got {self.app!r}")
         checked_modules(self.include)
-        for name in ("strict", "isolate", "burst", "watch"):
+        for name in ("strict", "isolate", "burst", "watch", "log_success"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected true or false, got {getattr(self, name)!r}")
         if self.log_format not in get_args(LogFormat):
@@ -153,7 +155,12 @@ class RunOptions:
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
-        return [*arguments, *["--strict"] * self.strict, *["--burst"] * self.burst]
+        return [
+            *arguments,
+            *["--strict"] * self.strict,
+            *["--burst"] * self.burst,
+            *["--log-success"] * self.log_success,
+        ]
 
 
 def _check_queue(queue: str, own: QueueOptions) -> None:

@@ -85,8 +85,10 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
 async def _open(app: PinLater, queues: list[str], options: RunOptions, config: WorkerConfig) -> AsyncIterator[Worker]:
     try:
         async with app, worker_of(app, queues, config, task_processes=options.task_processes) as worker:
+            assert isinstance(worker.handler, TaskRunner)
+            if options.log_success:
+                worker.handler.success_level = logging.INFO
             if options.http is not None:
-                assert isinstance(worker.handler, TaskRunner)
                 worker.handler.meters = {name: Meter() for name in app.tasks}
             yield worker
     except Exception as error:

@@ -128,6 +128,8 @@ class TaskRunner:
         self.on_error: Callable[[Job, BaseException], None] | None = None
         #: The worker whose handler this is. Set it before the first job.
         self.worker: Worker
+        #: The log level of a job that succeeded.
+        self.success_level = logging.DEBUG
         #: By the task's name. Empty: only `stats` are counted.
         self.meters: dict[str, Meter] = {}
 
@@ -208,6 +210,10 @@ class TaskRunner:
             return await self._failed(task, job, args, kwargs, error, start_s)
         if self.meters:
             self.meters[task.name].succeeded(_lasted_s(start_s))
+        if log.isEnabledFor(self.success_level):
+            log.log(
+                self.success_level, "job %s: task %s succeeded in %.3f s", job.descriptor, task.name, _lasted_s(start_s)
+            )
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
@@ -313,7 +319,7 @@ class TaskRunner:
             end = failed_end(task, job, error, self._worker, _lasted_s(start_s))
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, run_end(error, last=last), start_s)
-        log_failure(task, job, error)
+        log_failure(task, job, error, last=last)
         if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
         if (hook := task.options.on_failure) is not None and last:

@@ -196,7 +196,7 @@ class ProcessPool:
             self._pause_s = self._pauses.take()
             self._paused_until_s = time.monotonic() + self._pause_s
             text = "no task process can start: %s; jobs that need one are postponed for the next %g s"
-            log.error(text, error, self._pause_s, exc_info=error)
+            log.error(text, error, self._pause_s, exc_info=(type(error), error, None))
         return Snooze(self._pause_s)
 
     async def _start(self) -> TaskProcess:
