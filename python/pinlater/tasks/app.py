@@ -194,7 +194,7 @@ class PinLater:
         runs_in: Kind | None = None,
         batch: int | None = None,
         batch_wait: float | None = None,
-    ) -> Any:
+    ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
         """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times are in seconds.
 
         name: the task's name in bodies; by default module.function.
@@ -202,7 +202,7 @@ class PinLater:
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
         backoff: the pause before the next attempt: seconds, or a function of the attempt and the error, such as
-            Constant, Linear or Exponential.
+            Constant, Linear or Exponential. The function may return None for the default pause.
         give_up_on: errors after which the job is failed for good, whatever attempts it has left.
         timeout: the longest run. After it an async task is cancelled, a process is killed, and a thread is left behind:
             its job fails with TimedOut.

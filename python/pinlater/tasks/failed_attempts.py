@@ -15,7 +15,7 @@ from pinlater.tasks.batch_tasks import never_raised
 from pinlater.tasks.meters import RunEnd
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
 from pinlater.tasks.reports import ERROR_BYTES, report
-from pinlater.tasks.retry_policies import Exponential, milliseconds
+from pinlater.tasks.retry_policies import default_pause_s, milliseconds
 from pinlater.tasks.task import Task
 from pinlater.worker.executor import Failed
 
@@ -41,14 +41,15 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
     except Exception as of_backoff:
         note = f"  its backoff failed, so the default one applies: {describe(of_backoff, ERROR_BYTES)}\n"
         log.warning("job %s: backoff of task %s failed", job.descriptor, task.name, exc_info=exc_info_of(of_backoff))
-        delay_ms = milliseconds("backoff", Exponential()(job.attempt, error))
+        delay_ms = milliseconds("backoff", default_pause_s(job.attempt, error))
     return Failed(report(error, job, worker, lasted_s, last=False) + note, delay_ms)
 
 
 def _delay_ms(task: Task[..., Any], job: Job, error: BaseException) -> int:
     if isinstance(error, Retry) and error.delay is not None:
         return milliseconds("Retry: delay", error.delay)
-    return milliseconds("backoff", task.options.backoff(job.attempt, error))
+    pause_s = task.options.backoff(job.attempt, error)
+    return milliseconds("backoff", default_pause_s(job.attempt, error) if pause_s is None else pause_s)
 
 
 def run_end(error: BaseException, *, last: bool) -> RunEnd:

@@ -1,7 +1,7 @@
 """Retry policies: how long a failed job waits for its next attempt.
 
 A policy is any function that takes the number of the failed attempt (the first is 1) and its error, and returns
-seconds. Promises delays that the server accepts.
+seconds, or None for the default policy, Exponential(). Promises delays that the server accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeAlias, TypeGuard
 from pinlater._core import MAX_TIME_MS
 from pinlater.model.errors import InvalidArgument
 
-Backoff: TypeAlias = Callable[[int, BaseException], float]
+Backoff: TypeAlias = Callable[[int, BaseException], float | None]
 
 #: The greatest factor, and the highest power of it: the result is still a float.
 MAX_FACTOR: Final = 1_000
@@ -75,6 +75,11 @@ class Exponential:
     def __call__(self, attempt: int, error: BaseException) -> float:
         full = min(self.cap, self.first * self.factor ** min(attempt - 1, _MAX_EXPONENT))
         return full * (1 - random.random() * self.jitter)
+
+
+def default_pause_s(attempt: int, error: BaseException) -> float:
+    """The pause of the default policy."""
+    return Exponential()(attempt, error)
 
 
 def milliseconds(name: str, seconds: object, *, least: float = 0.0) -> int:
