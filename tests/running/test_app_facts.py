@@ -107,7 +107,7 @@ def test_a_thread_that_an_import_leaves_behind_holds_nothing_up(
         "app = pinlater.PinLater(shards={'a': 'redis://one:1'}, timeout_s=3)\n@app.task(queue='q')\ndef task(): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-    facts = facts_without_import("leaving:app")
+    facts = facts_without_import("leaving:app", ())
     assert (facts.tasks, facts.named, facts.folder) == ({"q": 1}, True, str(tmp_path))
     assert (facts.clients.shards, facts.clients.timeout_s) == ({"a": "redis://one:1"}, 3)
 

@@ -152,6 +152,20 @@ def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> No
     assert "starting another" not in app.log
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_says_that_it_works_once_a_server_answers(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer, processes: int
+) -> None:
+    server = fresh_server(aof_always=True)
+    server.kill()
+    app = runs(server.url, '@app.task(queue="mail")\ndef nothing(): ...\n')
+    app.start("--processes", str(processes))
+    wait_until(lambda: app.log.count("queues not created yet") >= processes, "workers without a server")
+    assert "working on" not in app.log
+    server.start()
+    wait_until(lambda: app.log.count("INFO pinlater.worker: working on mail: 1 task\n") == processes, "work")
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_burst_goes_on_while_a_job_runs_and_then_ends_when_its_server_is_away(
     runs: Callable[..., AppRuns], fresh_server: FreshServer, comes_back: bool

@@ -31,6 +31,7 @@ __all__ = ["run"]  # a fixture
 PAGE = page("running")
 FULL = """
 app = "shop:app"
+include = ["shop.emails"]
 url = "redis://there:1"
 strict = false
 isolate = false
@@ -40,6 +41,7 @@ max_jobs = 1000
 memory_mb = 500
 stop_timeout = 5.5
 log_format = "json"
+log_success = true
 http = "127.0.0.1:9100"
 [queues.mail]
 weight = 3
@@ -76,6 +78,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
     options = options_of({"app": None, "strict": None}, Path(name) if name == "other.toml" else None)
     assert options == RunOptions(
         app="shop:app",
+        include=["shop.emails"],
         url="redis://there:1",
         concurrency=20,
         processes=2,
@@ -83,6 +86,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
         memory_mb=500,
         stop_timeout=5.5,
         log_format="json",
+        log_success=True,
         http="127.0.0.1:9100",
         queues={"mail": QueueOptions(weight=3), "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000)},
     )
@@ -256,14 +260,16 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, queues, strict,"),
+        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, include, queues,"),
         ("watch = true", "unknown key 'watch'"),
         ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
         ("queues = 'a'", "queues: expected a table, got 'a'"),
         ("[queues]\na = 3", "queues.a: expected a table, got 3"),
         ("shards = 1", "shards: expected a table"),
         ("app = 1", "app: expected MODULE:APP, got 1"),
+        ("include = 'shop.emails'", "include: expected a list of module names, got 'shop.emails'"),
         ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
+        ("log_success = 1", "log_success: expected true or false, got 1"),
         ("isolate = 1", "isolate: expected true or false, got 1"),
         ("concurrency = 0", "concurrency: expected an integer from 1"),
         ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),

@@ -178,6 +178,23 @@ def test_a_stop_right_after_a_reload_is_graceful(
     assert len(run.notes("waited")) == 1
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@one_server
+def test_a_stop_says_once_how_jobs_are_given_up(
+    start: Start, app: PinLater, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    run = start(*options)
+    run.logged("working on", len(options) or 1)
+    app.send("wait", str(tmp_path / "gate"))
+    run.noted("waits")
+    run.send(signal.SIGINT)
+    run.logged("stopping, press Ctrl-C again to give jobs up")
+    run.send(signal.SIGINT)
+    run.process.wait(60)
+    assert run.log.count("press Ctrl-C again") == 1
+    assert run.log.count("giving running jobs up") == 1
+
+
 SLOW = """
 def gate(name):
     line(name)
@@ -300,6 +317,16 @@ def test_json_logs_have_the_job_of_every_line(start: Start, app: PinLater) -> No
     [unknown] = [line for line in lines.values() if line.get("task") == "nowhere"]
     assert "no task 'nowhere' here" in unknown["message"]
     assert all("job" not in line for message, line in lines.items() if message.startswith(("working on", "stopped")))
+
+
+@one_server
+def test_a_success_is_logged_where_it_is_asked_for(start: Start, app: PinLater, tmp_path: Path) -> None:
+    for option, successes in ((), 0), (("--log-success",), 1), (("--log-success", "--max-jobs", "9"), 1):
+        handle = app.send("say", "hello")
+        run = start("--burst", *option)
+        assert run.process.wait(60) == 0
+        said = f"INFO pinlater.worker: job {handle.descriptor}: task say succeeded in "
+        assert run.log.count(said) == successes
 
 
 @one_server

@@ -13,8 +13,22 @@ from typing import Any
 
 import pytest
 
-from pinlater import Context, Depends, Execution, Item, Middleware, PinLater, SyncContext
+from pinlater import (
+    AsyncClient,
+    Context,
+    Depends,
+    Execution,
+    Failure,
+    Item,
+    Job,
+    Middleware,
+    PinLater,
+    SyncContext,
+    Worker,
+    WorkerConfig,
+)
 from pinlater.running.app_worker import worker_of
+from tests.support import calls_app
 from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server
 
@@ -25,12 +39,28 @@ def deeper() -> None:
 
 class Around(Middleware):
     async def around(self, execution: Execution, run: Callable[[], Awaitable[Any]]) -> Any:
+        if execution.task == "refused":
+            raise PermissionError
         return await run()
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The tracebacks, in order."""
     return [logging.Formatter().formatException(record.exc_info) for record in caplog.records if record.exc_info]
+
+
+def functions(text: str) -> list[str]:
+    """The functions of the frames, the outermost first."""
+    return re.findall(r"^ +File .*, in (\w+)$", text, re.MULTILINE)
+
+
+async def tracebacks(app: PinLater, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """Runs the app's jobs. Returns the logged tracebacks by the last part of their task's name."""
+    with caplog.at_level(logging.WARNING, "pinlater.worker"):
+        async with app, worker_of(app) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 30)
+    names = [re.search(r"task (\S+) failed", record.getMessage()) for record in caplog.records if record.exc_info]
+    return dict(zip([name[1].rpartition(".")[2] for name in names if name], logged(caplog), strict=True))
 
 
 @on_loop
@@ -64,31 +94,122 @@ async def test_a_traceback_begins_in_the_task(server: Server, caplog: pytest.Log
         async with app, worker_of(app) as worker:
             await asyncio.wait_for(worker.run(burst=True), 30)
     shown = logged(caplog)
-    frames = sorted(re.findall(r"^  File .*, in (\w+)$", text, re.MULTILINE) for text in shown)
+    frames = sorted(map(functions, shown))
     assert frames == sorted([name.rpartition(".")[2], "deeper"] for name in app.tasks)
     assert all(text.endswith("LookupError: no such row") for text in shown)
 
 
 @on_loop
-async def test_middleware_and_errors_that_are_all_ours_are_shown(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_middleware_stands_only_where_it_raised(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     app = PinLater(server.url, middleware=[Around()])
 
     @app.task(attempts=1)
     async def task() -> None:
         deeper()
 
+    @app.task(attempts=1, batch=2)
+    async def batch(items: list[Item[int]]) -> None:
+        deeper()
+
     @app.task(attempts=1, timeout=0.05)
     async def long() -> None:
         await asyncio.sleep(60)
 
-    await task.aenqueue()
-    await long.aenqueue()
+    @app.task(name="refused", attempts=1)
+    async def refused() -> None: ...
+
+    await batch.aenqueue(1)
+    for each in (task, long, refused):
+        await each.aenqueue()
+    shown = await tracebacks(app, caplog)
+    assert functions(shown["task"])[:2] == ["task", "deeper"]
+    assert functions(shown["batch"]) == ["batch", "deeper"]
+    assert functions(shown["refused"]) == ["around"]
+    assert "in long" in shown["long"]
+    assert "TimedOut" in shown["long"]
+
+
+@on_loop
+async def test_an_error_that_was_never_raised_has_no_frames(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    app = PinLater(server.url)
+
+    @app.task(attempts=1, batch=2)
+    async def batch(items: list[Item[str]]) -> None:
+        for item in items:
+            if item.value == "caught":
+                try:
+                    deeper()
+                except LookupError as error:
+                    item.fail(error)
+            else:
+                item.fail(LookupError("given"))
+
+    await batch.aenqueue_many([("given",), ("caught",)])
     with caplog.at_level(logging.WARNING, "pinlater.worker"):
         async with app, worker_of(app) as worker:
             await asyncio.wait_for(worker.run(burst=True), 30)
-    first, second = logged(caplog)
-    assert re.findall(r"^  File .*, in (\w+)$", first, re.MULTILINE)[0] == "around"
-    assert "in long" in second
-    assert "TimedOut" in second
+    assert sorted(map(functions, logged(caplog))) == [[], ["batch", "deeper"]]
+
+
+@on_loop
+async def test_the_traceback_of_a_process_begins_in_the_task(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINLATER_URL", server.url)
+    async with calls_app.app as app:
+        await calls_app.fail.aenqueue("as said")
+        with caplog.at_level(logging.WARNING, "pinlater.worker"):
+            async with worker_of(app, ["default"], task_processes=1) as worker:
+                await asyncio.wait_for(worker.run(burst=True), 60)
+    [text] = logged(caplog)
+    assert set(functions(text)) == {"fail"}
+    assert text.count("Traceback (most recent call last)") == 1
+
+
+@on_loop
+async def test_hooks_and_backoffs_begin_in_themselves(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    def hook(failure: Failure) -> None:
+        deeper()
+
+    def backoff(attempt: int, error: BaseException) -> float:
+        deeper()
+        return 0
+
+    app = PinLater(server.url)
+
+    @app.task(attempts=2, backoff=backoff)
+    async def task() -> None:
+        raise ValueError
+
+    @app.task(attempts=1, on_failure=hook)
+    async def hooked() -> None:
+        raise ValueError
+
+    await task.aenqueue()
+    await hooked.aenqueue()
+    with caplog.at_level(logging.WARNING, "pinlater.worker"):
+        async with app, worker_of(app) as worker:
+            await asyncio.wait_for(worker.run(burst=True), 60)
+    assert sorted(map(functions, logged(caplog))) == [
+        ["hook", "deeper"],
+        ["hooked"],
+        ["task"],
+        ["task", "backoff", "deeper"],  # raised while the task's error was handled
+    ]
+
+
+@on_loop
+async def test_a_plain_handler_s_traceback_begins_in_the_handler(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(job: Job) -> None:
+        deeper()
+
+    async with AsyncClient(server.url) as client:
+        await client.create_queue("plain")
+        await client.enqueue("plain", b"", attempts=2)
+        with caplog.at_level(logging.WARNING, "pinlater.worker"):
+            worker = Worker(client, "plain", handler, WorkerConfig(retry_delay_ms=0))
+            await asyncio.wait_for(worker.run(burst=True), 30)
+    assert list(map(functions, logged(caplog))) == [["handler", "deeper"]] * 2
+    assert [record.levelname for record in caplog.records if record.exc_info] == ["WARNING", "ERROR"]

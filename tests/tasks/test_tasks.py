@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +21,10 @@ from pinlater import (
     Context,
     InvalidArgument,
     Item,
+    JobUnknown,
     PinLater,
     QueueConfig,
+    QueueNotFound,
     State,
     SyncContext,
 )
@@ -276,6 +279,34 @@ def test_keys_go_to_one_shard(server: Server) -> None:
         by_key = [{task.using(key=key).enqueue().descriptor.split(":")[1] for _ in range(5)} for key in "abcdefgh"]
         assert [len(shards) for shards in by_key] == [1] * 8
         assert set().union(*by_key) == {"s1", "s2"}
+
+
+@pytest.mark.parametrize("result_ttl", [None, 60])
+@on_loop
+async def test_a_job_that_never_was_is_told_from_one_that_is_not_there_any_more(
+    app: PinLater, result_ttl: float | None
+) -> None:
+    @app.task(result_ttl=result_ttl)
+    async def task() -> None: ...
+
+    handle = await task.aenqueue()
+    assert (await work(app)).succeeded == 1
+    async with app:
+        assert await handle.astatus() is (None if result_ttl is None else State.SUCCEEDED)
+        start, _, id_ = handle.descriptor.rpartition(":")
+        later, elsewhere = app.handle(f"{start}:{int(id_) + 2**40}"), app.handle(f"nowhere:s1:p1:{id_}")
+        for ask in (later.astatus, later.acancel):
+            with pytest.raises(JobUnknown, match=re.escape(f"job {later.descriptor}: ")):
+                await ask()
+        with pytest.raises(QueueNotFound):
+            await elsewhere.astatus()
+        assert await app.handle(f"{start}:{int(id_) - 2**40}").astatus() is None, "as if it had been there"
+
+        def in_sync_code() -> None:
+            with pytest.raises(JobUnknown):
+                later.status()
+
+        await asyncio.to_thread(in_sync_code)
 
 
 @on_loop

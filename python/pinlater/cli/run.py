@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     "--strict", is_flag=True, default=None, help="Work on a queue only while those before it have nothing, as A>B."
 )
 @click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--include", metavar="MODULE,MODULE", help="Import these modules too, as they have tasks.")
 @click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once in each process. [default: 10]")
 @click.option(
     "--processes", type=int, metavar="N", help="Number of processes; one that dies is restarted. [default: 1]"
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
+@click.option("--log-success", is_flag=True, default=None, help="Log each job that succeeded.")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
 @click.option("--no-http", "http", flag_value="", help="Serve none, whatever TOML says.")
 @click.option(

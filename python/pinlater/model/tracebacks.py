@@ -8,10 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
+from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
-from types import FrameType
-from typing import Final
+from types import FrameType, TracebackType
+from typing import Final, TypeAlias
+
+#: What `logging` takes as exc_info.
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 _OURS: Final = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY: Final = Path(importlib.__file__).parent.parent
@@ -24,6 +28,34 @@ _LOOP: Final = "uvloop"
 def is_ours(frame: FrameType) -> bool:
     """Whether the frame runs code of this package."""
     return frame.f_code.co_filename.startswith(_OURS)
+
+
+def exc_info_of(error: BaseException, function: object = None) -> ExcInfo:
+    """exc_info of what the user's code raised, from the first call of the function on.
+
+    If the function did not run, it begins at the first frame that is not PinLater's. If all are, it has all. The errors
+    that this one was raised from, or while they were handled, lose the frames before that too.
+    """
+    seen, part = {id(error)}, error.__cause__ or error.__context__
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        part.__traceback__ = _from_users(part, function)
+        part = part.__cause__ or part.__context__
+    return type(error), error, _from_users(error, function)
+
+
+def _from_users(error: BaseException, function: object) -> TracebackType | None:
+    steps = list(_steps(error.__traceback__))
+    code = getattr(function, "__code__", None)
+    own = [step for step in steps if step.tb_frame.f_code is code]
+    users = own or [step for step in steps if not is_ours(step.tb_frame)]
+    return users[0] if users else error.__traceback__
+
+
+def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
+    while step is not None:
+        yield step
+        step = step.tb_next
 
 
 def in_users_code(error: BaseException) -> bool:

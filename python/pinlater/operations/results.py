@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import ResultGone, ResultTimeout, ServerUnavailable, TaskFailed, checked
+from pinlater.model.errors import JobUnknown, ResultGone, ResultTimeout, ServerUnavailable, TaskFailed, checked
 from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
 from pinlater.operations.parts import in_parts
@@ -123,15 +123,23 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
 
 
 def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:
-    """The state of a job, or None. A removed job counts as succeeded while its result exists."""
+    """The state of a job; None if it is not there any more. A removed job counts as succeeded while its result exists.
+
+    Raises JobUnknown if its queue shard has not given its id yet: ids only grow.
+    """
     found = yield from lookup(session, [descriptor], False, deadline_s)
     if descriptor in found:
         return found[descriptor].state
     queue_shard, priority, id_ = _parsed(session, descriptor)
-    outcome = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
-    if isinstance(outcome, NoAnswer):
-        raise outcome.error
-    return State.SUCCEEDED if outcome[:1] == _ANSWER else None
+    _, last_id, outcome = yield from read(queue_shard, "outcome", [REPLY_BYTES, bytes([priority]), id_], deadline_s)
+    if outcome[:1] == _ANSWER:
+        return State.SUCCEEDED
+    if id_ > last_id:
+        raise JobUnknown(
+            f"job {descriptor}: {queue_shard} has not given this id yet; expected a descriptor of its jobs (another "
+            "server, or data that it lost?)"
+        )
+    return None
 
 
 def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes | NoAnswer]]:

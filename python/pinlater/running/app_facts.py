@@ -68,12 +68,13 @@ def facts_of(app: PinLater, name: str) -> AppFacts:
     )
 
 
-def facts_without_import(name: str) -> AppFacts:
-    """The facts of the app "module:app", which another process imports. Sets PINLATER_URL if the app does.
+def facts_without_import(name: str, include: Sequence[str]) -> AppFacts:
+    """The facts of the app "module:app", which another process imports with the modules of `include`. Sets PINLATER_URL
+    if the app does.
 
     Raises as load_app does; SystemExit where the import ends its process; AppFailed where a signal ends it.
     """
-    answer = _ask(name)
+    answer = _ask(name, include)
     if "error" in answer:
         sys.stderr.write(answer["traceback"])
         raise _ERRORS[answer["error"]](answer["text"])
@@ -83,9 +84,9 @@ def facts_without_import(name: str) -> AppFacts:
     return facts
 
 
-def _ask(name: str) -> dict[str, Any]:
+def _ask(name: str, include: Sequence[str]) -> dict[str, Any]:
     ours, theirs = os.pipe()
-    with os.fdopen(ours, "rb") as reader, _importing(name, theirs) as process:
+    with os.fdopen(ours, "rb") as reader, _importing(name, include, theirs) as process:
         line = reader.readline()
         if line:
             return dict(orjson.loads(line))
@@ -96,9 +97,10 @@ def _ask(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _importing(name: str, descriptor: int) -> Iterator[subprocess.Popen[bytes]]:
+def _importing(name: str, include: Sequence[str], descriptor: int) -> Iterator[subprocess.Popen[bytes]]:
     """The process that imports the app, with this process's arguments. It is killed if it does not end."""
-    command = [sys.executable, "-m", "pinlater.running.app_facts", str(descriptor), name, *sys.argv]
+    what = orjson.dumps([descriptor, name, include]).decode()
+    command = [sys.executable, "-m", "pinlater.running.app_facts", what, *sys.argv]
     try:
         process = subprocess.Popen(command, pass_fds=[descriptor], preexec_fn=partial(_prepare, os.getpid()))
     finally:
@@ -119,22 +121,22 @@ def _prepare(parent: int) -> None:
     end_with_parent(signal.SIGKILL, parent)
 
 
-def main(descriptor: int, name: str) -> None:
+def main(descriptor: int, name: str, include: Sequence[str]) -> None:
     """Imports the app, and writes its facts or the error as a line of JSON."""
     os.set_inheritable(descriptor, False)
     ignore(OTHER_SIGNALS)
     with os.fdopen(descriptor, "wb") as writer:
-        writer.write(orjson.dumps(_answer(name), default=dict) + b"\n")
+        writer.write(orjson.dumps(_answer(name, include), default=dict) + b"\n")
 
 
-def _answer(name: str) -> AppFacts | dict[str, str]:
+def _answer(name: str, include: Sequence[str]) -> AppFacts | dict[str, str]:
     try:
-        return facts_of(load_app(name), name)
+        return facts_of(load_app(name, include), name)
     except (InvalidArgument, AppFailed) as error:
         shown = "" if error.__cause__ is None or not isinstance(error, AppFailed) else of_user(error.__cause__)
         return {"error": type(error).__name__, "text": str(error), "traceback": hide_urls(shown)}
 
 
 if __name__ == "__main__":
-    number, app_name, *sys.argv = sys.argv[1:]
-    main(int(number), app_name)
+    what_to_import, *sys.argv = sys.argv[1:]
+    main(*orjson.loads(what_to_import))

@@ -14,6 +14,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import OutcomeUnknown, QueueError, ServerError
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.loading import import_included
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.executor import Handler
 from pinlater.worker.worker import Worker, WorkerConfig
@@ -42,6 +43,7 @@ async def worker_of(
     resolved: the values that the lifespan shares. By default the lifespan is entered for this worker.
     """
     config = config or WorkerConfig()
+    import_included(app)
     names = app.queue_names(queues)
     creates = client is None
     entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)

@@ -42,12 +42,15 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
 def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
     """The options of a command.
 
-    given: the options of the command line, with queues as text. An absent option is None; http is "" for none.
+    given: the options of the command line, with queues and modules as text. An absent option is None; http is "" for
+        none.
     config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
         reads no file, because its command line has all options.
     """
     values = {} if REPORT_VARIABLE in os.environ else read_config(config)
     options = {name: value for name, value in given.items() if value is not None}
+    if "include" in options:
+        options["include"] = [name.strip() for name in options["include"].split(",")]
     if "queues" in options:
         queues, strict = parse_queues(options["queues"])
         options["queues"] = _with_weights(queues, values.get("queues", {}))

@@ -41,8 +41,8 @@ def find_app(options: RunOptions) -> AppFacts:
     Raises as load_app does.
     """
     if is_supervised() or (_can_run_alone(options) and not options.may_be_apart):
-        return facts_of(load_app(options.app), options.app)
-    return facts_without_import(options.app)
+        return facts_of(load_app(options.app, options.include), options.app)
+    return facts_without_import(options.app, options.include)
 
 
 def run_app(
@@ -61,13 +61,15 @@ def run_app(
     read = read or (lambda: options)
     facts = facts or find_app(options)
     queues = facts.queue_names(list(options.queues) or None)
-    if is_supervised() and (code := run_supervised(_work(load_app(options.app), queues, options, read))) is not None:
-        return code
+    if is_supervised():
+        code = run_supervised(_work(load_app(options.app, options.include), queues, options, read))
+        if code is not None:
+            return code
     if left_out := sorted(facts.tasks.keys() - set(queues)):
         log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(queues)
     if len(groups) == 1 and _can_run_alone(groups[0]):
-        return run_alone(_work(load_app(options.app), queues, groups[0], read))
+        return run_alone(_work(load_app(options.app, options.include), queues, groups[0], read))
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
 
     def reloaded() -> list[ProcessSet]:
@@ -110,8 +112,10 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
 async def _open(app: PinLater, queues: list[str], options: RunOptions, config: WorkerConfig) -> AsyncIterator[Worker]:
     try:
         async with app, worker_of(app, queues, config, task_processes=options.task_processes) as worker:
+            assert isinstance(worker.handler, TaskRunner)
+            if options.log_success:
+                worker.handler.success_level = logging.INFO
             if options.http is not None:
-                assert isinstance(worker.handler, TaskRunner)
                 worker.handler.meters = {name: Meter() for name in app.tasks}
             yield worker
     except Exception as error:

@@ -31,7 +31,7 @@ from pinlater.tasks.logs import Lines
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.os_process import memory_bytes
 from pinlater.worker.stats import counts_of, in_words
-from pinlater.worker.stop_signals import StopSignals
+from pinlater.worker.stop_signals import StopSignals, log_stop
 from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -104,13 +104,13 @@ class WorkerRun:
             stack.enter_context(self._other_signals())
             for service in self._services():
                 await stack.enter_async_context(service)
-            log.info("working on %s", self._work.summary)
             await self._work_until_the_end()
 
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
         """The services that run beside the worker."""
         work = self._work
         yield beating(work.new_client, work.queues, self._worker)
+        yield in_background(self._log_that_it_works())
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
@@ -125,6 +125,11 @@ class WorkerRun:
     async def _reading_queues(self) -> AsyncIterator[None]:
         async with reading_queues(self._work.new_client, lambda: self._work.queues) as self._queue_samples:
             yield
+
+    async def _log_that_it_works(self) -> None:
+        """Logs the queues when the first claim is answered."""
+        await self._worker.fetcher.answered.wait()
+        log.info("working on %s", self._work.summary)
 
     async def _work_until_the_end(self) -> None:
         try:
@@ -141,6 +146,8 @@ class WorkerRun:
     def _on_stop(self) -> None:
         """Takes a stop signal. While the process recycles itself the first signal changes nothing."""
         self._stops += 1
+        if self._report_fd is None:  # else the supervisor says it
+            log_stop(self._stops)
         if not (self._code or self._recycling) or self._stops > 1:
             self._worker.request_stop()
 

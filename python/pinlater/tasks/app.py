@@ -1,7 +1,7 @@
 """The app: the tasks of a program, and the servers of their queues.
 
 Promises that no two tasks have the same name, and that a raw task is alone in its queue. Risks: a worker knows only the
-tasks of the modules that it imports.
+tasks of the app's module, of the modules that this one imports, and of those in `include`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.decorators import Async, BatchDecorator, TaskDecorator
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.envelope import CODEC_BYTES, Codec
-from pinlater.tasks.functions import task_name
+from pinlater.tasks.functions import checked_modules, task_name
 from pinlater.tasks.handles import Handle
 from pinlater.tasks.lifespan import Lifespan, entered_lifespan
 from pinlater.tasks.middleware import Middleware, check_middleware, enqueue_hook
@@ -61,6 +61,7 @@ class PinLater:
     timeout_s: the longest time of one call of a producer or a handle, in seconds.
     middleware: the first one is the outermost.
     immediate: jobs run at once in this process when they are enqueued, without a server; see immediate().
+    include: the names of more modules that have tasks, such as "shop.emails". Workers import them, producers do not.
 
     Close it, or use it in a `with` or `async with` block, if the program goes on without it. Workers close it.
     """
@@ -73,11 +74,14 @@ class PinLater:
         timeout_s: float = 10.0,
         middleware: Iterable[Middleware] = (),
         immediate: bool = False,
+        include: Iterable[str] = (),
     ) -> None:
         #: The tasks by their names.
         self.tasks: dict[str, Task[..., Any]] = {}
         #: The middleware, the outermost first.
         self.middleware: list[Middleware] = []
+        #: The names of the modules that workers import too.
+        self.include = checked_modules(include)
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         if immediate:
             self.clients.provider = registered("immediate mode").Immediate(self)
@@ -192,7 +196,7 @@ class PinLater:
         runs_in: Kind | None = None,
         batch: int | None = None,
         batch_wait: Seconds | None = None,
-    ) -> Any:
+    ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
         """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times: seconds or timedelta.
 
         name: the task's name in bodies; by default module.function.
@@ -200,7 +204,7 @@ class PinLater:
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
         backoff: the pause before the next attempt: a time, or a function of the attempt and the error, such as
-            Constant, Linear or Exponential.
+            Constant, Linear or Exponential. The function may return None for the default pause.
         give_up_on: errors after which the job is failed for good, whatever attempts it has left.
         timeout: the longest run. After it an async task is cancelled, a process is killed, and a thread is left behind:
             its job fails with TimedOut.
@@ -388,5 +392,7 @@ def chosen_queues(own: Iterable[str], chosen: Iterable[str] | None) -> list[str]
     """See PinLater.queue_names. own: the queues of the app's tasks, in their order."""
     own = list(dict.fromkeys(own))
     if not own:
-        raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
+        raise InvalidArgument(
+            "the app has no tasks: expected @app.task on at least one function, or include= with its module"
+        )
     return own if chosen is None else [check_queue_name(name) for name in dict.fromkeys(chosen)]

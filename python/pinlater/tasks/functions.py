@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -63,6 +63,17 @@ def module_name(module: str) -> str:
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         return spec.name if spec is not None else Path(file).stem if file else module
     return module
+
+
+def checked_modules(names: Iterable[str]) -> list[str]:
+    """The names of modules, each once. Raises InvalidArgument."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"include: expected a list of module names, got {names!r:.60}")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise InvalidArgument(f"include: expected module names like 'shop.emails', got {name!r:.60}")
+    return list(dict.fromkeys(names))
 
 
 def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:

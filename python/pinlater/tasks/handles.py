@@ -114,20 +114,20 @@ class Handle(Generic[R_co]):
         return hash(self.descriptor)
 
     def status(self) -> State | None:
-        """The job's state; None if the job is not there.
+        """The job's state; None if the job is not there any more.
 
-        A job is not there if it was removed, or if it succeeded and neither the job nor its result is kept any more.
+        That is: it was removed, or it succeeded and neither the job nor its result is kept any more.
+
+        Raises JobUnknown for a job that never was, where that can be known: its id is later than the last one of its
+        queue on its shard. Raises QueueNotFound if there is no such queue. An earlier id that was never given counts as
+        that of a job which is not there any more.
         """
         client = self._clients.blocking("status")
-        if not self._results:
-            return _state(client.lookup([self.descriptor]).get(self.descriptor))
         return client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
         """See status."""
         client = self._async
-        if not self._results:
-            return _state((await client.lookup([self.descriptor])).get(self.descriptor))
         return await client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
@@ -213,10 +213,6 @@ class Handle(Generic[R_co]):
     @property
     def _async(self) -> AsyncClient:
         return self._clients.of_loop()
-
-
-def _state(info: JobInfo | None) -> State | None:
-    return None if info is None else info.state
 
 
 def _unfinished(state: State | None) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from pinlater.model.jobs import Job
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.tasks.middleware import Runner
 from pinlater.tasks.reports import Failure
 from pinlater.worker.executor import End, ThreadPool
@@ -98,7 +99,8 @@ async def call_on_failure(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, failure.task)
+        text = "job %s: on_failure of task %s failed"
+        log.error(text, failure.job.descriptor, failure.task, exc_info=exc_info_of(error, hook))
     finally:
         mine.lift()
 

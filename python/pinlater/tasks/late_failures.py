@@ -19,6 +19,7 @@ from pinlater._core import parse_descriptor
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, PinLaterError
 from pinlater.model.jobs import Job, JobInfo, State
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.tasks import envelope
 from pinlater.tasks.outcomes import ProcessDied
 from pinlater.tasks.reports import Failure
@@ -90,8 +91,9 @@ class LateFailures:
             args, kwargs = ([job.body], {}) if task.codec == "raw" else envelope.read(job.body)[1:3]
             args, kwargs = task.arguments.restore(args, kwargs)
             await self._call(task, Failure(job, name, args, kwargs, error, info.status))
-        except Exception:
-            log.exception("job %s: on_failure of task %s failed", job.descriptor, name)
+        except Exception as raised:
+            text = "job %s: on_failure of task %s failed"
+            log.error(text, job.descriptor, name, exc_info=exc_info_of(raised, task.options.on_failure))
 
     async def _call(self, task: Task[..., Any], failure: Failure) -> None:
         hook, most_s = task.options.on_failure, hooks_limit_s(task.options.timeout_s)

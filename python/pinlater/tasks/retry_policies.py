@@ -1,7 +1,7 @@
 """Retry policies: how long a failed job waits for its next attempt.
 
 A policy is any function that takes the number of the failed attempt (the first is 1) and its error, and returns
-seconds or a timedelta. Promises delays that the server accepts.
+seconds, a timedelta, or None for the default policy, Exponential(). Promises delays that the server accepts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, TypeGuard
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.times import Seconds, as_seconds, milliseconds
 
-Backoff: TypeAlias = Callable[[int, BaseException], Seconds]
+Backoff: TypeAlias = Callable[[int, BaseException], Seconds | None]
 
 #: The greatest factor, and the highest power of it: the result is still a float.
 MAX_FACTOR: Final = 1_000
@@ -74,6 +74,11 @@ class Exponential:
     def __call__(self, attempt: int, error: BaseException) -> float:
         full = min(as_seconds(self.cap), as_seconds(self.first) * self.factor ** min(attempt - 1, _MAX_EXPONENT))
         return full * (1 - random.random() * self.jitter)
+
+
+def default_pause_s(attempt: int, error: BaseException) -> float:
+    """The pause of the default policy."""
+    return Exponential()(attempt, error)
 
 
 def _is_number(value: object, least: float, most: float) -> TypeGuard[float]:

@@ -27,7 +27,7 @@ from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
 from pinlater.tasks.invoke import Invoker
 from pinlater.tasks.late_failures import LateFailures
-from pinlater.tasks.loading import import_name
+from pinlater.tasks.loading import import_name, task_modules
 from pinlater.tasks.logs import current_job, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
@@ -100,7 +100,9 @@ class TaskRunner:
         name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
         values = sees_values(app.middleware)
         url = None if app.clients.provider is None else app.clients.provider.url()
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._store_body, values, url)
+        self._processes = ProcessPool(
+            name, processes or cores(), self._worker, self._store_body, values, url, app.include
+        )
         invoker = Invoker(
             self._loop,
             self._threads,
@@ -116,6 +118,7 @@ class TaskRunner:
         self._tasks = {each.task.name.encode(): each for each in runnable if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in runnable if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
+        self._modules = task_modules(app)
         self.stats = TaskStats()
         self._late_failures = LateFailures(client, self._task_of, self._threads)
         self.stats.crashed = self._late_failures.counts
@@ -125,6 +128,8 @@ class TaskRunner:
         self.on_error: Callable[[Job, BaseException], None] | None = None
         #: The worker whose handler this is. Set it before the first job.
         self.worker: Worker
+        #: The log level of a job that succeeded.
+        self.success_level = logging.DEBUG
         #: By the task's name. Empty: only `stats` are counted.
         self.meters: dict[str, Meter] = {}
 
@@ -162,7 +167,7 @@ class TaskRunner:
             return self._unreadable(job, error)
         runnable = self._tasks.get(name)
         if runnable is None:
-            return postpone_unknown(job, name.decode("utf-8", "replace"), self.stats.unknown)
+            return postpone_unknown(job, name.decode("utf-8", "replace"), self.stats.unknown, self._modules)
         return await self._run(runnable, job, args, kwargs, headers)
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
@@ -207,6 +212,10 @@ class TaskRunner:
             return await self._failed(task, job, args, kwargs, error, start_s)
         if self.meters:
             self.meters[task.name].succeeded(_lasted_s(start_s))
+        if log.isEnabledFor(self.success_level):
+            log.log(
+                self.success_level, "job %s: task %s succeeded in %.3f s", job.descriptor, task.name, _lasted_s(start_s)
+            )
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
@@ -312,7 +321,7 @@ class TaskRunner:
             end = failed_end(task, job, error, self._worker, _lasted_s(start_s))
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, run_end(error, last=last), start_s)
-        log_failure(task, job, error)
+        log_failure(task, job, error, last=last)
         if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
         if (hook := task.options.on_failure) is not None and last:

@@ -31,6 +31,7 @@ import uvloop
 from pinlater.model import errors
 from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
+from pinlater.model.tracebacks import exc_info_of, of_user
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
 from pinlater.tasks.app import PinLater
@@ -145,7 +146,7 @@ def main() -> None:
     _set_up(settings)
     with contextlib.ExitStack() as stack:
         try:
-            app = load_app(settings["app"])
+            app = load_app(settings["app"], settings["include"])
             if settings["url"] is not None:
                 app.clients.provider = UrlProvider(settings["url"])
             connection = WorkerConnection()
@@ -153,7 +154,7 @@ def main() -> None:
             lifespan = app.entered_lifespan(in_process=True)
             resolved = connection.wait(lifespan.__aenter__())
         except BaseException as error:
-            text = _end_of_traceback(error, START_TRACEBACK_BYTES)
+            text = _end(of_user(error), START_TRACEBACK_BYTES)
             os.write(settings["socket"], messages.pack(MessageKind.BROKEN, describe(error, ERROR_BYTES), text))
             sys.exit(1)
         stack.callback(lambda: connection.wait(lifespan.__aexit__(None, None, None)))
@@ -268,13 +269,13 @@ def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
         raise errors.InvalidArgument(f"{name}: its delay or state can not be packed and read back: {text}") from None
 
 
-def _end_of_traceback(error: BaseException, limit_bytes: int) -> str:
-    """The last lines, which say most. A character has 4 bytes at most."""
-    return clip("".join(traceback.format_exception(error))[-limit_bytes // 4 :], limit_bytes)
+def _end(text: str, limit_bytes: int) -> str:
+    """The last lines of a traceback, which say most. A character has 4 bytes at most."""
+    return clip(text[-limit_bytes // 4 :], limit_bytes)
 
 
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, start_s: float) -> bytes:
     """The message for an error. Only this process has the error itself, so it applies backoff and give_up_on."""
     end = failed_end(task, job, error, worker, time.monotonic() - start_s)
-    text = _end_of_traceback(error, TRACEBACK_BYTES)
+    text = _end("".join(traceback.format_exception(*exc_info_of(error))), TRACEBACK_BYTES)
     return messages.pack(MessageKind.FAILED, describe(error, ERROR_BYTES), text, end.status, end.delay_ms, end.final)

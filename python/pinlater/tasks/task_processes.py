@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -119,6 +119,7 @@ class ProcessPool:
     store_body: stores a new body of a job.
     values: whether processes also return values of tasks that keep no results.
     url: the URL of a store that replaces the app's servers, in tests. None: the app uses its own servers.
+    include: the modules that the processes import beside the app.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class ProcessPool:
         store_body: Callable[[Job, bytes], Awaitable[None]],
         values: bool,
         url: str | None,
+        include: Sequence[str] = (),
     ) -> None:
         self._app, self._worker, self._store_body, self.values, self._url = app, worker, store_body, values, url
+        self._include = list(include)
         self._free = asyncio.Semaphore(size)
         self._idle: list[TaskProcess] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -193,7 +196,7 @@ class ProcessPool:
             self._pause_s = self._pauses.take()
             self._paused_until_s = time.monotonic() + self._pause_s
             text = "no task process can start: %s; jobs that need one are postponed for the next %g s"
-            log.error(text, error, self._pause_s, exc_info=error)
+            log.error(text, error, self._pause_s, exc_info=(type(error), error, None))
         return Snooze(self._pause_s)
 
     async def _start(self) -> TaskProcess:
@@ -237,6 +240,7 @@ class ProcessPool:
         return {
             "path": sys.path,
             "app": self._app,
+            "include": self._include,
             "socket": socket_number,
             "parent": os.getpid(),
             "worker": self._worker,

@@ -24,6 +24,7 @@ from pinlater.model.times import Seconds, as_seconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import UrlProvider
+from pinlater.tasks.loading import import_included
 from pinlater.tasks.producer import Producer
 from pinlater.testing.drain import DecodedCall, Enqueued, Ran, decode_call, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
@@ -92,6 +93,7 @@ class Harness:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        import_included(self.app)
         with ExitStack() as stack:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)

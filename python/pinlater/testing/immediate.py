@@ -26,6 +26,7 @@ from pinlater.model.jobs import NewJob
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.app_clients import ClientProvider
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.loading import import_included
 from pinlater.testing.drain import Enqueued, Ran, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
 
@@ -174,6 +175,7 @@ class Immediate(ClientProvider):
     async def _run_rounds(self) -> None:
         """Drains the queues that got jobs, and moves the clock to what is due later, until all jobs have ended."""
         _inside.set(True)
+        import_included(self._app)
         resolved, client = await self._lifespans.resolved(), self._worker_client()
         failed: list[Ran] = []
         due: list[Enqueued] = []
