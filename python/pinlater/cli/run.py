@@ -5,19 +5,14 @@ This module only reads the options. With --processes, each process runs this com
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
+from pinlater.cli.long_running import finish, log_at_least_info
 from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.store.shards import URL_VARIABLE, resolve_shards
-
-if TYPE_CHECKING:
-    from pinlater.running.options import RunOptions
 
 
 @click.command("run", cls=Command)
@@ -85,20 +80,20 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     from pinlater.tasks.logs import set_up
 
     options = options_of(given, config)
-    _name_servers(settings, options, load_app(options.app).clients.named)
+    _name_servers(settings, options.app, config, load_app(options.app).clients.named)
     log_at_least_info(settings)
     set_up(options.log_format)
     code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))
     return finish(settings, "run", code)
 
 
-def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
+def _name_servers(settings: Settings, app: str, config: Path | None, named: bool) -> None:
     """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
+    from pinlater.running.read_options import servers_of
+
     if named and settings.named:
-        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
+        raise click.UsageError(f"{app} names its servers itself; leave out --url and --shard")
     if settings.named:
-        export_url(shards_of(settings))
-    elif not named and not os.environ.get(
-        URL_VARIABLE
-    ):  # if the file of --config names no servers, no other file is read
-        export_url(resolve_shards(options.url, options.shards or None))
+        settings.servers().export()
+    elif not named:
+        servers_of(config).export()

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
+from pinlater.cli.long_running import finish, log_at_least_info
 from pinlater.cli.settings import Settings, common_options, json_option
 
 
@@ -60,9 +60,9 @@ def worker(
     from pinlater.worker.worker import WorkerConfig
 
     config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
-    shards = shards_of(settings)
+    shards = settings.servers()
     log_at_least_info(settings)
-    export_url(shards)
+    shards.export()
     verbose = ["-v"] * settings.verbosity
     command = [sys.executable, "-m", "pinlater", *verbose, *_one_process(handler, queues, config)]
     code = run_handler(handler, queues, shards=shards, config=config, processes=processes, command=command)

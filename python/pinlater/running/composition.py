@@ -6,6 +6,7 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pinlater.running.background import in_background
 from pinlater.running.failed_jobs import FailedJobs
@@ -26,6 +28,8 @@ from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
 from pinlater.worker.stop_signals import OTHER_SIGNALS
+
+log: Final = logging.getLogger("pinlater.supervisor")
 
 
 class _Listener:
@@ -73,6 +77,7 @@ def supervise(
     reloaded: returns the process sets after a reload. By default they do not change.
     watched: a folder. A change of its Python files causes a reload.
     """
+    log.info("servers: %s", work.servers)
     failed_jobs = FailedJobs()
     recoverer = Recoverer(work.new_client, work.queues, failed_jobs.add)
     status = SupervisorStatus(process_sets, work.queues, recoverer)

@@ -71,6 +71,7 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
     return Work(
         queues=queues,
         summary=f"{', '.join(queues)}: {count} task{'' if count == 1 else 's'}",
+        servers=app.clients.servers,
         config=config,
         new_client=app.clients.new,
         open=lambda config: _open(app, queues, options, config),

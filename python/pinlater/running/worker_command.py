@@ -12,6 +12,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
+from pinlater.store.shards import resolve_shards
 from pinlater.worker.executor import Handler
 from pinlater.worker.load_object import load_handler
 from pinlater.worker.worker import Worker, WorkerConfig
@@ -52,4 +53,11 @@ def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], co
         async with new_client() as client:
             yield Worker(client, queues, handler, config)
 
-    return Work(queues=queues, summary=", ".join(queues), config=config, new_client=new_client, open=open_worker)
+    return Work(
+        queues=queues,
+        summary=", ".join(queues),
+        servers=str(resolve_shards(None, shards)),
+        config=config,
+        new_client=new_client,
+        open=open_worker,
+    )

@@ -48,6 +48,7 @@ class Work:
 
     queues: the names of its queues.
     summary: what the log says the worker works on.
+    servers: the servers and where their choice came from, for the log.
     config: the worker's configuration. Under a supervisor the worker runs no monitor.
     new_client: makes a client of the same servers.
     open: makes the worker with this configuration, not started yet.
@@ -59,6 +60,7 @@ class Work:
 
     queues: Sequence[str]
     summary: str
+    servers: str
     config: WorkerConfig
     new_client: Callable[[], AsyncClient]
     open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
@@ -81,6 +83,7 @@ class WorkerRun:
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
+        log.info("servers: %s", self._work.servers)
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code

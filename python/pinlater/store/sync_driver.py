@@ -148,7 +148,7 @@ class SyncDriver:
         except OSError as error:
             connection.close()
             self._leave_if_lost(server, connection, error)
-            return NoAnswer(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
+            return NoAnswer(True, ServerUnavailable(f"server {server.with_origin}: sending failed: {error}"))
         return connection
 
     def _read(self, effect: Send, connection: _Connection | NoAnswer) -> list[Any]:
@@ -160,7 +160,7 @@ class SyncDriver:
         except (OSError, hiredis.ProtocolError) as error:
             connection.close()
             self._leave_if_lost(effect.server, connection, error)
-            lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
+            lost = NoAnswer(True, ServerUnavailable(f"server {effect.server.with_origin}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
             connection.close()
@@ -346,5 +346,5 @@ def timed_out(error: Exception) -> bool:
 def connect_error(server: Server, error: Exception) -> PinLaterError:
     """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
-        return ServerRefused(f"server {server}: login refused: {hide_user(str(error))}")
-    return ServerUnavailable(f"server {server}: not reached: {str(error) or 'no answer in time'}")
+        return ServerRefused(f"server {server.with_origin}: login refused: {hide_user(str(error))}")
+    return ServerUnavailable(f"server {server.with_origin}: not reached: {str(error) or 'no answer in time'}")

@@ -18,6 +18,8 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.urls import shown_url
+from pinlater.store.shards import ChosenShards
 from pinlater.tasks.middleware import EnqueueHook
 
 
@@ -115,6 +117,11 @@ class AppClients:
         """Whether the app itself names its servers."""
         return self.provider is not None or self._url is not None or self._shards is not None
 
+    @property
+    def servers(self) -> str:
+        """Its servers and where their choice came from, for logs."""
+        return str(self._servers()) if self.provider is None else f"{shown_url(self.provider.url())} (of a test)"
+
     def deferring(self, *, blocking: bool) -> bool:
         """See ClientProvider."""
         return self.provider is not None and self.provider.deferring(blocking=blocking)
@@ -154,14 +161,15 @@ class AppClients:
         """A new client. The caller closes it."""
         if self.provider is not None:
             return self.provider.new()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
+        return AsyncClient(shards=self._servers(), timeout_s=self._timeout_s)
 
     def _new_sync(self) -> Client:
         if self.provider is not None:
             return self.provider.sync()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return Client(url, shards=shards, timeout_s=self._timeout_s)
+        return Client(shards=self._servers(), timeout_s=self._timeout_s)
+
+    def _servers(self) -> ChosenShards:
+        return settings_file.servers(self._url, self._shards)
 
     @contextmanager
     def redirected(self, provider: ClientProvider) -> Iterator[None]:
