@@ -107,7 +107,7 @@ def test_a_burst_runs_what_is_due_and_ends(
 def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_path: Path) -> None:
     out = tmp_path / "out"
     there, elsewhere = app.send("note", str(out), "x"), app.by_name("second").using(queue="second").enqueue(str(out))
-    process = start("--burst", "--queues", "third,default")
+    process = start("--burst", "--create", "--queues", "third,default")
     _, log = process.communicate(timeout=60)
     assert "working on third, default: 1 task\n" in log
     assert "WARNING pinlater.worker: queue third: created, as it was missing; no task of the app uses it" in log

@@ -44,6 +44,7 @@ from pinlater.cli.settings import Settings, common_options, json_option
     metavar="MB",
     help="Replace a process that uses more, when its jobs have ended.",
 )
+@click.option("--create", is_flag=True, default=None, help="Create missing queues that no task names.")
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
 @click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
 @click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
@@ -67,9 +68,9 @@ from pinlater.cli.settings import Settings, common_options, json_option
 def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     """Run the tasks of MODULE:APP, a PinLater.
 
-    Missing queues are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and TOML again:
-    with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The app names its
-    servers; if it does not, they are those of all commands. More: docs/running.md.
+    Missing queues of its tasks are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and
+    TOML again: with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The
+    app names its servers; if it does not, they are those of all commands. More: docs/running.md.
     """
     from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
 

@@ -40,12 +40,20 @@ from pinlater.cli.settings import Settings, common_options, json_option
 @click.option(
     "--stop-timeout", type=float, default=30.0, metavar="SECONDS", help="Time for running jobs at a stop. [default: 30]"
 )
+@click.option("--create", is_flag=True, help="Create missing queues.")
 @click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
 def worker(
-    settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+    settings: Settings,
+    /,
+    handler: str,
+    queues: tuple[str, ...],
+    processes: int,
+    stop_timeout: float,
+    create: bool,
+    **options: Any,
 ) -> int:
     """Run the function MODULE:HANDLER on the jobs of queues.
 
@@ -64,8 +72,17 @@ def worker(
     log_at_least_info(settings)
     shards.export()
     verbose = ["-v"] * settings.verbosity
-    command = [sys.executable, "-m", "pinlater", *verbose, *_one_process(handler, queues, config)]
-    code = run_handler(handler, queues, shards=shards, config=config, processes=processes, command=command)
+    command = [
+        sys.executable,
+        "-m",
+        "pinlater",
+        *verbose,
+        *_one_process(handler, queues, config),
+        *["--create"] * create,
+    ]
+    code = run_handler(
+        handler, queues, shards=shards, config=config, processes=processes, command=command, create=create
+    )
     return finish(settings, "worker", code)
 
 

@@ -12,6 +12,8 @@ from typing import Final
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import OutcomeUnknown, QueueError, ServerError
+from pinlater.model.queue_config import QueueConfig
+from pinlater.running.missing_queues import create_missing
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.runner import TaskRunner
@@ -31,15 +33,17 @@ async def worker_of(
     task_processes: int | None = None,
     around: Callable[[TaskRunner], Handler] | None = None,
     resolved: Resolved | None = None,
+    create: bool = False,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
     queues: the worker's queues. By default those of the app's tasks.
     client: a client for this worker alone. It stays open at the end, and the queues must exist. By default the worker
-        gets a new client, and missing queues are created.
+        gets a new client, and missing queues of the app's tasks are created.
     task_processes: the highest number of processes for tasks that run in processes. By default the number of cores.
     around: makes the worker's handler from the runner. By default the runner is the handler.
     resolved: the values that the lifespan shares. By default the lifespan is entered for this worker.
+    create: also create missing queues that no task of the app names. By default they raise InvalidArgument.
     """
     config = config or WorkerConfig()
     names = app.queue_names(queues)
@@ -47,11 +51,11 @@ async def worker_of(
     entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
     async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
         if creates:
-            await _create_queues(app, client, names)
+            await create_queues(app, client, names, create)
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
         try:
             handler = runner if around is None else around(runner)
-            config_of = app.queue_config if creates else None
+            config_of = _config_of(app, create) if creates else None
             worker = Worker(client, names, handler, config, runner.on_stop, config_of, runner.on_failed)
             runner.worker = worker
             yield worker
@@ -59,12 +63,21 @@ async def worker_of(
             await runner.close()
 
 
-async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str]) -> None:
-    """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues."""
+def _config_of(app: PinLater, create: bool) -> Callable[[str], QueueConfig | None]:
+    """The configuration of a queue that is created; None for one that no task names, unless `create`."""
     known = {task.queue for task in app.tasks.values()}
+    return lambda queue: app.queue_config(queue) if create or queue in known else None
+
+
+async def create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str], create: bool = False) -> None:
+    """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues.
+
+    create: see worker_of. Raises InvalidArgument.
+    """
+    known, config_of = {task.queue for task in app.tasks.values()}, _config_of(app, create)
     try:
         for queue in queues:
-            if not await client.create_queue(queue, app.queue_config(queue)):
+            if not await create_missing(client, queue, config_of(queue), known):
                 await _compare(app, client, queue)
             elif queue not in known:
                 log.warning("queue %s: created, as it was missing; no task of the app uses it", queue)

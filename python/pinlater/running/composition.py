@@ -5,6 +5,7 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
@@ -26,7 +27,7 @@ from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
 from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
-from pinlater.running.worker_run import Work, WorkerRun
+from pinlater.running.worker_run import Work, WorkerRun, announce
 from pinlater.worker.stop_signals import OTHER_SIGNALS
 
 log: Final = logging.getLogger("pinlater.supervisor")
@@ -77,7 +78,8 @@ def supervise(
     reloaded: returns the process sets after a reload. By default they do not change.
     watched: a folder. A change of its Python files causes a reload.
     """
-    log.info("servers: %s", work.servers)
+    announce(log, work)
+    asyncio.run(_prepare(work))
     failed_jobs = FailedJobs()
     recoverer = Recoverer(work.new_client, work.queues, failed_jobs.add)
     status = SupervisorStatus(process_sets, work.queues, recoverer)
@@ -109,6 +111,11 @@ def supervise(
             yield
 
     return supervisor.run(beside)
+
+
+async def _prepare(work: Work) -> None:
+    async with work.new_client() as client:
+        await work.prepare(client)
 
 
 def _start_again() -> None:

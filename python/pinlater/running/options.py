@@ -53,6 +53,7 @@ class RunOptions:
     memory_mb: replace a process that uses more memory than this, in MiB.
     stop_timeout: the time that running jobs have at a stop, in seconds.
     loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
+    create: create missing queues that no task of the app names.
     burst: stop when no job is due.
     watch: reload when the app's Python files change.
     http: HOST:PORT of probes and metrics.
@@ -70,6 +71,7 @@ class RunOptions:
     memory_mb: int | None = None
     stop_timeout: float = 30.0
     loop_timeout: float | None = None
+    create: bool = False
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
@@ -80,7 +82,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):
             raise InvalidArgument(f"app: expected MODULE:APP, got {self.app!r}")
-        for name in ("strict", "isolate", "burst", "watch"):
+        for name in ("strict", "isolate", "create", "burst", "watch"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected true or false, got {getattr(self, name)!r}")
         if self.log_format not in get_args(LogFormat):
@@ -148,7 +150,7 @@ class RunOptions:
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
-        return [*arguments, *["--strict"] * self.strict, *["--burst"] * self.burst]
+        return [*arguments, *["--strict"] * self.strict, *["--create"] * self.create, *["--burst"] * self.burst]
 
 
 def _check_queue(queue: str, own: QueueOptions) -> None:

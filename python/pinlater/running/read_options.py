@@ -78,7 +78,7 @@ def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
 
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
-    known = [option.name for option in fields(RunOptions) if option.name not in ("burst", "watch")]
+    known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
     _check_keys(file, "", table, known)
     for name in ("queues", "shards"):
         if not isinstance(table.get(name, {}), dict):

@@ -14,7 +14,7 @@ from typing import Final
 
 from pinlater.model.errors import AppFailed
 from pinlater.model.text import describe
-from pinlater.running.app_worker import worker_of
+from pinlater.running.app_worker import create_queues, worker_of
 from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.file_watcher import folder_of
 from pinlater.running.options import RunOptions
@@ -45,8 +45,6 @@ def run_app(options: RunOptions, *, verbosity: int = 0, read: Callable[[], RunOp
     code = run_supervised(_work(app, queues, options, read))
     if code is not None:
         return code
-    if left_out := sorted({task.queue for task in app.tasks.values()} - set(queues)):
-        log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
     groups = options.groups(queues)
     if len(groups) == 1 and _can_run_alone(groups[0]):
         return run_alone(_work(app, queues, groups[0], read))
@@ -67,6 +65,7 @@ def _can_run_alone(options: RunOptions) -> bool:
 
 def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[[], RunOptions]) -> Work:
     config = options.config(queues)
+    left_out = sorted({task.queue for task in app.tasks.values()} - set(queues))
     count = sum(task.queue in queues for task in app.tasks.values())
     return Work(
         queues=queues,
@@ -79,13 +78,18 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
         http=options.http,
         memory_mb=options.memory_mb,
         check=read,
+        note=f"queues of the app that are not worked on here: {', '.join(left_out)}" if left_out else "",
+        prepare=lambda client: create_queues(app, client, queues, options.create),
     )
 
 
 @asynccontextmanager
 async def _open(app: PinLater, queues: list[str], options: RunOptions, config: WorkerConfig) -> AsyncIterator[Worker]:
     try:
-        async with app, worker_of(app, queues, config, task_processes=options.task_processes) as worker:
+        async with (
+            app,
+            worker_of(app, queues, config, task_processes=options.task_processes, create=options.create) as worker,
+        ):
             if options.http is not None:
                 assert isinstance(worker.handler, TaskRunner)
                 worker.handler.meters = {name: Meter() for name in app.tasks}

@@ -5,17 +5,24 @@ Promises what `composition` promises, and that a mistyped handler is an error be
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import OutcomeUnknown, QueueError, ServerError
+from pinlater.model.queue_config import QueueConfig
 from pinlater.running.composition import run_alone, run_supervised, supervise
+from pinlater.running.missing_queues import create_missing
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
 from pinlater.store.shards import resolve_shards
 from pinlater.worker.executor import Handler
 from pinlater.worker.load_object import load_handler
 from pinlater.worker.worker import Worker, WorkerConfig
+
+log: Final = logging.getLogger("pinlater.worker")
 
 
 def run_handler(
@@ -26,15 +33,17 @@ def run_handler(
     config: WorkerConfig | None = None,
     processes: int = 1,
     command: Sequence[str] = (),
+    create: bool = False,
 ) -> int:
     """Works on queues until a signal. Returns the exit code.
 
     handler: a function that takes one job, or its name as `module:function`.
     processes: the number of processes. A single one is this process. Several run under a supervisor.
     command: the command line that starts one of several processes. That process calls this function too.
+    create: create missing queues. By default they raise InvalidArgument.
     """
     function = load_handler(handler) if isinstance(handler, str) else handler
-    work = _work(function, queues, shards, config or WorkerConfig())
+    work = _work(function, queues, shards, config or WorkerConfig(), create)
     code = run_supervised(work)
     if code is not None:
         return code
@@ -44,13 +53,23 @@ def run_handler(
     return supervise(work, [ProcessSet(command=command, processes=processes, kill_after_s=kill_s)])
 
 
-def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig) -> Work:
+def _work(
+    handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig, create: bool
+) -> Work:
     def new_client() -> AsyncClient:
         return AsyncClient(shards=shards)
+
+    async def prepare(client: AsyncClient) -> None:
+        try:
+            for queue in queues:
+                await create_missing(client, queue, QueueConfig() if create else None)
+        except (ServerError, OutcomeUnknown, QueueError) as error:
+            log.warning("queues not looked at yet: %s", error)
 
     @asynccontextmanager
     async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
         async with new_client() as client:
+            await prepare(client)
             yield Worker(client, queues, handler, config)
 
     return Work(
@@ -60,4 +79,5 @@ def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], co
         config=config,
         new_client=new_client,
         open=open_worker,
+        prepare=prepare,
     )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,6 +42,10 @@ def _always_valid() -> None:
     pass
 
 
+async def _nothing_missing(_: AsyncClient) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The work of a worker.
@@ -55,7 +59,9 @@ class Work:
     burst: end the worker when no job is due.
     http: HOST:PORT of probes and metrics.
     memory_mb: replace the process when it uses more memory than this, in MiB.
+    note: what else the log says at the start.
     check: raises InvalidArgument if a process that starts now would fail.
+    prepare: creates missing queues, before a supervisor starts processes. Raises InvalidArgument.
     """
 
     queues: Sequence[str]
@@ -67,7 +73,16 @@ class Work:
     burst: bool = False
     http: str | None = None
     memory_mb: int | None = None
+    note: str = ""
     check: Callable[[], object] = _always_valid
+    prepare: Callable[[AsyncClient], Coroutine[Any, Any, None]] = _nothing_missing
+
+
+def announce(log: logging.Logger, work: Work) -> None:
+    """Logs what a worker or a supervisor says first."""
+    log.info("servers: %s", work.servers)
+    if work.note:
+        log.info("%s", work.note)
 
 
 class WorkerRun:
@@ -83,7 +98,10 @@ class WorkerRun:
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
-        log.info("servers: %s", self._work.servers)
+        if self._report_fd is None:
+            announce(log, self._work)
+        else:
+            log.info("servers: %s", self._work.servers)
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code
@@ -119,7 +137,8 @@ class WorkerRun:
             raise
         stats = [self._worker.stats] if self._runner is None else [self._worker.stats, self._runner.stats]
         counts = counts_of(*stats)
-        log.info("stopped: %s", in_words(counts), extra=counts)
+        process = "" if self._report_fd is None else f"process {os.getpid()} "
+        log.info("%sstopped: %s", process, in_words(counts), extra=counts)
         self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
         self._over = True
 
@@ -171,6 +190,14 @@ class WorkerRun:
     def _ready(self) -> bool:
         return self._worker.ready and not self._recycling
 
+    def _unready(self) -> str:
+        """Why it is not ready; "" if it is."""
+        if self._ready:
+            return ""
+        if self._stops or self._recycling or self._over:
+            return "it stops"
+        return f"it does not hear from every server yet: {self._work.servers}"
+
     @property
     def _recycling(self) -> bool:
         return self._code == RECYCLE or self._worker.exhausted
@@ -188,13 +215,14 @@ class WorkerRun:
     def _answers(self) -> Answers:
         return {
             "/healthz": lambda: probe(""),
-            "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
+            "/readyz": lambda: probe(self._unready()),
             "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
         }
 
     def _report(self) -> Report:
         return Report(
             ready=self._ready,
+            unready=self._unready(),
             recycling=self._recycling,
             queues=list(self._work.queues),
             code=self._code if self._over else None,

@@ -373,7 +373,10 @@ class PinLater:
         """
         own = list(dict.fromkeys(task.queue for task in self.tasks.values()))
         if not own:
-            raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
+            raise InvalidArgument(
+                "the app has no tasks: expected @app.task on at least one function; "
+                "import the modules that have them in the module of the app"
+            )
         if chosen is None:
             return own
         return [check_queue_name(name) for name in dict.fromkeys(chosen)]

@@ -18,9 +18,7 @@ def load_app(name: str) -> PinLater:
 
     Raises InvalidArgument or AppFailed.
     """
-    app = load_object(name, "app")
-    if not isinstance(app, PinLater):
-        raise InvalidArgument(f"app {name!r}: expected a PinLater, got {app!r:.60}")
+    app: PinLater = load_object(name, "app", PinLater)
     app.import_name = name
     return app
 
