@@ -107,7 +107,7 @@ def test_a_burst_runs_what_is_due_and_ends(
 def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_path: Path) -> None:
     out = tmp_path / "out"
     there, elsewhere = app.send("note", str(out), "x"), app.by_name("second").using(queue="second").enqueue(str(out))
-    process = start("--burst", "--queues", "third,default")
+    process = start("--burst", "--create", "--queues", "third,default")
     _, log = process.communicate(timeout=60)
     assert "working on third, default: 1 task\n" in log
     assert "WARNING pinlater.worker: queue third: created, as it was missing; no task of the app uses it" in log
@@ -147,7 +147,12 @@ def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, s
 def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
     app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
     assert app.start("--burst", "--processes", "2").wait(60) == SERVER
-    assert app.log.count("error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
+    assert (
+        app.log.count(
+            "error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1 (from PINLATER_URL): not reached"
+        )
+        == 2
+    )
     assert "start it, or name another one" in app.log
     assert "starting another" not in app.log
 

@@ -337,7 +337,7 @@ def test_the_page_has_what_there_is(folder: Path) -> None:
     assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
     keys = " ".join(cell for _, cell, *_ in table(PAGE, "options"))
     named = {"queues", "shards", *re.findall(r"`(\w+)`", keys)}
-    assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
+    assert {field.name for field in fields(RunOptions)} - {"burst", "watch", "create"} == named
     assert [f"`{family}`" for family in FAMILIES] == [row[0] for row in table(PAGE, "metrics")]
 
 
@@ -366,12 +366,13 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = [Reporting(sets[0], 1, 99.0, True, 5), Reporting(sets[1], 2, 99.0, False, 7)]
     for process in processes:
         status.reported(process)
-    assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
+    assert (health().status, readiness()) == (200, (503, "not ready: b: 2 is not: it starts\n", readiness().type))
     assert "pinlater_claimed_jobs_total 12\n" in metrics().text
     processes[1].ready = True
     assert readiness().status == 200
     processes[1].reported_s = 100.0 - STALE_S - 1
-    assert (health()[:2], readiness()[:2]) == ((503, "no report from process 2 for 10 s\n"), (503, "not ready: b\n"))
+    assert health()[:2] == (503, "no report from process 2 for 10 s\n")
+    assert readiness()[:2] == (503, "not ready: b: 2 has sent no report for 10 s\n")
     status.ended(processes[0], "memory")
     text = metrics().text
     assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not

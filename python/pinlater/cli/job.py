@@ -47,7 +47,19 @@ from pinlater.tasks.handles import TaskInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_STATE: Final = click.Choice([state.value for state in State])
+
+class _State(click.Choice[str]):
+    """A state. Scheduled jobs are pending ones, which people look for under their own name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click.Choice."""
+        if value == "scheduled":
+            lists = ctx is not None and ctx.info_name == "ls"
+            self.fail(f"scheduled jobs are pending: --state pending{' --future' if lists else ''}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_STATE: Final = _State([state.value for state in State])
 TOKEN_BYTES: Final = 8
 #: Default of --limit for a command on a whole queue.
 MOST: Final = 1000
@@ -175,11 +187,11 @@ def _report(settings: Settings, claims: tuple[str, ...], refused: set[str], verb
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     """Show jobs. Exit code 1 if one of them does not exist."""
-    descriptors = tuple(dict.fromkeys(descriptors))
+    named = _descriptors(descriptors)
     with settings.client() as client:
-        looked_up = client.lookup(descriptors, with_body=True)
+        looked_up = client.lookup(named, with_body=True)
     found = {descriptor: task_info(info, body=body) for descriptor, info in looked_up.items()}
-    for descriptor in descriptors:
+    for descriptor in named:
         if descriptor in found and settings.as_json:
             print_json(info_document(found[descriptor]))
         elif descriptor in found:
@@ -187,7 +199,7 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
             say("")
         else:
             remark(f"error: {descriptor}: not found; succeeded jobs are kept only if the queue has keep_succeeded")
-    return DONE if len(found) == len(descriptors) else NO
+    return DONE if len(found) == len(named) else NO
 
 
 def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:

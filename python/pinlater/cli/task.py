@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn
 import click
 
 from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, queue_not_found, usage
-from pinlater.cli.long_running import export_url, shards_of
 from pinlater.cli.output import print_json, print_table, printable, say
 from pinlater.cli.settings import Settings, check_servers_of_app
 from pinlater.cli.times import FUTURE, SECONDS, written
@@ -178,12 +177,11 @@ def _no_json(constant: str) -> NoReturn:
 def _app(settings: Settings, name: str | None) -> PinLater:
     """The app of that name; None: one without tasks."""
     if name is None:
-        url, shards = settings.servers()
-        return PinLater(url, shards=shards, timeout_s=settings.timeout_s)
+        return PinLater(shards=settings.servers(), timeout_s=settings.timeout_s)
     app = load_app(name)
     check_servers_of_app(settings, name, app.clients.named)
     if settings.named:
-        export_url(shards_of(settings))
+        settings.servers().export()
     return app
 
 

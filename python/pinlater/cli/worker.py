@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
+from pinlater.cli.long_running import finish, log_at_least_info
 from pinlater.cli.settings import Settings, common_options, json_option
 from pinlater.cli.times import MILLISECONDS, SECONDS
 from pinlater.cli.worker_ls import ls
@@ -59,12 +59,20 @@ class _WorkerCommand(Command):
     metavar="TIME",
     help="Time for running jobs at a stop. [default: 30s]",
 )
+@click.option("--create", is_flag=True, help="Create missing queues.")
 @click.option("--monitor/--no-monitor", default=True, help="Also run a monitor for these queues. [default: yes]")
 @common_options(hidden=True)
 @json_option
 @click.pass_obj
 def worker(
-    settings: Settings, /, handler: str, queues: tuple[str, ...], processes: int, stop_timeout: float, **options: Any
+    settings: Settings,
+    /,
+    handler: str,
+    queues: tuple[str, ...],
+    processes: int,
+    stop_timeout: float,
+    create: bool,
+    **options: Any,
 ) -> int:
     """Run the function MODULE:HANDLER on the jobs of queues.
 
@@ -79,12 +87,21 @@ def worker(
     from pinlater.worker.worker import WorkerConfig
 
     config = WorkerConfig(stop_timeout_s=stop_timeout, **options)
-    shards = shards_of(settings)
+    shards = settings.servers()
     log_at_least_info(settings)
-    export_url(shards)
+    shards.export()
     verbose = ["-v"] * settings.verbosity
-    command = [sys.executable, "-m", "pinlater", *verbose, *_one_process(handler, queues, config)]
-    code = run_handler(handler, queues, shards=shards, config=config, processes=processes, command=command)
+    command = [
+        sys.executable,
+        "-m",
+        "pinlater",
+        *verbose,
+        *_one_process(handler, queues, config),
+        *["--create"] * create,
+    ]
+    code = run_handler(
+        handler, queues, shards=shards, config=config, processes=processes, command=command, create=create
+    )
     return finish(settings, "worker", code)
 
 

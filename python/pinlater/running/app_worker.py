@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 from pinlater.client.async_client import AsyncClient
-from pinlater.model.errors import OutcomeUnknown, QueueError, ServerError
+from pinlater.model.queue_config import QueueConfig
+from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.tasks.app import PinLater
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.loading import import_included
@@ -32,15 +33,17 @@ async def worker_of(
     task_processes: int | None = None,
     around: Callable[[TaskRunner], Handler] | None = None,
     resolved: Resolved | None = None,
+    create: bool = False,
 ) -> AsyncIterator[Worker]:
     """A worker of the app's tasks, not started yet.
 
     queues: the worker's queues. By default those of the app's tasks.
     client: a client for this worker alone. It stays open at the end, and the queues must exist. By default the worker
-        gets a new client, and missing queues are created.
+        gets a new client, and missing queues of the app's tasks are created.
     task_processes: the highest number of processes for tasks that run in processes. By default the number of cores.
     around: makes the worker's handler from the runner. By default the runner is the handler.
     resolved: the values that the lifespan shares. By default the lifespan is entered for this worker.
+    create: also create missing queues that no task of the app names. By default they raise InvalidArgument.
     """
     config = config or WorkerConfig()
     import_included(app)
@@ -49,11 +52,11 @@ async def worker_of(
     entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
     async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
         if creates:
-            await _create_queues(app, client, names)
+            await create_queues(app, client, names, create)
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
         try:
             handler = runner if around is None else around(runner)
-            config_of = app.queue_config if creates else None
+            config_of = _config_of(app, create) if creates else None
             worker = Worker(client, names, handler, config, runner.on_stop, config_of, runner.on_failed)
             runner.worker = worker
             yield worker
@@ -61,17 +64,25 @@ async def worker_of(
             await runner.close()
 
 
-async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str]) -> None:
-    """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues."""
+def _config_of(app: PinLater, create: bool) -> Callable[[str], QueueConfig | None]:
+    """The configuration of a queue that is created; None for one that no task names, unless `create`."""
     known = {task.queue for task in app.tasks.values()}
-    try:
+    return lambda queue: app.queue_config(queue) if create or queue in known else None
+
+
+async def create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str], create: bool = False) -> None:
+    """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues.
+
+    create: see worker_of. Raises InvalidArgument.
+    """
+    own = {task.queue for task in app.tasks.values()}
+    with unless_away():
+        await check_exist(client, [] if create else [queue for queue in queues if queue not in own], own)
         for queue in queues:
-            if not await client.create_queue(queue, app.queue_config(queue)):
+            if (queue not in own and not create) or not await client.create_queue(queue, app.queue_config(queue)):
                 await _compare(app, client, queue)
-            elif queue not in known:
+            elif queue not in own:
                 log.warning("queue %s: created, as it was missing; no task of the app uses it", queue)
-    except (ServerError, OutcomeUnknown, QueueError) as error:
-        log.warning("queues not created yet: %s", error)
 
 
 async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:

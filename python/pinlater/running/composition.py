@@ -5,7 +5,9 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -13,11 +15,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pinlater.running.background import in_background
 from pinlater.running.failed_jobs import FailedJobs
 from pinlater.running.file_watcher import watch
 from pinlater.running.loop_watch import END_WITH_STACKS
+from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.probes import serving
 from pinlater.running.queue_reader import reading_queues
 from pinlater.running.recoverer import Recoverer
@@ -25,8 +29,10 @@ from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
 from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
-from pinlater.running.worker_run import Work, WorkerRun, WorkPlan
+from pinlater.running.worker_run import Work, WorkerRun
 from pinlater.worker.stop_signals import OTHER_SIGNALS
+
+log: Final = logging.getLogger("pinlater.supervisor")
 
 
 class _Listener:
@@ -69,7 +75,7 @@ def run_alone(work: Work) -> int:
 
 
 def supervise(
-    work: WorkPlan,
+    work: Work,
     process_sets: Sequence[ProcessSet],
     reloaded: Callable[[], Sequence[ProcessSet]] | None = None,
     watched: Path | None = None,
@@ -79,6 +85,9 @@ def supervise(
     reloaded: returns the process sets after a reload. By default they do not change.
     watched: a folder. A change of its Python files causes a reload.
     """
+    work.announce(log)
+    if work.must_exist:
+        asyncio.run(_check_queues(work))
     failed_jobs = FailedJobs()
     recoverer = Recoverer(work.new_client, work.queues, failed_jobs.add)
     status = SupervisorStatus(process_sets, work.queues, recoverer)
@@ -112,6 +121,13 @@ def supervise(
             yield
 
     return supervisor.run(beside)
+
+
+async def _check_queues(work: Work) -> None:
+    async with work.new_client() as client:
+        with unless_away():
+            others = {*work.queues, *work.other_queues}.difference(work.must_exist)
+            await check_exist(client, work.must_exist, others)
 
 
 def _start_again() -> None:

@@ -55,6 +55,7 @@ class RunOptions:
     memory_mb: replace a process that uses more memory than this, in MiB.
     stop_timeout: the time that running jobs have at a stop, in seconds.
     loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
+    create: create missing queues that no task of the app names.
     burst: stop when no job is due.
     watch: reload when the app's Python files change.
     log_success: log each job that succeeded.
@@ -74,6 +75,7 @@ class RunOptions:
     memory_mb: int | None = None
     stop_timeout: float = 30.0
     loop_timeout: float | None = None
+    create: bool = False
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
@@ -86,7 +88,7 @@ class RunOptions:
         if not isinstance(self.app, str):
             raise InvalidArgument(f"app: expected MODULE:APP, got {self.app!r}")
         checked_modules(self.include)
-        for name in ("strict", "isolate", "burst", "watch", "log_success"):
+        for name in ("strict", "isolate", "create", "burst", "watch", "log_success"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected true or false, got {getattr(self, name)!r}")
         if self.log_format not in get_args(LogFormat):
@@ -160,12 +162,8 @@ class RunOptions:
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
-        return [
-            *arguments,
-            *["--strict"] * self.strict,
-            *["--burst"] * self.burst,
-            *["--log-success"] * self.log_success,
-        ]
+        flags = ("strict", "create", "burst", "log_success")
+        return [*arguments, *(f"--{name.replace('_', '-')}" for name in flags if getattr(self, name))]
 
 
 def _check_queue(queue: str, own: QueueOptions) -> None:

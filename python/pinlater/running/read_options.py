@@ -18,6 +18,7 @@ from pinlater.model.times import parse_duration
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
+from pinlater.store.shards import ChosenShards, resolve_shards
 
 #: Options whose values may be written as `"30s"`.
 _TIMES: Final = frozenset({"stop_timeout", "loop_timeout"})
@@ -44,8 +45,8 @@ def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
 
     given: the options of the command line, with queues and modules as text. An absent option is None; http is "" for
         none.
-    config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
-        reads no file, because its command line has all options.
+    config: a TOML file. By default that of settings_file. A process of a supervisor reads no file, because its command
+        line has all options.
     """
     values = {} if REPORT_VARIABLE in os.environ else read_config(config)
     options = {name: value for name, value in given.items() if value is not None}
@@ -71,13 +72,20 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 def read_config(path: Path | None) -> dict[str, Any]:
     """The options in a file. Each of its queues is a QueueOptions."""
-    if path is not None:
-        return _checked(str(path), settings_file.table_of(path))
-    return _checked(*settings_file.found())
+    return _checked(*_file(path))
+
+
+def servers_of(path: Path | None) -> ChosenShards:
+    """The servers of PINLATER_URL, else of the file that read_config() reads, else the default."""
+    return resolve_shards(None, None, lambda: settings_file.servers_of(*_file(path)))
+
+
+def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
+    return settings_file.found() if path is None else (str(path), settings_file.table_of(path))
 
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
-    known = [option.name for option in fields(RunOptions) if option.name not in ("burst", "watch")]
+    known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
     _check_keys(file, "", table, known)
     for name in ("queues", "shards"):
         if not isinstance(table.get(name, {}), dict):

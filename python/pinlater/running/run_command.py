@@ -21,8 +21,7 @@ from pinlater.running.app_worker import worker_of
 from pinlater.running.composition import is_supervised, run_alone, run_supervised, supervise
 from pinlater.running.options import RunOptions
 from pinlater.running.worker_process import ProcessSet, kill_after_s
-from pinlater.running.worker_run import Work, WorkPlan
-from pinlater.tasks.app import PinLater
+from pinlater.running.worker_run import Work
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
@@ -61,29 +60,21 @@ def run_app(
     read = read or (lambda: options)
     facts = facts or find_app(options)
     queues = facts.queue_names(list(options.queues) or None)
-    if is_supervised():
-        code = run_supervised(_work(load_app(options.app, options.include), queues, options, read))
-        if code is not None:
-            return code
-    if left_out := sorted(facts.tasks.keys() - set(queues)):
-        log.info("queues of the app that are not worked on here: %s", ", ".join(left_out))
+    work = _work(facts, queues, options, read)
+    code = run_supervised(work)
+    if code is not None:
+        return code
     groups = options.groups(queues)
     if len(groups) == 1 and _can_run_alone(groups[0]):
-        return run_alone(_work(load_app(options.app, options.include), queues, groups[0], read))
+        load_app(options.app, options.include)  # modules may not be imported where a loop runs
+        return run_alone(_work(facts, queues, groups[0], read))
     command = [sys.executable, "-m", "pinlater", *["-v"] * verbosity, "run"]
 
     def reloaded() -> list[ProcessSet]:
         return _process_sets(facts, _at_reload(options, read()), command)
 
-    plan = WorkPlan(
-        queues=queues,
-        config=options.config(queues),
-        new_client=facts.clients.new,
-        burst=options.burst,
-        http=options.http,
-    )
     watched = Path(facts.folder) if options.watch else None
-    return supervise(plan, _process_sets(facts, options, command), reloaded, watched)
+    return supervise(work, _process_sets(facts, options, command), reloaded, watched)
 
 
 def _can_run_alone(options: RunOptions) -> bool:
@@ -92,15 +83,18 @@ def _can_run_alone(options: RunOptions) -> bool:
     return (options.processes, options.watch, *limits) == (1, False, None, None, None)
 
 
-def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[[], RunOptions]) -> Work:
-    config = options.config(queues)
-    count = sum(task.queue in queues for task in app.tasks.values())
+def _work(facts: AppFacts, queues: list[str], options: RunOptions, read: Callable[[], RunOptions]) -> Work:
+    left_out = sorted(facts.tasks.keys() - set(queues))
+    count = sum(facts.tasks.get(queue, 0) for queue in queues)
     return Work(
         queues=queues,
+        must_exist=[] if options.create else [queue for queue in queues if queue not in facts.tasks],
+        other_queues=left_out,
         summary=f"{', '.join(queues)}: {count} task{'' if count == 1 else 's'}",
-        config=config,
-        new_client=app.clients.new,
-        open=lambda config: _open(app, queues, options, config),
+        servers=str(facts.clients.servers()),
+        config=options.config(queues),
+        new_client=facts.clients.new,
+        open=lambda config: _open(queues, options, config),
         burst=options.burst,
         http=options.http,
         memory_mb=options.memory_mb,
@@ -109,9 +103,13 @@ def _work(app: PinLater, queues: list[str], options: RunOptions, read: Callable[
 
 
 @asynccontextmanager
-async def _open(app: PinLater, queues: list[str], options: RunOptions, config: WorkerConfig) -> AsyncIterator[Worker]:
+async def _open(queues: list[str], options: RunOptions, config: WorkerConfig) -> AsyncIterator[Worker]:
+    app = load_app(options.app, options.include)  # find_app() or run_app() has imported it
     try:
-        async with app, worker_of(app, queues, config, task_processes=options.task_processes) as worker:
+        async with (
+            app,
+            worker_of(app, queues, config, task_processes=options.task_processes, create=options.create) as worker,
+        ):
             assert isinstance(worker.handler, TaskRunner)
             if options.log_success:
                 worker.handler.success_level = logging.INFO

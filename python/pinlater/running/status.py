@@ -74,7 +74,12 @@ class SupervisorStatus:
             process.process_set.name for process in self._running.values() if process.ready and not _is_stale(process)
         }
         missing = [process_set.name for process_set in self.process_sets if process_set.name not in ready]
-        return probe(f"not ready: {', '.join(missing)}" if missing else "")
+        return probe("; ".join(f"not ready: {name}: {self._why(name)}" for name in missing))
+
+    def _why(self, name: str) -> str:
+        """Why no process of a set is ready."""
+        found = [process for process in self._running.values() if process.process_set.name == name]
+        return ", ".join(f"{process.pid} {_reason(process)}" for process in found) or "none has started yet"
 
     def _metrics(self) -> Answer:
         total: metrics.Samples = {}
@@ -92,6 +97,12 @@ class SupervisorStatus:
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()
         }
         return Answer(200, metrics.text(total), METRICS_TYPE)
+
+
+def _reason(process: Process) -> str:
+    if _is_stale(process):
+        return f"has sent no report for {STALE_S:.0f} s"
+    return f"is not: {process.report.get('unready') or 'it starts'}"
 
 
 def _is_stale(process: Process) -> bool:

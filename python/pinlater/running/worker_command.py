@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.running.composition import run_alone, run_supervised, supervise
+from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
+from pinlater.store.shards import resolve_shards
 from pinlater.worker.executor import Handler
 from pinlater.worker.load_object import load_handler
 from pinlater.worker.worker import Worker, WorkerConfig
@@ -25,15 +27,17 @@ def run_handler(
     config: WorkerConfig | None = None,
     processes: int = 1,
     command: Sequence[str] = (),
+    create: bool = False,
 ) -> int:
     """Works on queues until a signal. Returns the exit code.
 
     handler: a function that takes one job, or its name as `module:function`.
     processes: the number of processes. A single one is this process. Several run under a supervisor.
     command: the command line that starts one of several processes. That process calls this function too.
+    create: create missing queues. By default they raise InvalidArgument.
     """
     function = load_handler(handler) if isinstance(handler, str) else handler
-    work = _work(function, queues, shards, config or WorkerConfig())
+    work = _work(function, queues, shards, config or WorkerConfig(), create)
     code = run_supervised(work)
     if code is not None:
         return code
@@ -43,13 +47,29 @@ def run_handler(
     return supervise(work, [ProcessSet(command=command, processes=processes, kill_after_s=kill_s)])
 
 
-def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig) -> Work:
+def _work(
+    handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig, create: bool
+) -> Work:
+    must_exist = [] if create else queues
+
     def new_client() -> AsyncClient:
         return AsyncClient(shards=shards)
 
     @asynccontextmanager
     async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
         async with new_client() as client:
+            with unless_away():
+                await check_exist(client, must_exist)
+                for queue in queues if create else []:
+                    await client.create_queue(queue)
             yield Worker(client, queues, handler, config)
 
-    return Work(queues=queues, summary=", ".join(queues), config=config, new_client=new_client, open=open_worker)
+    return Work(
+        queues=queues,
+        must_exist=must_exist,
+        summary=", ".join(queues),
+        servers=str(resolve_shards(None, shards)),
+        config=config,
+        new_client=new_client,
+        open=open_worker,
+    )

@@ -45,37 +45,41 @@ def _always_valid() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkPlan:
-    """The work of workers, as their supervisor knows it.
+class Work:
+    """The work of a worker.
 
-    queues: the names of their queues.
-    config: their configuration. Under a supervisor a worker runs no monitor.
-    new_client: makes a client of the same servers.
-    burst: end a worker when no job is due.
-    http: HOST:PORT of probes and metrics.
-    """
-
-    queues: Sequence[str]
-    config: WorkerConfig
-    new_client: Callable[[], AsyncClient]
-    burst: bool = False
-    http: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work(WorkPlan):
-    """The work of a worker in this process.
-
+    queues: the names of its queues.
+    must_exist: those of them that no worker creates.
+    other_queues: names that the app's tasks have, and that are not worked on here.
     summary: what the log says the worker works on.
-    open: makes the worker with this configuration, not started yet.
+    servers: the servers and where their choice came from, for the log.
+    config: the worker's configuration. Under a supervisor the worker runs no monitor.
+    new_client: makes a client of the same servers.
+    open: makes the worker with this configuration, not started yet. A supervisor does not call it.
+    burst: end the worker when no job is due.
+    http: HOST:PORT of probes and metrics.
     memory_mb: replace the process when it uses more memory than this, in MiB.
     check: raises InvalidArgument if a process that starts now would fail.
     """
 
+    queues: Sequence[str]
+    must_exist: Sequence[str] = ()
+    other_queues: Sequence[str] = ()
     summary: str
+    servers: str
+    config: WorkerConfig
+    new_client: Callable[[], AsyncClient]
     open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
+    burst: bool = False
+    http: str | None = None
     memory_mb: int | None = None
     check: Callable[[], object] = _always_valid
+
+    def announce(self, log: logging.Logger) -> None:
+        """Logs what a command says first."""
+        log.info("servers: %s", self.servers)
+        if self.other_queues:
+            log.info("queues of the app that are not worked on here: %s", ", ".join(self.other_queues))
 
 
 class WorkerRun:
@@ -92,6 +96,10 @@ class WorkerRun:
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
+        if self._report_fd is None:
+            self._work.announce(log)
+        else:
+            log.info("servers: %s", self._work.servers)
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code
@@ -139,7 +147,8 @@ class WorkerRun:
             raise
         stats = [self._worker.stats] if self._runner is None else [self._worker.stats, self._runner.stats]
         counts = counts_of(*stats)
-        log.info("stopped: %s", in_words(counts), extra=counts)
+        process = "" if self._report_fd is None else f"process {os.getpid()} "
+        log.info("%sstopped: %s", process, in_words(counts), extra=counts)
         self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
         self._over = True
 
@@ -193,6 +202,14 @@ class WorkerRun:
     def _ready(self) -> bool:
         return self._worker.ready and not self._recycling
 
+    def _unready(self) -> str:
+        """Why it is not ready; "" if it is."""
+        if self._ready:
+            return ""
+        if self._stops or self._recycling or self._over:
+            return "it stops"
+        return f"it does not hear from every server yet: {self._work.servers}"
+
     @property
     def _recycling(self) -> bool:
         return self._code == RECYCLE or self._worker.exhausted
@@ -210,13 +227,14 @@ class WorkerRun:
     def _answers(self) -> Answers:
         return {
             "/healthz": lambda: probe(""),
-            "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
+            "/readyz": lambda: probe(self._unready()),
             "/metrics": lambda: Answer(200, metrics.text(self._samples() | self._queue_samples()), METRICS_TYPE),
         }
 
     def _report(self) -> Report:
         return Report(
             ready=self._ready,
+            unready=self._unready(),
             recycling=self._recycling,
             queues=list(self._work.queues),
             code=self._code if self._over else None,

@@ -171,7 +171,7 @@ class AsyncDriver:
             connection.close()
             if connection.errors.leave or isinstance(why, TimeoutError):
                 self._leave(server, connection.moves)
-            lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
+            lost = NoAnswer(True, ServerUnavailable(f"server {server.with_origin}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
         return answers

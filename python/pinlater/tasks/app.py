@@ -393,6 +393,7 @@ def chosen_queues(own: Iterable[str], chosen: Iterable[str] | None) -> list[str]
     own = list(dict.fromkeys(own))
     if not own:
         raise InvalidArgument(
-            "the app has no tasks: expected @app.task on at least one function, or include= with its module"
+            "the app has no tasks: expected @app.task on at least one function; "
+            "import the modules that have them in the module of the app, or name them in include="
         )
     return own if chosen is None else [check_queue_name(name) for name in dict.fromkeys(chosen)]

@@ -19,6 +19,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig
+from pinlater.store.shards import ChosenShards
 from pinlater.tasks.middleware import EnqueueHook
 
 
@@ -98,13 +99,15 @@ class ClientSettings:
 
     def new(self) -> AsyncClient:
         """A new client. The caller closes it."""
-        url, shards = settings_file.servers(self.url, self.shards)
-        return AsyncClient(url, shards=shards, timeout_s=self.timeout_s)
+        return AsyncClient(shards=self.servers(), timeout_s=self.timeout_s)
 
     def new_sync(self) -> Client:
         """A new blocking client."""
-        url, shards = settings_file.servers(self.url, self.shards)
-        return Client(url, shards=shards, timeout_s=self.timeout_s)
+        return Client(shards=self.servers(), timeout_s=self.timeout_s)
+
+    def servers(self) -> ChosenShards:
+        """The servers, and where their choice came from."""
+        return settings_file.servers(self.url, self.shards)
 
 
 class AppClients:
@@ -141,9 +144,8 @@ class AppClients:
     @property
     def settings(self) -> ClientSettings:
         """How its clients are made, also in another process."""
-        return (
-            self._settings if self.provider is None else replace(self._settings, url=self.provider.url(), shards=None)
-        )
+        own = self._settings
+        return own if self.provider is None else replace(own, url=self.provider.url(), shards=None)
 
     def deferring(self, *, blocking: bool) -> bool:
         """See ClientProvider."""

@@ -22,9 +22,7 @@ def load_app(name: str, include: Iterable[str] = ()) -> PinLater:
     include: the names of modules that it includes too.
     Raises InvalidArgument or AppFailed.
     """
-    app = load_object(name, "app")
-    if not isinstance(app, PinLater):
-        raise InvalidArgument(f"app {name!r}: expected a PinLater, got {app!r:.60}")
+    app: PinLater = load_object(name, "app", PinLater)
     app.import_name = name
     app.include = checked_modules([*app.include, *include])
     import_included(app)

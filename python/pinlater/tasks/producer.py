@@ -13,11 +13,12 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVa
 
 import pinlater._core as _core
 from pinlater._core import MAX_TIME_MS
+from pinlater.client.base import BaseClient, check_seconds
 from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.model.times import Seconds, milliseconds
+from pinlater.model.times import Seconds, as_seconds, milliseconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.arguments import Arguments
@@ -27,6 +28,8 @@ from pinlater.tasks.handles import Handle
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+
+AnyClient = TypeVar("AnyClient", bound=BaseClient)
 
 _NONE: Final[dict[str, Any]] = {}
 
@@ -53,6 +56,7 @@ class SendOptions:
     headers: headers of the envelope.
     arguments: what the task's function takes and returns.
     results: whether the task may keep results; False if it is known to keep none.
+    timeout_s: time limit of a call; None: that of the app.
     """
 
     name: str
@@ -62,6 +66,7 @@ class SendOptions:
     headers: dict[str, Any]
     arguments: Arguments
     results: bool = True
+    timeout_s: float | None = None
 
 
 class Producer(Generic[P, R_co]):
@@ -85,7 +90,7 @@ class Producer(Generic[P, R_co]):
         self._clients, self.send_options = clients, send_options
         self._queue, self._options = send_options.queue, send_options.options
         self._headers, self._arguments = send_options.headers, send_options.arguments
-        self._calls = self._arguments.calls
+        self._calls, self._timeout_s = self._arguments.calls, send_options.timeout_s
         self._results = send_options.arguments if send_options.results else None
         self._hooks = clients.enqueue_hooks
         self._codec = send_options.codec
@@ -96,7 +101,7 @@ class Producer(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Enqueues one call. Creates its queue if that is not there."""
-        job, client = self._job(args, kwargs), self._clients.blocking("enqueue")
+        job, client = self._job(args, kwargs), self._limited(self._clients.blocking("enqueue"))
         try:
             descriptor = client.enqueue_job(self._queue, job)
         except QueueNotFound:
@@ -109,7 +114,7 @@ class Producer(Generic[P, R_co]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """See enqueue."""
-        job, client = self._job(args, kwargs), self._clients.of_loop()
+        job, client = self._job(args, kwargs), self._limited(self._clients.of_loop())
         try:
             descriptor = await client.enqueue_job(self._queue, job)
         except QueueNotFound:
@@ -124,7 +129,7 @@ class Producer(Generic[P, R_co]):
 
         Raises also PartialEnqueue, which says what was enqueued, if the calls needed several requests and some failed.
         """
-        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many")
+        jobs, client = self._jobs(calls), self._limited(self._clients.blocking("enqueue_many"))
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
@@ -134,7 +139,7 @@ class Producer(Generic[P, R_co]):
 
     async def aenqueue_many(self, calls: Iterable[AnyCall]) -> list[Handle[R_co]]:
         """See enqueue_many."""
-        jobs, client = self._jobs(calls), self._clients.of_loop()
+        jobs, client = self._jobs(calls), self._limited(self._clients.of_loop())
         try:
             descriptors = await client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
@@ -155,6 +160,7 @@ class Producer(Generic[P, R_co]):
         queue: str | None = None,
         key: str | bytes | None = None,
         trace: str | None = None,
+        timeout: Seconds | None = None,
     ) -> Producer[P, R_co]:
         """The same task with other options for its calls. What is not given stays as it is.
 
@@ -164,6 +170,7 @@ class Producer(Generic[P, R_co]):
         queue: another queue.
         key: calls with the same key go to the same shard.
         trace: a trace context, which the task finds in `context.trace`.
+        timeout: time limit of a call, as `delay`, in place of the app's `timeout_s`. It does not limit the task.
 
         Raises InvalidArgument.
         """
@@ -179,8 +186,10 @@ class Producer(Generic[P, R_co]):
         headers |= {} if trace is None else {"trace": trace}
         queue = self.send_options.queue if queue is None else queue
         headers = {} if self._raw else headers
+        timeout_s = self._timeout_s if timeout is None else check_seconds("timeout", as_seconds(timeout))
         return Producer(
-            self._clients, dataclasses.replace(self.send_options, queue=queue, options=options, headers=headers)
+            self._clients,
+            dataclasses.replace(self.send_options, queue=queue, options=options, headers=headers, timeout_s=timeout_s),
         )
 
     def _check_using(self, delay: object, at: object, queue: str | None, trace: object) -> None:
@@ -193,6 +202,10 @@ class Producer(Generic[P, R_co]):
             raise InvalidArgument(f"task {name!r}: queue {queue!r} is of a raw task, which takes no others")
         if self._raw and (trace is not None or queue not in (None, self.send_options.queue)):
             raise InvalidArgument(f"task {name!r}: a raw task has no trace, and is found by its own queue alone")
+
+    def _limited(self, client: AnyClient) -> AnyClient:
+        """The client with the time limit of using()."""
+        return client if self._timeout_s is None else client.within(self._timeout_s)
 
     def _queue_config(self) -> QueueConfig:
         return self._clients.queue_config(self._queue, self.send_options.name, self._options["priority"])

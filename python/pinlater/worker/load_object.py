@@ -28,14 +28,14 @@ def load_handler(name: str) -> Handler:
     return check_handler(load_object(name, "handler"))
 
 
-def load_object(name: str, what: str) -> Any:
+def load_object(name: str, what: str, kind: type | None = None) -> Any:
     """What `module:name` names; modules of the current directory included.
 
-    what: handler or app.
+    what: handler or app. kind: its class; errors name the objects of this class that the module has.
     Raises: InvalidArgument; AppFailed where the user's module raised.
     """
     try:
-        return _object(name, what)
+        return _object(name, what, kind)
     except Exception as error:
         if isinstance(error, InvalidArgument) and not in_users_code(error):
             raise
@@ -43,7 +43,7 @@ def load_object(name: str, what: str) -> Any:
         raise AppFailed(f"{what} {name!r}: its module can not be imported: {text}") from error
 
 
-def _object(name: str, what: str) -> Any:
+def _object(name: str, what: str, kind: type | None) -> Any:
     if "//" in name:  # a URL may have a password
         raise InvalidArgument(f"{what}: expected module:{_KINDS[what]}, got a URL (give it as --url)")
     module_name, colon, attributes = name.partition(":")
@@ -64,8 +64,22 @@ def _object(name: str, what: str) -> Any:
         except AttributeError:
             near = difflib.get_close_matches(attribute, dir(found), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = hint if kind is None else of_kind(module_name, what, kind)
             raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
+    if kind is not None and not isinstance(found, kind):
+        hint = of_kind(module_name, what, kind)
+        raise InvalidArgument(f"{what} {name!r}: expected a {kind.__name__}, got {found!r:.60}{hint}")
     return found
+
+
+def of_kind(module_name: str, what: str, kind: type) -> str:
+    """`; it has the app mail:app`: which objects of this class a module has."""
+    found = [
+        f"{module_name}:{name}" for name, value in vars(sys.modules[module_name]).items() if isinstance(value, kind)
+    ]
+    if not found:
+        return f"; {module_name} has no {kind.__name__}"
+    return f"; {module_name} has the {what}{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _hint(name: str, what: str) -> str:

@@ -26,5 +26,8 @@ async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
 if __name__ == "__main__":
     logging.basicConfig(filename=sys.argv[1], level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
     queue = make_thumbnail.queue
-    work = Work(queues=[queue], summary=queue, config=CONFIG, new_client=app.clients.new, open=open_worker)
+    servers = str(app.clients.settings.servers())
+    work = Work(
+        queues=[queue], summary=queue, servers=servers, config=CONFIG, new_client=app.clients.new, open=open_worker
+    )
     sys.exit(WorkerRun(work).run())
