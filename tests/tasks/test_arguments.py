@@ -11,7 +11,7 @@ import datetime
 import enum
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -114,9 +114,11 @@ received: list[Any] = []
 
 
 @pytest.fixture
-def app() -> PinLater:
+def app() -> Iterator[PinLater]:
     received.clear()
-    return PinLater(immediate=True)
+    immediate = PinLater("redis://127.0.0.1:1")  # where nobody is
+    with immediate.immediate():
+        yield immediate
 
 
 @pytest.mark.parametrize("codec", ["msgpack", "json"])
