@@ -31,6 +31,7 @@ from pinlater.model.errors import (
     ServerFull,
     ServerUnavailable,
 )
+from pinlater.model.text import did_you_mean
 from pinlater.model.tracebacks import of_user
 from pinlater.model.urls import hide_urls
 
@@ -203,7 +204,5 @@ def _queue_not_found(message: str, settings: Settings) -> str:
 
 def queue_not_found(name: str, known: list[str]) -> str:
     """The error of an unknown queue. known: the names of all queues."""
-    similar = difflib.get_close_matches(name, known, n=1)
-    if similar:
-        return f"queue {name!r}: not found; did you mean {similar[0]!r}?"
-    return f"queue {name!r}: not found; pinlater queue create {name} creates it, pinlater queue ls lists all queues"
+    advice = f"pinlater queue create {name} creates it, pinlater queue ls lists all queues"
+    return f"queue {name!r}: not found; {did_you_mean(name, known) or advice}"

@@ -6,7 +6,6 @@ task's own queue is created. Risks: without an app nothing is known of the task,
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pinlater.cli.output import print_json, print_table, printable, say
 from pinlater.cli.settings import Settings, check_servers_of_app
 from pinlater.cli.times import FUTURE, SECONDS, written
 from pinlater.model.errors import QueueNotFound
+from pinlater.model.text import did_you_mean
 from pinlater.tasks.app import DEFAULT_ATTEMPTS, PinLater
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.producer import CallArguments, Producer
@@ -190,8 +190,8 @@ def _known(app: PinLater, name: str) -> Task[..., Any]:
     app.queue_names()  # an app without tasks is an error
     if name not in app.tasks:
         ending = [each for each in app.tasks if each.endswith(f".{name}")]
-        similar = ending or difflib.get_close_matches(name, app.tasks, n=1)
-        advice = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(sorted(app.tasks)):.400}"
+        all_of_them = f"it has {', '.join(sorted(app.tasks)):.400}"
+        advice = f"did you mean {ending[0]!r}?" if ending else did_you_mean(name, app.tasks) or all_of_them
         usage(f"task {name!r}: not in the app; {advice}")
     return app.tasks[name]
 

@@ -25,7 +25,7 @@ from pinlater.model.urls import hide_urls
 from pinlater.running.file_watcher import folder_of
 from pinlater.store.shards import URL_VARIABLE
 from pinlater.tasks.app import PinLater, chosen_queues
-from pinlater.tasks.app_clients import ClientSettings
+from pinlater.tasks.app_clients import ClientOptions
 from pinlater.tasks.loading import load_app
 from pinlater.worker.os_process import end_with_parent, exit_in_words
 from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
@@ -48,7 +48,7 @@ class AppFacts:
 
     tasks: Mapping[str, int]
     named: bool
-    clients: ClientSettings
+    clients: ClientOptions
     url_variable: str | None
     folder: str
 
@@ -78,7 +78,7 @@ def facts_without_import(name: str, include: Sequence[str]) -> AppFacts:
     if "error" in answer:
         sys.stderr.write(answer["traceback"])
         raise _ERRORS[answer["error"]](answer["text"])
-    facts = AppFacts(**answer | {"clients": ClientSettings(**answer["clients"])})
+    facts = AppFacts(**answer | {"clients": ClientOptions(**answer["clients"])})
     if facts.url_variable is not None:
         os.environ[URL_VARIABLE] = facts.url_variable
     return facts

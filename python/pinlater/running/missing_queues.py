@@ -5,7 +5,6 @@ Promises that a mistyped name creates no queue, and is an error that names a sim
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Final
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, QueueError, QueueNotFound, ServerError
+from pinlater.model.text import did_you_mean
 
 log: Final = logging.getLogger("pinlater.worker")
 
@@ -26,9 +26,8 @@ async def check_exist(client: AsyncClient, queues: Iterable[str], others: Collec
         try:
             await client.queue_config(queue)
         except QueueNotFound:
-            similar = difflib.get_close_matches(queue, {*others, *await client.queue_names()}, n=1)
-            hint = f"did you mean {similar[0]!r}? " if similar else ""
-            raise InvalidArgument(f"queue {queue!r}: not found; {hint}--create creates it") from None
+            hint = did_you_mean(queue, {*others, *await client.queue_names()})
+            raise InvalidArgument(f"queue {queue!r}: not found; {hint}{' ' * bool(hint)}--create creates it") from None
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class UrlProvider(ClientProvider):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
+class ClientOptions:
     """How an app's clients are made. url, shards, timeout_s: see Client.
 
     PINLATER_URL or the TOML file is read when a client is made.
@@ -113,7 +113,7 @@ class ClientSettings:
 class AppClients:
     """The clients of one app.
 
-    url, shards, timeout_s: see ClientSettings.
+    url, shards, timeout_s: see ClientOptions.
     queue_config: the configuration of a queue that is created: takes the queue, a task's name and a priority.
     provider: where clients come from instead, if it is set.
     """
@@ -125,7 +125,7 @@ class AppClients:
         timeout_s: float,
         queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
-        self._settings = ClientSettings(url=url, shards=shards, timeout_s=timeout_s)
+        self._settings = ClientOptions(url=url, shards=shards, timeout_s=timeout_s)
         self.queue_config = queue_config
         self.provider: ClientProvider | None = None
         #: The on_enqueue methods of the app's middleware. Every producer shares this list.
@@ -142,7 +142,7 @@ class AppClients:
         return self.provider is not None or (self._settings.url, self._settings.shards) != (None, None)
 
     @property
-    def settings(self) -> ClientSettings:
+    def settings(self) -> ClientOptions:
         """How its clients are made, also in another process."""
         own = self._settings
         return own if self.provider is None else replace(own, url=self.provider.url(), shards=None)

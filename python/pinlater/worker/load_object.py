@@ -5,13 +5,12 @@ Promises an error that names the part that is missing, and the nearest name that
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from typing import Any, Final
 
 from pinlater.model.errors import AppFailed, InvalidArgument
-from pinlater.model.text import describe
+from pinlater.model.text import describe, did_you_mean
 from pinlater.model.tracebacks import in_users_code
 from pinlater.worker.executor import Handler, check_handler
 
@@ -62,24 +61,23 @@ def _object(name: str, what: str, kind: type | None) -> Any:
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            near = difflib.get_close_matches(attribute, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            hint = hint if kind is None else of_kind(module_name, what, kind)
-            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
+            hint = did_you_mean(attribute, dir(found)) if kind is None else _of_kind(module_name, what, kind)
+            said = f"{module_name} has no {attributes!r}"
+            raise InvalidArgument(f"{what} {name!r}: {'; '.join(filter(None, (said, hint)))}") from None
     if kind is not None and not isinstance(found, kind):
-        hint = of_kind(module_name, what, kind)
-        raise InvalidArgument(f"{what} {name!r}: expected a {kind.__name__}, got {found!r:.60}{hint}")
+        hint = _of_kind(module_name, what, kind)
+        raise InvalidArgument(f"{what} {name!r}: expected a {kind.__name__}, got {found!r:.60}; {hint}")
     return found
 
 
-def of_kind(module_name: str, what: str, kind: type) -> str:
-    """`; it has the app mail:app`: which objects of this class a module has."""
+def _of_kind(module_name: str, what: str, kind: type) -> str:
+    """`mail has the app mail:app`: which objects of this class a module has."""
     found = [
         f"{module_name}:{name}" for name, value in vars(sys.modules[module_name]).items() if isinstance(value, kind)
     ]
     if not found:
-        return f"; {module_name} has no {kind.__name__}"
-    return f"; {module_name} has the {what}{'s' if len(found) > 1 else ''} {', '.join(found)}"
+        return f"{module_name} has no {kind.__name__}"
+    return f"{module_name} has the {what}{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _hint(name: str, what: str) -> str:
