@@ -52,7 +52,7 @@ async def worker_of(
     entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
     async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
         if creates:
-            await create_queues(app, client, names, create)
+            await _create_queues(app, client, names, create)
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
         try:
             handler = runner if around is None else around(runner)
@@ -66,20 +66,21 @@ async def worker_of(
 
 def _config_of(app: PinLater, create: bool) -> Callable[[str], QueueConfig | None]:
     """The configuration of a queue that is created; None for one that no task names, unless `create`."""
-    known = {task.queue for task in app.tasks.values()}
-    return lambda queue: app.queue_config(queue) if create or queue in known else None
+    own = {task.queue for task in app.tasks.values()}
+    return lambda queue: app.queue_config(queue) if create or queue in own else None
 
 
-async def create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str], create: bool = False) -> None:
+async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str], create: bool) -> None:
     """Creates missing queues. If no server answers, the worker waits for one, and producers create the queues.
 
     create: see worker_of. Raises InvalidArgument.
     """
-    own = {task.queue for task in app.tasks.values()}
+    own, config_of = {task.queue for task in app.tasks.values()}, _config_of(app, create)
     with unless_away():
-        await check_exist(client, [] if create else [queue for queue in queues if queue not in own], own)
+        await check_exist(client, [queue for queue in queues if config_of(queue) is None], own)
         for queue in queues:
-            if (queue not in own and not create) or not await client.create_queue(queue, app.queue_config(queue)):
+            config = config_of(queue)
+            if config is None or not await client.create_queue(queue, config):
                 await _compare(app, client, queue)
             elif queue not in own:
                 log.warning("queue %s: created, as it was missing; no task of the app uses it", queue)

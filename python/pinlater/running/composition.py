@@ -60,8 +60,9 @@ def run_supervised(work: Work) -> int | None:
     os.set_inheritable(int(report_fd), False)
     faulthandler.register(END_WITH_STACKS, chain=True)
     try:
-        # the supervisor runs a monitor, where no handler can hold it
-        return WorkerRun(replace(work, config=replace(work.config, monitor=False)), int(report_fd)).run()
+        # the supervisor runs a monitor, where no handler can hold it, and has announced what is not worked on
+        work = replace(work, config=replace(work.config, monitor=False), other_queues=())
+        return WorkerRun(work, int(report_fd)).run()
     finally:
         _ignore_other_signals()
 

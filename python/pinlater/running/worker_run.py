@@ -50,7 +50,7 @@ class Work:
 
     queues: the names of its queues.
     must_exist: those of them that no worker creates.
-    other_queues: names that the app's tasks have, and that are not worked on here.
+    other_queues: those of the app's tasks that are not worked on here, for the log.
     summary: what the log says the worker works on.
     servers: the servers and where their choice came from, for the log.
     config: the worker's configuration. Under a supervisor the worker runs no monitor.
@@ -96,10 +96,7 @@ class WorkerRun:
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
-        if self._report_fd is None:
-            self._work.announce(log)
-        else:
-            log.info("servers: %s", self._work.servers)
+        self._work.announce(log)
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code
