@@ -10,6 +10,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def test_the_time_limit_of_one_call(own_server: Server) -> None:
 def test_the_time_limit_of_one_call_in_async_code(own_server: Server) -> None:
     async def calls() -> None:
         app, work = app_of(own_server)
-        quick = work.using(timeout=0.2)
+        quick = work.using(timeout=timedelta(seconds=0.2))
         async with app:
             await asyncio.gather(*(quick.aenqueue(number) for number in range(3)))
             assert len(await quick.aenqueue_many([(1,), (2,)])) == 2
