@@ -165,7 +165,7 @@ def test_it_says_that_it_works_once_a_server_answers(
     server.kill()
     app = runs(server.url, '@app.task(queue="mail")\ndef nothing(): ...\n')
     app.start("--processes", str(processes))
-    wait_until(lambda: app.log.count("queues not created yet") >= processes, "workers without a server")
+    wait_until(lambda: app.log.count("queues not looked at yet") >= processes, "workers without a server")
     assert "working on" not in app.log
     server.start()
     wait_until(lambda: app.log.count("INFO pinlater.worker: working on mail: 1 task\n") == processes, "work")
