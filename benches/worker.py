@@ -26,6 +26,7 @@ from benches.support import Figure, Options, figure, interleave, per_job, print_
 from benches.task_process import CALL, QUEUE, SLEEPERS, TASK
 from benches.worker_cost import process, result
 from pinlater import PinLater
+from pinlater.tasks.app import parts_of
 from tests.support.servers import Kind, wait_until
 
 BATCH = 1_000
@@ -82,11 +83,12 @@ def memory(kind: Kind, options: Options) -> list[Figure]:
     """The memory of a worker after ten times as many jobs. Few jobs are pending, as those are the server's memory."""
     few, many = options.scaled(200_000, 50_000), options.scaled(2_000_000, 200_000)
     with serving(kind) as server, PinLater(server.url, timeout_s=60) as app:
+        client = parts_of(app).clients.sync()
         _enqueue(app, BATCH)
         with process("memory", server, QUEUE, many, few, script="task_process.py") as draining:
             for _ in range(many // BATCH - 1):
                 _enqueue(app, BATCH)
-                wait_until(lambda: app.clients.sync().count(QUEUE).pending < MAX_PENDING, "fewer pending jobs", 60)
+                wait_until(lambda: client.count(QUEUE).pending < MAX_PENDING, "fewer pending jobs", 60)
             rss = result(draining)
     name = f"RSS of a worker at {many:,} jobs / at {few:,}"
     note = f"{rss['many'] / 2**20:.1f} MiB, {rss['few'] / 2**20:.1f} MiB"

@@ -38,6 +38,7 @@ from pinlater.operations.parts import in_parts
 from pinlater.running.app_worker import worker_of
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.audits import audit_queue
@@ -281,7 +282,7 @@ def test_threads_wait_side_by_side_and_use_connections_again(app: PinLater, serv
         for thread in threads:
             thread.join(30)
         assert sorted(found) == [0, 1, 2, 3]
-    (free,) = app.clients.sync().driver.subscriber.free.values()
+    (free,) = parts_of(app).clients.sync().driver.subscriber.free.values()
     assert len(free) == 4  # of the first round, in use again in the second
 
 

@@ -21,6 +21,7 @@ from pinlater.running.process_slots import rearrange
 from pinlater.running.read_options import options_of, parse_queues
 from pinlater.running.status import STALE_S, SupervisorStatus
 from pinlater.running.worker_process import ProcessSet
+from pinlater.tasks.app import parts_of
 from pinlater.worker.queue_order import QueueOrder
 from tests.support.cli_runs import Run, run
 from tests.support.pages import page, table
@@ -140,11 +141,11 @@ def slots(app: PinLater) -> list[str]:
     """Where its two kinds of clients would go."""
 
     async def of_loop() -> list[str]:
-        async with app.clients.new() as client:
+        async with parts_of(app).clients.new() as client:
             return [str(shard) for shard in client.session.shards.values()]
 
     with app:
-        found = [str(shard) for shard in app.clients.sync().session.shards.values()]
+        found = [str(shard) for shard in parts_of(app).clients.sync().session.shards.values()]
         assert asyncio.run(of_loop()) == found
     return found
 

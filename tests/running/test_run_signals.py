@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinlater import AsyncClient, Client, PinLater, QueueConfig
 from pinlater.operations.queues import recreate_lost
-from pinlater.tasks.app import DEFAULT_CRASH_LIMIT
+from pinlater.tasks.app import parts_of
+from pinlater.tasks.app_parts import DEFAULT_CRASH_LIMIT
 from tests.conftest import FreshServer
 from tests.support.run_processes import APP, AppRun, Start, app, client, start
 from tests.support.servers import Server, is_alive, wait_until
@@ -352,7 +353,7 @@ def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, process
         app.send(name)
     app.send("wait", str(gate))
     app.by_name("x").enqueue()
-    client = app.clients.sync()
+    client = parts_of(app).clients.sync()
     client.enqueue("default", b"\xff no task")
     wait_until(lambda: samples(run)["pinlater_jobs_total task=note end=succeeded"] == 100, "100 jobs counted")
     wait_until(lambda: samples(run).get("pinlater_unknown_tasks_total task=nowhere", 0) >= 2, "unknown ones")

@@ -21,6 +21,7 @@ import pytest
 
 from pinlater import InvalidArgument, Item, PinLater, State, SyncContext
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.envelope import Codec
 from tests.support.handlers_for_tests import on_loop
 
@@ -286,7 +287,7 @@ def test_another_language_can_write_them(app: PinLater) -> None:
         b"\xfe\1\1\1m" + msgpack.packb([[order, "2026-11-22"]]),
         b"\xfe\1\2\1j" + json.dumps([[order], {"day": "2026-11-22"}]).encode(),
     ]
-    client = app.clients.blocking("test")
+    client = parts_of(app).clients.blocking("test")
     client.create_queue("default")
     client.enqueue_many("default", bodies)
     app.close()

@@ -14,6 +14,7 @@ import pytest
 from pinlater import Cancel, Depends, Execution, Failure, Item, Middleware, PinLater, Snooze, State
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
@@ -330,7 +331,7 @@ async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
             await task.using(trace=trace).aenqueue(1)
         async with worker_of(app, ["default"]) as worker:
             await asyncio.wait_for(worker.run(burst=True), 30)
-        read = [envelope.read(job.body) for job in await app.clients.of_loop().dequeue("sink", 10)]
+        read = [envelope.read(job.body) for job in await parts_of(app).clients.of_loop().dequeue("sink", 10)]
     assert seen == [traces]
     assert {args[0]: headers.get("trace") for _, args, _, headers in read} == {"of the batch": passed_on, "own": "own"}
 

@@ -213,3 +213,33 @@ async def test_a_call_that_can_never_fit_uses_up_all_attempts_at_once() -> None:
             info = await one.ainfo()
             assert info is not None
             assert info.state is State.PENDING, info.status
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_an_app_and_a_task_show_public_names_only() -> None:
+    app = PinLater()
+
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    by_name = {"by_name", "send", "asend", "handle"}
+    assert public(app) == {
+        *("task", "tasks", "lifespan", "middleware", "add_middleware", "include", "immediate", "close", "aclose"),
+        *by_name,
+    }
+    enqueues = {"enqueue", "aenqueue", "enqueue_many", "aenqueue_many", "delay", "args", "using"}
+    assert public(add) == {
+        *enqueues,
+        "name",
+        "queue",
+        "codec",
+        "priority",
+        "function",
+        "options",
+        "kind",
+        "send_options",
+    }

@@ -35,6 +35,7 @@ from pinlater import (
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks import task_processes as processes
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.loading import import_name, load_app
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
@@ -86,7 +87,7 @@ async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Pat
     async with app:
         await calls_app.checkpointed.using(trace="00-ab").aenqueue(str(out))
         assert (await run("default")).failed == 1
-        client = app.clients.of_loop()
+        client = parts_of(app).clients.of_loop()
         (sent,) = await client.dequeue("cheap")
         assert envelope.read(sent.body)[3] == {"trace": "00-ab"}
     said = lines(out)
@@ -320,7 +321,7 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
     async def hook(failure: Failure) -> None:
         failures.append(failure)
 
-    async with app, app.clients.new() as client:
+    async with app, parts_of(app).clients.new() as client:
         await client.create_queue("default")
         await calls_app.fail.aenqueue("lookup")
         await calls_app.die.aenqueue("exit")

@@ -45,6 +45,7 @@ from pinlater import (
 from pinlater.running import metrics
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.reports import report
 from pinlater.tasks.retry_policies import Backoff
 from pinlater.tasks.runner import TaskRunner
@@ -107,7 +108,7 @@ async def _returns(app: PinLater) -> None:
         return "fine"
 
     assert (await one(app, task))[0] is None
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.configure_queue("default", keep_succeeded=10)
     info, _ = await one(app, task)
     assert info is not None
@@ -492,7 +493,7 @@ async def _expires(app: PinLater) -> None:
     assert info.state is State.FAILED
     assert re.match(r"Expired: not run: it came \d+ ms after it was due, and expires after 50\n", info.status)
     assert "late" not in ran  # the delayed one was due 20 ms ago
-    assert await app.clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
+    assert await parts_of(app).clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
     await run(app)
     assert await handles[0].astatus() is State.FAILED  # brought back, it expires again
     assert "late" not in ran
@@ -638,9 +639,9 @@ async def _dies(app: PinLater) -> None:
 
     handle = await task.aenqueue()
     for crashes in (1, 2, 3):
-        async with app.clients.new() as dying:
+        async with parts_of(app).clients.new() as dying:
             assert len(await dying.dequeue("default", wait=5)) == 1
-        async with app.clients.new() as client:
+        async with parts_of(app).clients.new() as client:
             monitor = Monitor(client, ["default"], tick_s=0.1)
             await monitor.start()
             await _until_crashes(handle.ainfo, crashes)
@@ -678,7 +679,7 @@ async def _newer(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.create_queue("default")
     job = await client.enqueue("default", b"\xfe\x02 of the future", attempts=1)
     worker = await run(app)
@@ -697,7 +698,7 @@ async def _unreadable(app: PinLater) -> None:
     @app.task(expires=60)
     async def expires() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await task.aenqueue()
     foreign = envelope.head(expires.name, "msgpack") + msgpack.packb([[], {}, {"delay": "x"}])
     jobs = [await client.enqueue("default", body, attempts=9) for body in (b"hello", foreign)]

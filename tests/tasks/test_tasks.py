@@ -30,6 +30,7 @@ from pinlater import (
 )
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
@@ -196,7 +197,7 @@ def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> No
     task.using(queue="two", priority=8).enqueue_many([()])
     task.using(queue="there", priority=1).enqueue()
     app.by_name("elsewhere").using(queue="three", priority=4).enqueue()
-    client = app.clients.sync()
+    client = parts_of(app).clients.sync()
     configs = {name: client.queue_config(name) for name in client.queue_names()}
     assert {name: (config.lease_ms // 1000, config.priorities) for name, config in configs.items()} == {
         "one": (120, 5),
@@ -219,7 +220,7 @@ async def test_a_worker_gives_a_queue_the_priorities_it_lacks_and_logs_its_lease
     @app.task(queue="small")
     def small() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.create_queue("more", QueueConfig(lease_ms=45_000, keep_succeeded=7))
     await client.create_queue("enough", QueueConfig(lease_ms=3_000, priorities=9))
     await client.create_queue("small", QueueConfig(lease_ms=1_000, priorities=1))
@@ -470,7 +471,7 @@ def test_bad_calls_raise_before_anything_is_sent() -> None:
 
 def test_the_app_without_tasks_has_nothing_to_work_on() -> None:
     with pytest.raises(InvalidArgument, match="the app has no tasks"):
-        PinLater().queue_names()
+        parts_of(PinLater()).queue_names()
 
 
 @on_loop

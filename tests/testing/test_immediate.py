@@ -18,6 +18,7 @@ import redis
 
 from pinlater import Cancel, Context, PinLater, Shared, Snooze, State
 from pinlater.model.errors import InvalidArgument, ResultTimeout
+from pinlater.tasks.app import parts_of
 from pinlater.testing.immediate import Immediate
 
 app = PinLater("redis://127.0.0.1:1")  # where nobody is
@@ -172,7 +173,7 @@ def test_an_unknown_task_stays_in_line() -> None:
 
 
 def test_calls_share_their_connections() -> None:
-    provider = app.clients.provider
+    provider = parts_of(app).clients.provider
     assert isinstance(provider, Immediate)
     note.enqueue(1)
     note.enqueue(2)
@@ -188,7 +189,7 @@ def test_calls_share_their_connections() -> None:
     assert clients() == peers
     note.using(queue="another").enqueue(5)
     assert clients() == peers
-    app.clients.sync().delete_queue("another")
+    parts_of(app).clients.sync().delete_queue("another")
     note.enqueue(6)
     assert done == [1, 2, 3, 4, 5, 6]
 

@@ -21,11 +21,11 @@ from pinlater.cli.settings import Settings, check_servers_of_app
 from pinlater.cli.times import FUTURE, SECONDS, written
 from pinlater.model.errors import QueueNotFound
 from pinlater.model.text import did_you_mean
-from pinlater.tasks.app import DEFAULT_ATTEMPTS, PinLater
+from pinlater.tasks.app import DEFAULT_ATTEMPTS, PinLater, parts_of
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.producer import CallArguments, Producer
 from pinlater.tasks.retry_policies import Exponential
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_options import DEFAULT_BATCH_WAIT_S, TaskOptions
 
 _DEFAULTS: Final = TaskOptions(
@@ -51,7 +51,7 @@ def task() -> None:
 def ls(settings: Settings, app: str) -> int:
     """List the tasks of an app: queue, signature, and the options that are not the default."""
     loaded = load_app(app)
-    loaded.queue_names()  # an app without tasks is an error
+    parts_of(loaded).queue_names()  # an app without tasks is an error
     tasks = sorted(loaded.tasks.values(), key=lambda each: each.name)
     if settings.as_json:
         print_json([_document(each) for each in tasks])
@@ -105,7 +105,7 @@ class _Plain(str):
 
 def signature_text(each: Task[..., Any]) -> str:
     """What a caller passes: `(to: str, subject: str = 'hi')`."""
-    signature = each.arguments.signature
+    signature = task_parts(each).arguments.signature
     parameters = [
         parameter.replace(annotation=_Plain(parameter.annotation))
         if isinstance(parameter.annotation, str)
@@ -179,7 +179,7 @@ def _app(settings: Settings, name: str | None) -> PinLater:
     if name is None:
         return PinLater(shards=settings.servers(), timeout_s=settings.timeout_s)
     app = load_app(name)
-    check_servers_of_app(settings, name, app.clients.named)
+    check_servers_of_app(settings, name, parts_of(app).clients.named)
     if settings.named:
         settings.servers().export()
     return app
@@ -187,7 +187,7 @@ def _app(settings: Settings, name: str | None) -> PinLater:
 
 def _known(app: PinLater, name: str) -> Task[..., Any]:
     """The task of that name. Raises a usage error that proposes the most similar name."""
-    app.queue_names()  # an app without tasks is an error
+    parts_of(app).queue_names()  # an app without tasks is an error
     if name not in app.tasks:
         ending = [each for each in app.tasks if each.endswith(f".{name}")]
         all_of_them = f"it has {', '.join(sorted(app.tasks)):.400}"
@@ -208,7 +208,7 @@ def _check_call(producer: Producer[..., Any], args: list[Any], kwargs: dict[str,
 
 def _check_queue(app: PinLater, queue: str) -> None:
     """Raises CommandFailed for a queue that does not exist: a slip of the keyboard must not create one."""
-    client = app.clients.sync()
+    client = parts_of(app).clients.sync()
     try:
         client.queue_config(queue)
     except QueueNotFound as error:

@@ -24,8 +24,9 @@ from pinlater.model.tracebacks import of_user
 from pinlater.model.urls import hide_urls
 from pinlater.running.file_watcher import folder_of
 from pinlater.store.shards import URL_VARIABLE
-from pinlater.tasks.app import PinLater, chosen_queues
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import ClientOptions
+from pinlater.tasks.app_parts import chosen_queues
 from pinlater.tasks.loading import load_app
 from pinlater.worker.os_process import end_with_parent, exit_in_words
 from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
@@ -53,7 +54,7 @@ class AppFacts:
     folder: str
 
     def queue_names(self, chosen: Sequence[str] | None) -> list[str]:
-        """As PinLater.queue_names."""
+        """As AppParts.queue_names."""
         return chosen_queues(self.tasks, chosen)
 
 
@@ -61,8 +62,8 @@ def facts_of(app: PinLater, name: str) -> AppFacts:
     """The facts of an app that this process has imported as "module:app"."""
     return AppFacts(
         tasks=Counter(task.queue for task in app.tasks.values()),
-        named=app.clients.named,
-        clients=app.clients.settings,
+        named=parts_of(app).clients.named,
+        clients=parts_of(app).clients.settings,
         url_variable=os.environ.get(URL_VARIABLE),
         folder=str(folder_of(name)),
     )

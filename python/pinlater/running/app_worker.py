@@ -13,7 +13,7 @@ from typing import Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.queue_config import QueueConfig
 from pinlater.running.missing_queues import check_exist, unless_away
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.loading import import_included
 from pinlater.tasks.runner import TaskRunner
@@ -47,10 +47,11 @@ async def worker_of(
     """
     config = config or WorkerConfig()
     import_included(app)
-    names = app.queue_names(queues)
+    parts = parts_of(app)
+    names = parts.queue_names(queues)
     creates = client is None
-    entered_lifespan = app.entered_lifespan() if resolved is None else nullcontext(resolved)
-    async with app.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
+    entered_lifespan = parts.entered_lifespan() if resolved is None else nullcontext(resolved)
+    async with parts.clients.new() if client is None else nullcontext(client) as client, entered_lifespan as resolved:
         if creates:
             await _create_queues(app, client, names, create)
         runner = TaskRunner(app, client, config.concurrency, task_processes, resolved)
@@ -67,7 +68,7 @@ async def worker_of(
 def _config_of(app: PinLater, create: bool) -> Callable[[str], QueueConfig | None]:
     """The configuration of a queue that is created; None for one that no task names, unless `create`."""
     own = {task.queue for task in app.tasks.values()}
-    return lambda queue: app.queue_config(queue) if create or queue in own else None
+    return lambda queue: parts_of(app).queue_config(queue) if create or queue in own else None
 
 
 async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[str], create: bool) -> None:
@@ -92,7 +93,7 @@ async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
     A lease that is too short is only logged, because an operator may have chosen it.
     """
     found = await client.queue_config(queue)
-    lease_ms, priorities = app.lease_and_priorities(queue)
+    lease_ms, priorities = parts_of(app).lease_and_priorities(queue)
     if priorities > found.priorities:
         await client.configure_queue(queue, priorities=priorities)
         log.info("queue %s: its tasks need %d priorities; raised from %d", queue, priorities, found.priorities)

@@ -22,6 +22,7 @@ from pinlater.running.composition import is_supervised, run_alone, run_supervise
 from pinlater.running.options import RunOptions
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
@@ -117,7 +118,7 @@ async def _open(queues: list[str], options: RunOptions, config: WorkerConfig) ->
                 worker.handler.meters = {name: Meter() for name in app.tasks}
             yield worker
     except Exception as error:
-        if not app.raised_by_lifespan(error):
+        if not parts_of(app).raised_by_lifespan(error):
             raise
         raised = describe(error, ERROR_BYTES)
         raise AppFailed(f"app {options.app!r}: its lifespan raised {raised}") from error

@@ -18,7 +18,7 @@ from pinlater.tasks.meters import RunEnd
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
 from pinlater.tasks.reports import ERROR_BYTES, report
 from pinlater.tasks.retry_policies import default_pause_s
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, call_never_fits
 from pinlater.worker.executor import Failed
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -34,7 +34,7 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
     lasted_s: how long the attempt took, in seconds.
     """
     give_up_on = () if isinstance(error, Retry) else task.options.give_up_on
-    final = isinstance(error, (Cancel, Expired, WrongArgument, *give_up_on)) or task.never_fits(job, error)
+    final = isinstance(error, (Cancel, Expired, WrongArgument, *give_up_on)) or call_never_fits(task, job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
     note = ""

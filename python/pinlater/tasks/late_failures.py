@@ -23,8 +23,8 @@ from pinlater.model.tracebacks import exc_info_of
 from pinlater.tasks import envelope
 from pinlater.tasks.outcomes import ProcessDied
 from pinlater.tasks.reports import Failure
-from pinlater.tasks.task import Task
-from pinlater.worker.executor import ThreadPool
+from pinlater.tasks.task import Task, task_parts
+from pinlater.worker.executor import ThreadPool, is_async
 from pinlater.worker.time_limits import hooks_limit_s
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -89,7 +89,7 @@ class LateFailures:
             return
         try:
             args, kwargs = ([job.body], {}) if task.codec == "raw" else envelope.read(job.body)[1:3]
-            args, kwargs = task.arguments.restore(args, kwargs)
+            args, kwargs = task_parts(task).arguments.restore(args, kwargs)
             await self._call(task, Failure(job, name, args, kwargs, error, info.status))
         except Exception as raised:
             text = "job %s: on_failure of task %s failed"
@@ -98,7 +98,7 @@ class LateFailures:
     async def _call(self, task: Task[..., Any], failure: Failure) -> None:
         hook, most_s = task.options.on_failure, hooks_limit_s(task.options.timeout_s)
         assert hook is not None
-        if task.hook_is_async:
+        if is_async(hook):
             async with asyncio.timeout(most_s):
                 await hook(failure)
         else:

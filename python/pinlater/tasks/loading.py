@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from pinlater.model.errors import AppFailed, InvalidArgument
 from pinlater.model.text import describe
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.functions import checked_modules, module_name
 from pinlater.worker.load_object import ERROR_BYTES, load_object
 
@@ -23,7 +23,7 @@ def load_app(name: str, include: Iterable[str] = ()) -> PinLater:
     Raises InvalidArgument or AppFailed.
     """
     app: PinLater = load_object(name, "app", PinLater)
-    app.import_name = name
+    parts_of(app).import_name = name
     app.include = checked_modules([*app.include, *include])
     import_included(app)
     return app
@@ -49,9 +49,10 @@ def task_modules(app: PinLater) -> list[str]:
 
 def import_name(app: PinLater) -> str:
     """The name "module:app" by which another process can import the app. Raises InvalidArgument if there is none."""
-    if app.import_name is None:
-        app.import_name = _found_name(app)
-    return app.import_name
+    parts = parts_of(app)
+    if parts.import_name is None:
+        parts.import_name = _found_name(app)
+    return parts.import_name
 
 
 def _found_name(app: PinLater) -> str:

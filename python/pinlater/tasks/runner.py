@@ -21,7 +21,8 @@ from pinlater.model.jobs import Checkpoint, Job
 from pinlater.model.times import milliseconds
 from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
+from pinlater.tasks.arguments import Arguments
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
@@ -33,7 +34,7 @@ from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
 from pinlater.tasks.reports import Failure, report
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool
@@ -69,11 +70,13 @@ class RunnableTask(NamedTuple):
 
     function: the task's own function, if awaiting it is all there is to do; else None.
     run: runs the task in every case.
+    arguments: what the function takes and returns.
     """
 
     task: Task[..., Any]
     function: Callable[..., Awaitable[Any]] | None
     run: Runner
+    arguments: Arguments
 
 
 class TaskRunner:
@@ -99,7 +102,8 @@ class TaskRunner:
         self._threads = ThreadPool(concurrency, self._loop)
         name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
         values = sees_values(app.middleware)
-        url = None if app.clients.provider is None else app.clients.provider.url()
+        provider = parts_of(app).clients.provider
+        url = None if provider is None else provider.url()
         self._processes = ProcessPool(
             name, processes or cores(), self._worker, self._store_body, values, url, app.include
         )
@@ -181,7 +185,7 @@ class TaskRunner:
         self, runnable: RunnableTask, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         start_s = time.monotonic()
-        task, function, run = runnable
+        task, function, run, arguments = runnable
         expires_ms = task.options.expires_ms
         if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
             return self._unreadable(job, BodyUnreadable(wrong))
@@ -191,8 +195,8 @@ class TaskRunner:
                 await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
-            if task.arguments.convert:
-                args, kwargs = task.arguments.restore(args, kwargs)
+            if arguments.convert:
+                args, kwargs = arguments.restore(args, kwargs)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
             end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -221,7 +225,7 @@ class TaskRunner:
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a job whose result is kept."""
         assert task.options.result_ttl_ms is not None
-        packed = task.arguments.pack_result(value)
+        packed = task_parts(task).arguments.pack_result(value)
         self._check_size("result", job, packed)
         return Succeeded(packed, task.options.result_ttl_ms)
 
@@ -328,7 +332,6 @@ class TaskRunner:
             failure = Failure(job, task.name, args, kwargs, error, end.status)
             await hooks.call_on_failure(
                 hook,
-                task.hook_is_async,
                 hooks_limit_s(task.options.timeout_s),
                 failure,
                 end,
@@ -344,9 +347,10 @@ class TaskRunner:
             call = partial(self._limited, task, call, timeout_s + wait_s)
         wrap = partial(wrapped, task.name, all_middleware=app.middleware)
         run = hooks.limited(call, wrap, hooks_limit_s(timeout_s), partial(self._failed, task), self._limit_hooks)
-        options = (task.context, task.options.timeout_s, task.options.batch)
-        direct = task.kind == "loop" and options == (None, None, None) and not task.needs and run is call
-        return RunnableTask(task, task.function if direct else None, run)
+        arguments, needs, context = task_parts(task)
+        options = (context, task.options.timeout_s, task.options.batch)
+        direct = task.kind == "loop" and options == (None, None, None) and not needs and run is call
+        return RunnableTask(task, task.function if direct else None, run, arguments)
 
     async def _limited(
         self,

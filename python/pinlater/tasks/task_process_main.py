@@ -34,7 +34,7 @@ from pinlater.model.text import clip, describe
 from pinlater.model.tracebacks import exc_info_of, of_user
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
@@ -43,7 +43,7 @@ from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
 from pinlater.tasks.loading import import_name, load_app
 from pinlater.tasks.logs import current_job, set_up
 from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.os_process import end_with_parent
 from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers, ignore
@@ -148,10 +148,10 @@ def main() -> None:
         try:
             app = load_app(settings["app"], settings["include"])
             if settings["url"] is not None:
-                app.clients.provider = UrlProvider(settings["url"])
+                parts_of(app).clients.provider = UrlProvider(settings["url"])
             connection = WorkerConnection()
             connection.wait(connection.open(settings["socket"]))
-            lifespan = app.entered_lifespan(in_process=True)
+            lifespan = parts_of(app).entered_lifespan(in_process=True)
             resolved = connection.wait(lifespan.__aenter__())
         except BaseException as error:
             text = _end(of_user(error), START_TRACEBACK_BYTES)
@@ -231,12 +231,13 @@ def _run(
         current_job.set(job)
         trace = headers.get("trace")
         current_trace.set(trace if type(trace) is str else None)
-        if task.arguments.convert:
-            args, kwargs = task.arguments.restore(args, kwargs)
+        arguments = task_parts(task).arguments
+        if arguments.convert:
+            args, kwargs = arguments.restore(args, kwargs)
         all_args = with_context(task, job, args, headers, connection.keep, connection.loop)
         value = call_plain_task(task, all_args, kwargs, connection.loop, resolved)
         if task.options.result_ttl_ms is not None:
-            return messages.pack(MessageKind.RETURNED, task.arguments.pack_result(value))
+            return messages.pack(MessageKind.RETURNED, arguments.pack_result(value))
     except (Retry, Snooze, Cancel) as end:
         try:
             return _ended(end, all_args)

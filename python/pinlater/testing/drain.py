@@ -18,7 +18,7 @@ from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import Job, JobInfo, State
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.outcomes import Expired, TaskEnd
 from pinlater.tasks.runner import TaskRunner
@@ -149,7 +149,7 @@ class _Recorder:
 
     def _check_known(self, job: Job, task: str) -> None:
         """An unknown task in a queue of the app is an error. In another queue it may be a task of another app."""
-        if task and job.queue in self._app.queue_names():
+        if task and job.queue in parts_of(self._app).queue_names():
             names = ", ".join(sorted(self._app.tasks))
             self._keep_error(
                 job, InvalidArgument(f"queue {job.queue!r}: expected a task of the app ({names}), got {task!r}")

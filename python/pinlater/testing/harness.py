@@ -22,7 +22,7 @@ from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.times import Seconds, as_seconds
 from pinlater.tasks import envelope
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.loading import import_included
 from pinlater.tasks.producer import Producer
@@ -55,7 +55,7 @@ class _Store(UrlProvider):
     def close(self) -> None:
         if self._harness._drain_lock.acquire(blocking=False):  # else a task of a running drain closes the app
             try:
-                self._harness._lifespans.close(self._harness.app.clients.aclose)
+                self._harness._lifespans.close(parts_of(self._harness.app).clients.aclose)
             finally:
                 self._harness._drain_lock.release()
 
@@ -88,7 +88,7 @@ class Harness:
             raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
         self._shared = shared
-        self._lifespans = LifespanKeeper(app.entered_lifespan)
+        self._lifespans = LifespanKeeper(parts_of(app).entered_lifespan)
         self._drain_lock = threading.Lock()
         self._stack = ExitStack()
 
@@ -98,8 +98,8 @@ class Harness:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)
             if self._shared is not None:
-                stack.enter_context(self.app.with_lifespan(self._stand_in))
-            stack.enter_context(self.app.clients.redirected(_Store(self)))
+                stack.enter_context(parts_of(self.app).with_lifespan(self._stand_in))
+            stack.enter_context(parts_of(self.app).clients.redirected(_Store(self)))
             self._stack = stack.pop_all()
         return self
 
@@ -130,9 +130,9 @@ class Harness:
     async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """See drain."""
         ran: list[Ran] = []
-        queues, drained = dict.fromkeys(self.app.queue_names()), 0
+        queues, drained = dict.fromkeys(parts_of(self.app).queue_names()), 0
         resolved = await self._lifespans.resolved()
-        async with self.app.clients.new() as client:
+        async with parts_of(self.app).clients.new() as client:
             # once more if a task created a queue
             while len(queues := queues | dict.fromkeys(await client.queue_names())) > drained:
                 drained = len(queues)
@@ -145,7 +145,7 @@ class Harness:
         """The pending jobs, due or not, by the time from which they may run; jobs of one queue and time by arrival."""
 
         async def read_pending() -> list[Enqueued]:
-            async with self.app.clients.new() as client:
+            async with parts_of(self.app).clients.new() as client:
                 return await pending(self.app, client)
 
         if asyncio._get_running_loop() is None:
