@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+
 from shop.store import Line, Order, Store
 
 

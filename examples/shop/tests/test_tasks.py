@@ -4,10 +4,10 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from shop import payments, reports
-from shop.store import Order, Store
 
 from pinlater.testing import Harness
+from shop import payments, reports
+from shop.store import Order, Store
 
 
 def test_an_order_is_paid_and_its_customer_hears_of_it(

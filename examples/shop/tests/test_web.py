@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
-from shop import app, web
-from shop.store import Order
 
 from pinlater.testing import Harness
+from shop import app, web
+from shop.store import Order
 
 
 @pytest.fixture
