@@ -60,8 +60,8 @@ LIBFAKETIME = Requirement(
     f"{sys.executable} -m pip install --group clock",
 )
 WEB = Requirement(
-    "FastAPI, Flask or httpx2 is not installed",
-    lambda: all(map(find_spec, ("fastapi", "flask", "httpx2"))),
+    "FastAPI, Flask, httpx2 or uvicorn is not installed",
+    lambda: all(map(find_spec, ("fastapi", "flask", "httpx2", "uvicorn"))),
     f"{sys.executable} -m pip install --group web",
 )
 TIME_NAMESPACE = Requirement(
