@@ -23,6 +23,7 @@ import redis
 
 from pinlater import Client, NewJob, QueueConfig
 from pinlater._core import MAX_PRIORITY, LeaseRenewer
+from pinlater.model.clocks import boot_s
 from pinlater.store.keys import script_keys
 from pinlater.store.scripts import load_scripts
 from pinlater.worker.lease_renewal import LeaseRenewal
@@ -134,6 +135,22 @@ def test_a_claim_of_a_priority_that_the_worker_does_not_know_yet_is_renewed_too(
             renewal.close()
 
 
+def test_a_claim_whose_answer_came_late_is_renewed_at_once(server: Server) -> None:
+    lease = QueueConfig(lease_ms=LONG_LEASE_MS)
+    renewal, late_s = LeaseRenewal(5.0), LONG_LEASE_MS / 1000 * 0.9
+    with Client(server.url) as client:
+        client.create_queue("q", lease)
+        client.enqueue("q", b"")
+        jobs = client.dequeue("q", 1)
+        try:
+            # until then the loop was blocked, or the answer was lost: a third of the lease from now would be too late
+            renewal.hold(client.session.queue_shard("q", "1"), jobs, lease, boot_s() - late_s)
+            (renewer,) = renewal.renewers.values()
+            assert renewer.wait_renewed(1, DEADLINE_S), "expected a renewal at once, none came"
+        finally:
+            renewal.close()
+
+
 def test_a_job_past_its_limit_leaves_its_claims_lease(server: Server, make: Make) -> None:
     with connect(server) as client:
         wire = Wire(client)
@@ -199,6 +216,7 @@ def test_the_gil_held_for_many_leases_ends_none(server: Server, client: redis.Re
 HOLDER = """
 import sys
 from pinlater._core import LeaseRenewer
+from pinlater.model.clocks import boot_s
 from pinlater.store.keys import script_keys
 from pinlater.store.scripts import load_scripts
 address, script, lease_ms, *keys = sys.argv[1:]
@@ -337,6 +355,7 @@ def test_a_renewer_let_go_ends_its_thread(server: Server) -> None:
 FORKED = """
 import os, sys
 from pinlater._core import LeaseRenewer
+from pinlater.model.clocks import boot_s
 from pinlater.store.keys import script_keys
 from pinlater.store.scripts import load_scripts
 address, script, *keys = sys.argv[1:]

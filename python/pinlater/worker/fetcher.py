@@ -65,8 +65,9 @@ class Fetcher:
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: What blocking claims gave while another claim was under way: queue, claim, and times; see JobEvents.
-        self._late: list[tuple[QueuePoll, Claim, float, float]] = []
+        #: What blocking claims gave while another claim was under way, and lost answers that a full worker asked for:
+        #: queue, claim, and times; see JobEvents.
+        self._late: list[tuple[QueuePoll, Claim, float, float | None]] = []
         #: Claim calls answered.
         self.claims = 0
         #: Whether there was one.
@@ -139,7 +140,8 @@ class Fetcher:
             room = self._room()
             wanting = self._wanting(room)
             if room <= 0 or not wanting:
-                await self._pause()
+                if room > 0 or not await self._ask_for_lost():
+                    await self._pause()
             else:
                 queue, share = self._turns.next([poll.queue for poll in wanting], room)
                 await self._try_claim(self._polls[queue], share)
@@ -162,8 +164,10 @@ class Fetcher:
 
     async def _pause(self) -> None:
         """Until something changed, or it is time for the next claim; a full worker still keeps its timers."""
-        full = self._room() <= 0
-        next_s = min(poll.timer_s if full else poll.next_s() for poll in self._polls.values())
+        full, ask_again_s = self._room() <= 0, self._source.ask_again_s
+        next_s = min(
+            min(poll.timer_s, ask_again_s(poll.queue)) if full else poll.next_s() for poll in self._polls.values()
+        )
         loop = asyncio.get_running_loop()
         pausing = self._pausing = loop.create_future()
         timer = None if next_s == NEVER_S else loop.call_at(_loop_time(next_s), self.wake)
@@ -173,6 +177,15 @@ class Fetcher:
             self._pausing = None
             if timer is not None:
                 timer.cancel()
+
+    async def _ask_for_lost(self) -> bool:
+        """Asks for claims whose answers were lost. A full worker makes no claim, which would. Returns if it asked."""
+        now_s = time.monotonic()
+        polls = [poll for poll in self._polls.values() if self._source.ask_again_s(poll.queue) <= now_s]
+        for poll in polls:
+            found = await self._source.ask_for_lost(poll.queue)
+            self._late += [(poll, claim, sent_s, None) for claim, sent_s in found]
+        return bool(polls)
 
     async def _try_claim(self, poll: QueuePoll, limit: int) -> None:
         try:

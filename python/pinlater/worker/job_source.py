@@ -71,6 +71,11 @@ class JobSource(Protocol):
     def ask_again_s(self, queue: str) -> float:
         """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
 
+    async def ask_for_lost(self, queue: str) -> list[tuple[Claim, float]]:
+        """Asks once for claims whose answers were lost, and claims nothing. Returns those that have jobs, and when each
+        was sent (boot_s).
+        """
+
     # ack, release, renew
 
     async def ack(self, succeeded: list[Job], failed: list[Ack]) -> list[Any]:

@@ -78,6 +78,11 @@ class Lease:
         self._fresh_until_s = self._fresh_from_s + self.lease_s / 3 - (boot_s() - seen_s)
 
     @property
+    def due_ms(self) -> int:
+        """The lease is to be renewed a third of it after `seen_s`: so long after that was set (ms)."""
+        return max(0, int(1000 * (self._fresh_until_s - self._fresh_from_s)))
+
+    @property
     def in_doubt(self) -> bool:
         """Whether the lease may have run out unseen, because the process stood still or the machine was suspended."""
         # The wall clock goes on in suspend too, and costs half as much as boot_s. It may be set, so boot_s decides.
@@ -122,7 +127,8 @@ class LeaseRenewal:
             lease.lease_s = min(lease.lease_s, UNCONFIRMED_MS / 1000)
             lease.seen_s = _NEVER_S if _starts_once(first, config) else unconfirmed_after_s
         self._leases[server, handle, first.token] = lease
-        first_ms = None if unconfirmed_after_s is None else min(FIRST_MS, config.lease_ms // 3)
+        # from when the claim was sent: its answer may come late, because the loop was blocked or the answer was lost
+        first_ms = lease.due_ms if unconfirmed_after_s is None else min(FIRST_MS, config.lease_ms // 3)
         renewer.hold(handle, first.priority, first.id.to_bytes(8, "big"), first.token, config.lease_ms, first_ms)
         return lease
 

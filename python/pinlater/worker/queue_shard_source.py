@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from pinlater._core import Claim
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import leases, results
-from pinlater.operations.dequeue import claim_round, leave
-from pinlater.operations.queue_shards import agreed_queue_shards, known_queue_shards
+from pinlater.operations.dequeue import PATIENCE_S, claim_round, leave
+from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.operations.queues import recreate_lost
 from pinlater.store.requests import write
 from pinlater.store.servers import Server
@@ -77,8 +79,8 @@ class QueueShardSource:
 
     async def end_waits(self, take: Callable[[str, Claim], None]) -> None:
         await self._leave()
-        lost, _ = await asyncio.gather(self._ask_for_lost(take), self._blocking_claims.end())
-        if lost or await self._ask_for_lost(take):
+        lost, _ = await asyncio.gather(self._ask_for_all_lost(take), self._blocking_claims.end())
+        if lost or await self._ask_for_all_lost(take):
             await self._leave()
 
     async def _leave(self) -> None:
@@ -133,7 +135,29 @@ class QueueShardSource:
         lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claims.pending]
         return min([queue_shard.silent_until_s for queue_shard in lost], default=float("inf"))
 
-    async def _ask_for_lost(self, take: Callable[[str, Claim], None]) -> bool:
+    async def ask_for_lost(self, queue: str) -> list[tuple[Claim, float]]:
+        lost = [one for one in self._client.session.queue_shards(queue) if one.lost_claims.pending]
+        found = await asyncio.gather(*map(self._ask_soon, lost))
+        now_s = boot_s()
+        return [
+            (claim, queue_shard.lost_claims.take_sent_s(claim.token, now_s))
+            for queue_shard, claim in zip(lost, found, strict=True)
+            if claim is not None and claim.jobs
+        ]
+
+    async def _ask_soon(self, queue_shard: QueueShard) -> Claim | None:
+        """Asks for one lost answer, for as long as a claim over several shards would wait."""
+        by_s = time.monotonic() + PATIENCE_S
+        try:
+            return await self._client.run(lambda end: queue_shard.lost_claims.ask(min(end, by_s)))
+        except OutcomeUnknown as error:
+            queue_shard.lost_claims.keep(error)
+            queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        except PinLaterError as error:
+            log.warning("queue %s: a claim whose answer was lost: %s", queue_shard.queue, error)
+        return None
+
+    async def _ask_for_all_lost(self, take: Callable[[str, Claim], None]) -> bool:
         """Whether there were any."""
         lost = [queue_shard for queue_shard in self._queue_shards() if queue_shard.lost_claims.pending]
         await asyncio.gather(*(self._ask_for(queue_shard, take) for queue_shard in lost))
