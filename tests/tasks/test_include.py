@@ -51,7 +51,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def app_of_shop(server: Server) -> PinLater:
     """The app, as a producer imports it."""
-    import shop as imported  # type: ignore[import-not-found]
+    import shop as imported
 
     app: PinLater = imported.app
     assert app.tasks == {}

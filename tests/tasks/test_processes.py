@@ -329,7 +329,6 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "middleware", [Watch()])
             patch.setattr(calls_app.fail, "options", dataclasses.replace(options, on_failure=hook))
-            patch.setattr(calls_app.fail, "hook_is_async", True)
             await run()
     by_kind = {type(error): error for error in seen}
     assert set(by_kind) == {RaisedInProcess, ProcessDied}
