@@ -170,7 +170,11 @@ def test_send_without_the_app(run: Run) -> None:
             "expected a time such as 30s, 5m, 2h or 1d, or seconds, got 'soon'",
         ),
         (["A", "shop.report", "--priority", "0"], USAGE, "priority: expected"),
-        (["A", "shop.report", "--url", "redis://127.0.0.1:1"], SERVER, "redis://127.0.0.1:1 (from an argument): not reached"),
+        (
+            ["A", "shop.report", "--url", "redis://127.0.0.1:1"],
+            SERVER,
+            "redis://127.0.0.1:1 (from an argument): not reached",
+        ),
     ],
 )
 def test_what_cannot_be_sent(

@@ -64,8 +64,17 @@ def test_what_moves_to_the_registry_ends_a_permit(wire: Wire) -> None:
     left = delete(wire)
     permit = wire.permit()
     wire.keep(left)
-    assert wire.forget(left) == 1
+    wire.forget(left)
     assert snapshot(wire) == {}
+    with refused("CONFIG_CHANGED"):
+        wire.create(permit=permit)
+
+
+def test_the_end_of_a_deletion_that_leaves_its_tombstone_ends_a_permit(wire: Wire) -> None:
+    wire.create()
+    delete(wire)
+    permit = wire.permit()
+    assert wire.forget(b"") == 0
     with refused("CONFIG_CHANGED"):
         wire.create(permit=permit)
 
@@ -81,7 +90,7 @@ def test_a_queue_goes_on_from_its_remnant(wire: Wire) -> None:
     config, *_, told = wire.read("config")
     assert told == left == wire.h + config[11:19]
     wire.keep(left)
-    assert wire.forget(left) == 1
+    wire.forget(left)
     again = Wire(wire.client)
     assert again.create(remnant=left) is True
     assert unpack_config(again.read("config")[0]).epoch == 3
@@ -162,16 +171,21 @@ def test_a_full_node_passes_new_fields_on_and_keeps_its_own(wire: Wire) -> None:
 def test_only_the_tombstone_that_the_registry_has_is_removed(wire: Wire) -> None:
     wire.create()
     before = snapshot(wire)
-    assert wire.forget(remnant(1, 1, 1)) == 0
+    assert wire.forget(remnant(1, 1, 1)) == 1
     assert snapshot(wire) == before
     left = delete(wire)
+    tombstone = snapshot(wire)
     assert wire.forget(remnant(1, 1, 2)) == 0
+    assert wire.forget(b"") == 0  # the registry got nothing
+    assert snapshot(wire) == tombstone
     wire.create()
-    assert wire.forget(left) == 0  # it is there again
+    assert wire.forget(left) == 1  # it is there again
     newer = delete(wire)
+    tombstone = snapshot(wire)
     assert wire.forget(left) == 0  # it was deleted again
-    assert wire.forget(newer) == 1
-    assert wire.forget(newer) == 0
+    assert snapshot(wire) == tombstone
+    for _ in range(2):
+        assert wire.forget(newer) == 0
     assert snapshot(wire) == {}
 
 

@@ -1,7 +1,8 @@
 """Clients that create and delete one queue at the same time, in every order of their steps.
 
 Promises: ids, versions and epochs of the queue only grow, with a clock that goes forwards or backwards, also if answers
-are lost, requests are carried out late, or a client dies. What the queue's own keys forget is in the registry.
+are lost, requests are carried out late, or a client dies. What the queue's own keys forget is in the registry. A queue
+that is there has its name on the list of names.
 Risks: a memory store, and one shard; test_deleted_queues.py has real servers.
 """
 
@@ -17,10 +18,11 @@ from pinlater import QueueConfig
 from pinlater.model.queue_config import StoredConfig
 from pinlater.operations.queues import create_queue, delete_queue
 from pinlater.store.effects import Flow
-from pinlater.store.keys import queue_key, remnant_field, remnant_keys
+from pinlater.store.keys import queue_key, registry_key, remnant_field, remnant_keys
 from pinlater.store.shards import Session
 from tests.support.interleaving import Calls, Fate, Runner, World, every_order, run_alone
 
+NAMES = registry_key("1")
 META, PERMIT = (queue_key("q", "1", name) for name in ("meta", "permit"))
 REMNANTS = remnant_keys("q", "1")[0]
 NEVER = float("inf")
@@ -93,6 +95,15 @@ def every(
         yield world, witnesses[0], runners
 
 
+def is_there(world: World) -> bool:
+    packed = world.store.values.get(META, {}).get(b"config")  # type: ignore[union-attr]
+    return packed is not None and not StoredConfig.unpack(packed).deleted
+
+
+def has_name(world: World) -> bool:
+    return b"q" in world.store.values.get(NAMES, ())  # type: ignore[operator]
+
+
 def is_tidy(world: World) -> bool:
     """Whether a deleted queue has left its remnant alone, and perhaps a permit that expires."""
     return set(world.store.values) <= {REMNANTS, PERMIT}
@@ -124,7 +135,10 @@ def test_nothing_comes_back_in_any_order(before: Calls, calls: list[Calls], step
 
 
 def check_the_end(world: World, runners: list[Runner]) -> None:
-    """Where all creations came before a deletion by the same client, the queue is gone, and its keys too."""
+    """A queue that is there has its name in the registry. Where all creations came before a deletion by the same
+    client, the queue is gone, and its keys too.
+    """
+    assert has_name(world) or not is_there(world), "a queue is there, but not its name"
     if all(runner.calls[-1] is delete and not runner.died for runner in runners):
         assert is_tidy(world)
 

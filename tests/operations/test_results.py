@@ -298,6 +298,7 @@ async def test_a_wait_raises_if_its_user_may_not_subscribe(app: PinLater, server
             for wait in (handle.aresult(5), asyncio.to_thread(handle.result, 5)):
                 with pytest.raises(ServerRefused, match=r"may not subscribe to .*docs/acl\.md"):
                     await wait
+            deaf.close()  # the blocking client of the thread
     finally:
         server.call("ACL", "DELUSER", "deaf")
 

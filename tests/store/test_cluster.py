@@ -123,6 +123,8 @@ MORE: list[Callable[[Scene], Any]] = [
     kept_and_over,
     lambda s: s.wire.outcomes([s.end(3).id]),
     lambda s: s.wire.read("peek") + s.wire.counts() + s.wire.read("config"),
+    lambda s: s.wire.read("beat", b"worker", b"{}", b"0") and s.wire.read("list_workers", b"0"),
+    lambda s: s.wire.read("measure", b"reader 1", 1_000),
     lambda s: fail_all(s.wire, 1),
     deleted,
 ]

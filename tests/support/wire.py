@@ -154,7 +154,7 @@ class Wire:
         return bytes(self.raw("keep_remnant", b"nonc", remnant_field(self.queue), remnant)[1])
 
     def forget(self, remnant: bytes) -> int:
-        """Whether (1 or 0) what is left of the deleted queue was removed."""
+        """Ends a deletion. Returns whether (1 or 0) the queue is there again."""
         return int(self.raw("forget_queue", b"nonc", remnant)[1])
 
     def create(

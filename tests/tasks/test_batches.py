@@ -331,6 +331,7 @@ async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
         async with worker_of(app, ["default"]) as worker:
             await asyncio.wait_for(worker.run(burst=True), 30)
         read = [envelope.read(job.body) for job in await app.clients.of_loop().dequeue("sink", 10)]
+        app.close()  # the blocking client of the thread
     assert seen == [traces]
     assert {args[0]: headers.get("trace") for _, args, _, headers in read} == {"of the batch": passed_on, "own": "own"}
 

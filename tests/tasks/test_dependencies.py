@@ -597,5 +597,6 @@ async def test_what_a_task_enqueues_has_its_trace(server: Server) -> None:
             await worker.run(burst=True)
         client = app.clients.of_loop()
         read = [envelope.read(job.body) for job in await client.dequeue("sink", 10)]
+        app.close()  # the blocking client of the thread
     found = sorted((args[0], headers.get("trace", "")) for _, args, _, headers in read)
     assert found == [("loop", "a"), ("many", "a"), ("none", ""), ("own", "own"), ("thread", ""), ("thread", "b")]

@@ -195,14 +195,17 @@ async def test_a_call_that_can_never_fit_uses_up_all_attempts_at_once() -> None:
     async def batch(items: list[Any]) -> None:
         raise TypeError("of the task")
 
-    by_name = PinLater("memory://test_functions").by_name  # a program that does not know the functions
-    wrong = {
-        name: [await by_name(name).aenqueue(1, 2), await by_name(name).aenqueue(1, z=3), await by_name(name).aenqueue()]
-        for name in ("plain", "async", "wrapped", "batch")
-    }
-    right = [await plain.aenqueue(1), await plain.aenqueue(2), await on_the_loop.aenqueue(1), await batch.aenqueue(1)]
-    async with app, worker_of(app) as worker:
-        await worker.run(burst=True)
+    unknowing = PinLater("memory://test_functions")  # a program that does not know the functions
+    async with app, unknowing:
+        wrong = {
+            name: [await send(1, 2), await send(1, z=3), await send()]
+            for name in ("plain", "async", "wrapped", "batch")
+            for send in [unknowing.by_name(name).aenqueue]
+        }
+        right = [await plain.aenqueue(1), await plain.aenqueue(2), await on_the_loop.aenqueue(1)]
+        right += [await batch.aenqueue(1)]
+        async with worker_of(app) as worker:
+            await worker.run(burst=True)
         for name, handles in wrong.items():
             for handle in handles:
                 info = await handle.ainfo()

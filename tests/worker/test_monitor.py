@@ -231,6 +231,22 @@ async def test_finds_queues_by_itself_and_forgets_those_that_go(
 
 
 @on_loop
+async def test_a_queue_that_is_missing_at_the_second_look_is_logged_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["late", "never"])
+        await monitor.run_once()
+        assert caplog.messages == []
+        await client.create_queue("late")  # as a worker does that starts beside the monitor
+        for _ in range(3):
+            await monitor.run_once()
+    assert caplog.messages == [
+        "queue 'never': not found; create_queue makes it; looking for it again from time to time"
+    ]
+
+
+@on_loop
 async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer) -> None:
     server = fresh_server(aof_always=True)
     async with AsyncClient(server.url) as client:

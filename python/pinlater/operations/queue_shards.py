@@ -185,6 +185,8 @@ def remember(queue_shard: QueueShard, reply: list[Any]) -> QueueConfig:
 def delete_on(queue_shard: QueueShard, deadline_s: float, before_epoch: int | None = None) -> Flow[bool]:
     """Deletes a queue on one shard. Returns True if it existed.
 
+    A client that dies between the steps leaves a queue shard that the next deletion, or creation, finds.
+
     before_epoch: delete the queue only if its epoch is earlier. Another client may have created the queue again.
     """
     stored, remnant = yield from load_known(queue_shard, deadline_s)
@@ -203,29 +205,31 @@ def delete_on(queue_shard: QueueShard, deadline_s: float, before_epoch: int | No
             if exists(stored):
                 raise error
     queue_shard.stored = None
-    if remnant:
-        yield from _leave_to_registry(queue_shard, remnant, deadline_s)
-    yield from _remove_name(queue_shard, deadline_s)
+    kept = bool(remnant) and (yield from _keep_in_registry(queue_shard, remnant, deadline_s))
+    yield from _change_names(queue_shard, "SREM", deadline_s)
+    forget = yield from repeat(queue_shard, "forget_queue", [remnant if kept else b""], deadline_s)
+    is_there_again = forget[0][1]
+    if is_there_again:
+        yield from _change_names(queue_shard, "SADD", deadline_s)
     return existed
 
 
-def _leave_to_registry(queue_shard: QueueShard, remnant: bytes, deadline_s: float) -> Flow[None]:
-    """Moves what a deleted queue leaves to the registry of the shard. A client that dies between the steps leaves a
-    queue shard that the next deletion, or creation, finds.
-    """
+def _keep_in_registry(queue_shard: QueueShard, remnant: bytes, deadline_s: float) -> Flow[bool]:
+    """Writes what a deleted queue leaves into the registry of the shard. Returns whether the user may do that."""
     try:
         yield from repeat(queue_shard, "keep_remnant", [remnant_field(queue_shard.queue), remnant], deadline_s)
     except ServerRefused as error:
         # a tenant's user may not (docs/acl.md): then the queue shard keeps it
         log.debug("what is left of queue %s stays in its own keys: %s", queue_shard.queue, error)
-        return
-    yield from repeat(queue_shard, "forget_queue", [remnant], deadline_s)
+        return False
+    return True
 
 
-def _remove_name(queue_shard: QueueShard, deadline_s: float) -> Flow[None]:
-    command = ("SREM", registry_key(queue_shard.shard.name), queue_shard.queue)
+def _change_names(queue_shard: QueueShard, command_name: str, deadline_s: float) -> Flow[None]:
+    """Adds the queue's name to the registry of the shard, or removes it. command_name: SADD or SREM."""
+    command = (command_name, registry_key(queue_shard.shard.name), queue_shard.queue)
     answer = (yield from send(queue_shard.shard.server, command, deadline_s=deadline_s))[0]
     if isinstance(answer, ReplyError):
-        raise from_reply(answer.text, f"SREM in the registry of {queue_shard.shard}")
+        raise from_reply(answer.text, f"{command_name} in the registry of {queue_shard.shard}")
     if not isinstance(answer, int):
         raise answer.error

@@ -19,6 +19,7 @@ import random
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
@@ -132,7 +133,8 @@ class Monitor:
         self._rediscover_s = 0.0
         self._tick_s = tick_s
         self.watches: dict[QueueShard, ShardWatch] = {}
-        self._missing: set[str] = set()
+        #: How many looks did not find a queue.
+        self._missing: Counter[str] = Counter()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: Jobs whose lease ran out: enqueued again, or failed after their last attempt.
@@ -187,9 +189,10 @@ class Monitor:
             except PinLaterError as error:
                 if not isinstance(error, QueueNotFound | FormatUnsupported):
                     log.warning("queue %s: %s", queue, error)
-                elif queue not in self._missing:
-                    log.warning("%s; looking for it again from time to time", error)
-                    self._missing.add(queue)
+                else:
+                    self._missing[queue] += 1
+                    if self._missing[queue] == 2:  # workers that start beside a monitor create their queues
+                        log.warning("%s; looking for it again from time to time", error)
                 # the next look is a first one
                 self.watches = {
                     queue_shard: watch for queue_shard, watch in self.watches.items() if queue_shard.queue != queue
