@@ -20,6 +20,8 @@ from uuid import uuid4
 
 import pytest
 
+from pinlater import Client
+from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.paths import ROOT
 from tests.support.requirements import WEB, require
 from tests.support.servers import Server, is_alive, wait_until
@@ -80,6 +82,7 @@ class Program(NamedTuple):
 
 
 Start = Callable[..., Program]
+FreshServer = Callable[..., Server]
 
 
 @pytest.fixture
@@ -125,16 +128,22 @@ class Customer:
 
     def order(self, card: str) -> tuple[str, str]:
         """Places an order, and returns its id and its job."""
+        order, answer = self.place(card)
+        assert answer.status_code == 202, answer.text
+        return order, answer.json()["job"]
+
+    def place(self, card: str) -> tuple[str, Any]:
+        """Sends an order, and returns its id and the answer."""
         order = str(uuid4())
         lines = [{"article": "tea", "count": 3, "price": "4.50"}]
         body = {"id": order, "email": "ada@example.org", "card": card, "placed": f"{DAY}T20:00:00Z", "lines": lines}
-        return order, self.post("/orders", json=body)["job"]
+        return order, self._http.post("/orders", json=body)
 
     def states(self, orders: list[tuple[str, str]]) -> set[str]:
         return {self.get(f"/orders/{order}")["state"] for order, _ in orders}
 
-    def post(self, path: str, **options: Any) -> Any:
-        answer = self._http.post(path, **options)
+    def post(self, path: str) -> Any:
+        answer = self._http.post(path)
         assert answer.status_code == 202, answer.text
         return answer.json()
 
@@ -194,6 +203,24 @@ def test_every_order_ends_although_a_worker_is_killed(
     assert web.end() in (0, -signal.SIGTERM)
     assert not [pid for pid in processes if is_alive(pid)]
     assert not web.found("Traceback")
+
+
+def test_a_slow_server_is_503_and_a_lost_answer_is_asked_for(fresh_server: FreshServer, start: Start) -> None:
+    server = fresh_server()
+    with CutProxy(server.port) as proxy:
+        web = start("uvicorn", "shop.web:web", "--port", "0", PINLATER_URL=proxy.url)
+        with Customer(web.logged(r"running on (http://\S+)")[0]) as customer, Client(server.url) as client:
+            customer.order("1234")
+            proxy.arm(Cut.MUTE)
+            _, job = customer.order("1234")
+            assert customer.get(f"/jobs/{job}")["state"] == "pending"
+            assert client.count("payments").pending == 2
+            server.pause()
+            try:
+                answer = customer.place("1234")[1]
+            finally:
+                server.resume()
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
 
 
 def test_its_own_tests(environment: dict[str, str]) -> None:
