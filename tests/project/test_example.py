@@ -20,6 +20,8 @@ from uuid import uuid4
 
 import pytest
 
+from pinlater import Client
+from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.paths import ROOT
 from tests.support.requirements import WEB, require
 from tests.support.servers import Server, is_alive, wait_until
@@ -80,6 +82,7 @@ class Program(NamedTuple):
 
 
 Start = Callable[..., Program]
+FreshServer = Callable[..., Server]
 
 
 @pytest.fixture
@@ -125,13 +128,22 @@ class Customer:
 
     def order(self, card: str) -> tuple[str, str]:
         """Places an order, and returns its id and its job."""
+        order, answer = self.place(card)
+        assert answer.status_code == 202, answer.text
+        return order, answer.json()["job"]
+
+    def place(self, card: str) -> tuple[str, Any]:
+        """Sends an order, and returns its id and the answer."""
         order = str(uuid4())
         lines = [{"article": "tea", "count": 3, "price": "4.50"}]
         body = {"id": order, "email": "ada@example.org", "card": card, "placed": f"{DAY}T20:00:00Z", "lines": lines}
-        return order, self.post("/orders", json=body)["job"]
+        return order, self._http.post("/orders", json=body)
 
-    def post(self, path: str, **options: Any) -> Any:
-        answer = self._http.post(path, **options)
+    def states(self, orders: list[tuple[str, str]]) -> set[str]:
+        return {self.get(f"/orders/{order}")["state"] for order, _ in orders}
+
+    def post(self, path: str) -> Any:
+        answer = self._http.post(path)
         assert answer.status_code == 202, answer.text
         return answer.json()
 
@@ -169,17 +181,16 @@ def test_every_order_ends_although_a_worker_is_killed(
         paid = [customer.order("1234") for _ in range(PAID)]
         refused = [customer.order("0000") for _ in range(REFUSED)]
         killed, job = kill_one_that_works(held)
-        (order,) = [order for order, paying in paid if paying == job]
-        assert customer.get(f"/orders/{order}") == {"state": "paid"}
+        [made] = [order for order, its_job in paid if its_job == job]
+        assert customer.get(f"/orders/{made}") == {"state": "paid"}
 
         def ended() -> bool:
             states = [customer.get(f"/jobs/{job}")["state"] for _, job in paid + refused]
             return states == ["ended"] * PAID + ["failed"] * REFUSED
 
         wait_until(ended, "each payment ended", DEADLINE_S)
-        assert {customer.get(f"/orders/{order}")["state"] for order, _ in paid} == {"paid"}
-        for order, _ in refused:
-            wait_until(lambda: customer.get(f"/orders/{order}") == {"state": "refused"}, order, DEADLINE_S)  # noqa: B023
+        assert customer.states(paid) == {"paid"}
+        wait_until(lambda: customer.states(refused) == {"refused"}, "each refused order is marked", DEADLINE_S)
         report = customer.post(f"/reports/sales?since={DAY}&days=2")["job"]
         assert customer.result(report) == {DAY: str(PAID * TOTAL), "2026-11-23": "0"}, "each order is paid once"
         assert Decimal(customer.get(f"/forecast?day={DAY}")["low"]) == PAID * TOTAL
@@ -192,6 +203,24 @@ def test_every_order_ends_although_a_worker_is_killed(
     assert web.end() in (0, -signal.SIGTERM)
     assert not [pid for pid in processes if is_alive(pid)]
     assert not web.found("Traceback")
+
+
+def test_a_slow_server_is_503_and_a_lost_answer_is_asked_for(fresh_server: FreshServer, start: Start) -> None:
+    server = fresh_server()
+    with CutProxy(server.port) as proxy:
+        web = start("uvicorn", "shop.web:web", "--port", "0", PINLATER_URL=proxy.url)
+        with Customer(web.logged(r"running on (http://\S+)")[0]) as customer, Client(server.url) as client:
+            customer.order("1234")
+            proxy.arm(Cut.MUTE)
+            _, job = customer.order("1234")
+            assert customer.get(f"/jobs/{job}")["state"] == "pending"
+            assert client.count("payments").pending == 2
+            server.pause()
+            try:
+                answer = customer.place("1234")[1]
+            finally:
+                server.resume()
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
 
 
 def test_its_own_tests(environment: dict[str, str]) -> None:

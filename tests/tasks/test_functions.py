@@ -14,6 +14,7 @@ import pytest
 import pinlater
 from pinlater import Context, Depends, InvalidArgument, PinLater, State, SyncContext
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks.task import task_parts
 from tests.support.handlers_for_tests import on_loop
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ TAKES: dict[str, tuple[Callable[..., Any], bool]] = {
 
 @pytest.mark.parametrize(("function", "takes"), TAKES.values(), ids=TAKES)
 def test_the_context_is_seen_however_it_is_written(function: Callable[..., Any], takes: bool) -> None:
-    context = PinLater().task(name="t")(function).context
+    context = task_parts(PinLater().task(name="t")(function)).context
     assert (context is not None) is takes
 
 

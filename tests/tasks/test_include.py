@@ -6,6 +6,7 @@ harness and immediate mode.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -51,9 +52,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def app_of_shop(server: Server) -> PinLater:
     """The app, as a producer imports it."""
-    import shop as imported
-
-    app: PinLater = imported.app
+    app: PinLater = importlib.import_module("shop").app
     assert app.tasks == {}
     assert "shop.emails" not in sys.modules
     return app

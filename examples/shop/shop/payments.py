@@ -42,4 +42,4 @@ def charge(order: Order, *, store: Store = Shared(Store)) -> None:
 @app.task(queue="payments")
 async def reject(order: Order, *, store: Store = Shared(Store)) -> None:
     store.settle(order, "refused")
-    await mails.send.aenqueue(order.id, "your card was refused")
+    await mails.send.aenqueue(order.id, "your order was not paid")
