@@ -24,7 +24,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -182,10 +183,16 @@ class Producer:
 
 
 class Killed(NamedTuple):
-    """When a process was killed: by the monotonic clock that notes have, and by the clock of servers (s)."""
+    """A process was killed between these times, by the monotonic clock that notes have and by the clock of servers (s).
 
-    time_ns: int
-    time_s: float
+    A long storm uses pids again, so a pid alone names no process.
+    """
+
+    pid: int
+    from_ns: int
+    until_ns: int
+    from_s: float
+    until_s: float
 
 
 class Frozen(NamedTuple):
@@ -202,7 +209,7 @@ class Storm:
     def __init__(self, app_runs: AppRuns, pair: Pair, other: Server) -> None:
         self.app_runs, self.pair, self.other = app_runs, pair, other
         self.alive = {options: self._start(options) for options in WORKERS}
-        self.killed: dict[int, Killed] = {}
+        self.killed: list[Killed] = []
         self.frozen: list[Frozen] = []
         self.counts = Counter[str]()
         self.past: list[Fault] = []
@@ -256,10 +263,11 @@ class Storm:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
             family = [pid, *descendants(pid)]
-            killed = Killed(time.monotonic_ns(), time.time())
+            from_ns, from_s = time.monotonic_ns(), time.time()
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not any(map(is_alive, family)), "the end of its processes")
-            self.killed |= dict.fromkeys(family, killed)
+            until_ns, until_s = time.monotonic_ns(), time.time()
+            self.killed += [Killed(one, from_ns, until_ns, from_s, until_s) for one in family]
 
     def stop_worker(self) -> None:
         options = random.choice(WORKERS)
@@ -363,8 +371,10 @@ def is_explained(first: Note, second: Note, raging: Storm) -> bool:
     """Whether the process of the first run was killed, or one of the two stood still, so that another got the job: in
     its run, or just before it.
     """
-    killed = raging.killed.get(first.pid)
-    if killed is not None and killed.time_ns < second.time_ns:
+    if any(
+        killed.pid == first.pid and first.time_ns < killed.until_ns and killed.from_ns < second.time_ns
+        for killed in raging.killed
+    ):
         return True
     return any(
         (first.pid in frozen.pids and first.time_ns < frozen.from_ns < second.time_ns)
@@ -402,9 +412,10 @@ def unexplained_crashes(info: JobInfo, raging: Storm) -> list[str]:
     crashes = EVIDENCE.findall(info.status)
     wrong = [] if len(crashes) == info.crashes else [f"{info.descriptor}: {info.crashes} crashes: {info.status}"]
     for number, (said, pid, *times) in enumerate(crashes, 1):
-        killed = raging.killed.get(int(pid))
+        killed = [one for one in raging.killed if one.pid == int(pid)]
         claimed_s, recovered_s = (datetime.fromisoformat(moment).timestamp() for moment in times)
-        if int(said) != number or killed is None or recovered_s < killed.time_s - 1:
+        died = any(claimed_s - 1 < one.until_s and one.from_s - 1 < recovered_s for one in killed)  # whole seconds
+        if int(said) != number or not died:
             happened = account(raging.app_runs, raging.past, int(pid), claimed_s, recovered_s)
             wrong.append(f"{info.descriptor}: {info.status}killed: {killed}\n{happened}")
     return wrong
@@ -534,6 +545,25 @@ def wrong_end(descriptor: str, job: tuple[str, str], infos: dict[str, JobInfo], 
         yield f"{descriptor} {name} is {state}: {info and info.status}"
     if state == State.SUCCEEDED and (name not in over or kept == (info is None)):
         yield f"{descriptor} {name} succeeded: {'ran' if name in over else 'never ran'}, kept: {info is not None}"
+
+
+@pytest.mark.parametrize(
+    ("killed_s", "findings"),
+    [([5], 0), ([5, 800], 0), ([-700, 5], 0), ([800], 1), ([-700], 1), ([-700, 800], 1), ([], 1)],
+)
+def test_a_crash_needs_a_kill_during_its_claim(
+    runs: Callable[..., AppRuns], killed_s: list[int], findings: int
+) -> None:
+    """Other processes had the same pid before and after."""
+    raging: Any = SimpleNamespace(app_runs=runs("", ""), past=[])
+    (raging.app_runs.folder / "log").touch()
+    claimed_s = 1_795_386_311
+    raging.killed = [Killed(7, 0, 0, claimed_s + at_s, claimed_s + at_s + 0.1) for at_s in killed_s]
+    claimed, recovered = (datetime.fromtimestamp(claimed_s + at_s, UTC).isoformat() for at_s in (0, 24))
+    claim = f"claim vm:0:1795386311481:python:vm:7:137, claimed {claimed}, recovered {recovered}"
+    status = f"lease ran out (crash 1 of {CRASH_LIMIT})\n  {claim}\n"
+    info: Any = SimpleNamespace(descriptor="loop:s1:p1:5", crashes=1, status=status)
+    assert len(unexplained_crashes(info, raging)) == findings
 
 
 def test_a_finding_says_what_happened(runs: Callable[..., AppRuns]) -> None:

@@ -26,7 +26,7 @@ from pinlater import Context, PinLater, SyncContext
 app = PinLater()
 RECORD = os.open("record", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-RUN, RUNS = contextvars.ContextVar("run", default=0), itertools.count(1)
+RUN, RUNS = contextvars.ContextVar("run", default=0), itertools.count(time.monotonic_ns())  # pids come again
 
 def note(event, name):
     if event == "began":
@@ -40,7 +40,9 @@ def wait_for(path):
 
 
 class Note(NamedTuple):
-    """One line of the record. time_ns: monotonic, the same for all processes. run: number of the run in its process."""
+    """One line of the record. time_ns: monotonic, the same for all processes. run: its number, which
+    no other run of a process with this pid has.
+    """
 
     event: str
     name: str
