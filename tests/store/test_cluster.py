@@ -84,7 +84,7 @@ def kept_and_over(scene: Scene) -> None:
 
 def deleted(scene: Scene) -> bytes:
     (remnant,) = scene.wire.write("delete_queue", b"")
-    assert scene.wire.forget(remnant) == 1
+    assert scene.wire.forget(remnant) == 0
     return bytes(remnant)
 
 
