@@ -143,7 +143,8 @@ def send(
     if delay is not None and at_ms is not None:
         usage("expected --delay or --at, got both")
     here = name is None
-    app_name, *call = arguments if here and _begins_with_app(arguments) else (None, *arguments)
+    named = here and _begins_with_app(arguments)
+    app_name, call = (arguments[0], arguments[1:]) if named else (None, arguments)
     if not here <= len(call) <= here + 1:
         usage(f"{_EXPECTED}, got {' '.join(map(repr, arguments)) or 'neither'}")
     if name is not None and queue is None:
