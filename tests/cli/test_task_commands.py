@@ -123,6 +123,41 @@ def test_send_without_the_app(run: Run) -> None:
     assert job_of(run, run("task", "send", "--name", "there.send", "--queue", "mails"))["kwargs"] == {}
 
 
+@pytest.fixture
+def in_toml(app: str, tmp_path: Path) -> Iterator[None]:
+    """The app and one more module, as TOML names them."""
+    (tmp_path / "task_more.py").write_text(
+        "from task_shop import empty\n\n\n@empty.task(name='more', queue='mores')\ndef more(x: int = 0) -> None: ...\n"
+    )
+    (tmp_path / "pinlater.toml").write_text('app = "task_shop:empty"\ninclude = ["task_more"]\nprocesses = 2\n')
+    yield
+    sys.modules.pop("task_more", None)
+
+
+def test_ls_of_the_app_that_toml_names(run: Run, in_toml: None, app: str) -> None:
+    (found,) = run("task", "ls", "--json").document
+    assert (found["task"], found["queue"]) == ("more", "mores")
+    assert len(run("task", "ls", app, "--json").document) == 4
+
+
+@pytest.mark.parametrize("call", [["more"], ["more", "[1]"], ["more", '{"x": 1}'], ["task_shop:empty", "more", "[1]"]])
+def test_send_to_the_app_that_toml_names(run: Run, in_toml: None, call: list[str]) -> None:
+    sent = run("task", "send", *call)
+    job = job_of(run, sent)
+    assert sent.out.startswith("mores:")
+    assert (job["task"], job["args"] + list(job["kwargs"].values())) == ("more", [1] * (call != ["more"]))
+
+
+def test_send_to_another_app_than_that_of_toml(run: Run, in_toml: None, app: str) -> None:
+    assert job_of(run, run("task", "send", app, "shop.report"))["task"] == "shop.report"
+
+
+def test_ls_without_an_app(run: Run) -> None:
+    ran = run("task", "ls")
+    assert (ran.code, ran.out) == (USAGE, "")
+    assert "app: expected MODULE:APP, on the command line or as `app` in TOML, got none" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -156,11 +191,13 @@ def test_send_without_the_app(run: Run) -> None:
         ),
         (["A", "shop.report", "[NaN]"], USAGE, "NaN is not JSON"),
         (["A", "shop.report", "[" * 100_000], USAGE, "JSON: expected the arguments"),
-        (["A"], USAGE, "expected MODULE:APP NAME [JSON], or --name NAME --queue QUEUE [JSON], got 'task_shop:app'"),
-        ([], USAGE, "expected MODULE:APP NAME [JSON], or --name NAME --queue QUEUE [JSON], got neither"),
-        (["A", "shop.report", "[]", "more"], USAGE, "expected MODULE:APP NAME [JSON]"),
+        (["A"], USAGE, "expected [MODULE:APP] NAME [JSON], or --name NAME --queue QUEUE [JSON], got 'task_shop:app'"),
+        ([], USAGE, "expected [MODULE:APP] NAME [JSON], or --name NAME --queue QUEUE [JSON], got neither"),
+        (["A", "shop.report", "[]", "more"], USAGE, "expected [MODULE:APP] NAME [JSON]"),
+        (["shop.report", "[]"], USAGE, "app: expected MODULE:APP, on the command line or as `app` in TOML, got none"),
+        (["shop.report", "x"], USAGE, "JSON: expected the arguments"),
         (["--name", "x", "[]"], USAGE, "--name: expected --queue beside it, got none"),
-        (["--name", "x", "--queue", "mails", "A", "[]"], USAGE, "expected MODULE:APP NAME [JSON]"),
+        (["--name", "x", "--queue", "mails", "A", "[]"], USAGE, "expected [MODULE:APP] NAME [JSON]"),
         (["--name", "x", "--queue", "mials"], NO, "queue 'mials': not found; did you mean 'mails'?"),
         (["A", "shop.report", "--queue", "mials"], NO, "queue 'mials': not found; did you mean 'mails'?"),
         (["A", "shop.report", "--delay", "1h", "--at", "2100-01-01"], USAGE, "expected --delay or --at, got both"),

@@ -33,9 +33,12 @@ from pinlater import (
     State,
     TaskFailed,
 )
+from pinlater.client.base import BaseClient
 from pinlater.operations import results as core
 from pinlater.operations.parts import in_parts
 from pinlater.running.app_worker import worker_of
+from pinlater.store import async_subscriber
+from pinlater.store.effects import Flow, Subscribe
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
 from pinlater.tasks.app import parts_of
@@ -359,6 +362,40 @@ async def test_a_wait_ends_at_its_own_time_though_longer_ones_look_with_it(fresh
             await asyncio.wait_for(worker.run(burst=True), 30)
         assert await long == 1
         await app.aclose()
+
+
+def subscribing(client: BaseClient) -> Flow[bool]:
+    """Whether the server confirms a subscription in time."""
+    subscription = yield Subscribe(client.session.servers[0], b"news", 0.2)
+    if subscription is not None:
+        subscription.close()
+    return subscription is not None
+
+
+@pytest.mark.parametrize("connections", [0, 1], ids=["new connection", "used connection"])
+def test_a_subscription_is_given_up_in_time(fresh_server: FreshServer, connections: int) -> None:
+    server = fresh_server()
+    with Client(server.url, connect_timeout_s=600, read_timeout_s=600) as client:
+        for _ in range(connections):
+            assert client.run(lambda _: subscribing(client))
+        server.pause()
+        assert not client.run(lambda _: subscribing(client))
+        server.kill()
+
+
+@pytest.mark.parametrize("connections", [0, 1], ids=["new connection", "used connection"])
+@on_loop
+async def test_a_subscription_is_given_up_in_time_in_async_code(
+    fresh_server: FreshServer, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_subscriber, "CONFIRM_S", HOUR_S)
+    server = fresh_server()
+    async with AsyncClient(server.url, connect_timeout_s=600, read_timeout_s=600) as client:
+        for _ in range(connections):
+            assert await client.run(lambda _: subscribing(client))
+        server.pause()
+        assert not await client.run(lambda _: subscribing(client))
+        server.kill()
 
 
 @on_loop

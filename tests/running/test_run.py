@@ -171,6 +171,37 @@ def test_it_says_that_it_works_once_a_server_answers(
     wait_until(lambda: app.log.count("INFO pinlater.worker: working on mail: 1 task\n") == processes, "work")
 
 
+@pytest.mark.thorough("minutes")  # three looks of a monitor
+def test_a_first_start_warns_of_nothing_though_its_workers_are_slow(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer
+) -> None:
+    server = fresh_server()
+    app = runs(
+        server.url,
+        """
+note("imported", "app")
+if Path("record").read_text().count("imported") > 1:  # not the supervisor's
+    wait_for("go")
+
+@app.task(name="work", queue="mail")
+def work() -> None: ...
+""",
+    )
+    app.start("--processes", "2")
+    app.wait("imported", 3)
+
+    def looks() -> int:
+        with server.client() as client:
+            return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    before = looks()
+    wait_until(lambda: looks() > before + 2, "three looks of the monitor", 60)
+    (app.folder / "go").touch()
+    wait_until(lambda: app.log.count("working on mail: 1 task") == 2, "two workers")
+    assert "WARNING" not in app.log
+    assert "ERROR" not in app.log
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_burst_goes_on_while_a_job_runs_and_then_ends_when_its_server_is_away(
     runs: Callable[..., AppRuns], fresh_server: FreshServer, comes_back: bool

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pinlater import Client, InvalidArgument, OutcomeUnknown, PinLater, ServerUnavailable
+from pinlater import Client, InvalidArgument, OutcomeUnknown, PinLater, ResultTimeout, ServerUnavailable, State
 from pinlater.tasks.task import Task
 from tests.support.cut_proxy import Cut, CutProxy
 from tests.support.pages import page
@@ -157,3 +157,73 @@ def test_a_wrong_time_limit(wrong: Any) -> None:
 
 
 def nothing() -> None: ...
+
+
+def answering_app(server: Server) -> tuple[PinLater, Task[[], int]]:
+    app = PinLater(server.url, timeout_s=600.0)
+
+    @app.task(result_ttl=60)
+    def answer() -> int:
+        return 42
+
+    return app, answer
+
+
+def test_handles_keep_the_time_limit_of_their_producer(own_server: Server) -> None:
+    app, answer = answering_app(own_server)
+    quick = answer.using(timeout=0.2)
+    with app:
+        handle, other = quick.enqueue(), quick.enqueue_many([()])[0]
+        assert handle.status() is State.PENDING
+        own_server.pause()
+        for call in (handle.status, handle.info, handle.cancel, handle.result, other.status):
+            with pytest.raises(ServerUnavailable):
+                call()
+        own_server.kill()
+
+
+def test_handles_keep_the_time_limit_of_their_producer_in_async_code(own_server: Server) -> None:
+    async def calls() -> None:
+        app, answer = answering_app(own_server)
+        quick = answer.using(timeout=0.2)
+        async with app:
+            handle, other = await quick.aenqueue(), (await quick.aenqueue_many([()]))[0]
+            assert await handle.astatus() is State.PENDING
+            own_server.pause()
+            for call in (handle.astatus, handle.ainfo, handle.acancel, handle.aresult, other.astatus):
+                with pytest.raises(ServerUnavailable):
+                    await call()
+            own_server.kill()
+
+    asyncio.run(calls())
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_a_wait_ends_in_time_though_the_server_stands_still(own_server: Server, timeout: float) -> None:
+    app, answer = answering_app(own_server)
+    with app:
+        handle = answer.enqueue()
+        with pytest.raises(ResultTimeout):
+            handle.result(timeout=timeout)
+        own_server.pause()
+        with pytest.raises(ServerUnavailable):
+            handle.result(timeout=timeout)
+        own_server.kill()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_a_wait_ends_in_time_though_the_server_stands_still_in_async_code(own_server: Server, timeout: float) -> None:
+    async def calls() -> None:
+        app, answer = answering_app(own_server)
+        async with app:
+            handle = await answer.aenqueue()
+            with pytest.raises(ResultTimeout):
+                await handle.aresult(timeout=timeout)
+            own_server.pause()
+            for ended in await asyncio.gather(
+                *(handle.aresult(timeout=timeout) for _ in range(3)), return_exceptions=True
+            ):
+                assert isinstance(ended, ServerUnavailable)
+            own_server.kill()
+
+    asyncio.run(calls())

@@ -247,6 +247,17 @@ async def test_a_queue_that_is_missing_at_the_second_look_is_logged_once(
 
 
 @on_loop
+async def test_a_missing_queue_that_workers_create_is_not_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["created", "never"], must_exist=["never"])
+        for _ in range(3):
+            await monitor.run_once()
+    assert [message.split(":")[0] for message in caplog.messages] == ["queue 'never'"]
+
+
+@on_loop
 async def test_after_an_outage_who_lives_renews_first(fresh_server: FreshServer) -> None:
     server = fresh_server(aof_always=True)
     async with AsyncClient(server.url) as client:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -38,7 +38,7 @@ _DEFAULTS: Final = TaskOptions(
     on_failure=None,
     batch_wait_s=DEFAULT_BATCH_WAIT_S,
 )
-_EXPECTED: Final = "expected MODULE:APP NAME [JSON], or --name NAME --queue QUEUE [JSON]"
+_EXPECTED: Final = "expected [MODULE:APP] NAME [JSON], or --name NAME --queue QUEUE [JSON]"
 
 
 @click.group("task", cls=Group)
@@ -47,10 +47,13 @@ def task() -> None:
 
 
 @task.verb("ls")
-@click.argument("app", metavar="MODULE:APP")
-def ls(settings: Settings, app: str) -> int:
-    """List the tasks of an app: queue, signature, and the options that are not the default."""
-    loaded = load_app(app)
+@click.argument("app", metavar="MODULE:APP", required=False)
+def ls(settings: Settings, app: str | None) -> int:
+    """List the tasks of an app: queue, signature, and the options that are not the default.
+
+    Without MODULE:APP it is the one that TOML names.
+    """
+    _, loaded = _load(app)
     parts_of(loaded).queue_names()  # an app without tasks is an error
     tasks = sorted(loaded.tasks.values(), key=lambda each: each.name)
     if settings.as_json:
@@ -116,8 +119,8 @@ def signature_text(each: Task[..., Any]) -> str:
 
 
 @task.verb("send")
-@click.argument("arguments", nargs=-1, metavar="MODULE:APP NAME [JSON]")
-@click.option("--name", metavar="NAME", help="A task whose app is not here; needs --queue, and no MODULE:APP NAME.")
+@click.argument("arguments", nargs=-1, metavar="[MODULE:APP] NAME [JSON]")
+@click.option("--name", metavar="NAME", help="A task whose app is not here; needs --queue, and no [MODULE:APP] NAME.")
 @click.option("--queue", metavar="QUEUE", help="Another queue than the task's own. It must exist.")
 @click.option("--priority", type=int, metavar="N", help="1 is first. [default: the task's]")
 @click.option("--delay", type=SECONDS, metavar="TIME", help="Run not before this has passed: 30s, 5m, 2h, 1d.")
@@ -134,18 +137,21 @@ def send(
     """Enqueue one call of a task, and print the descriptor of its job.
 
     JSON has the arguments: an object by name, '{"to": "ada"}', or a list by position, '["ada"]'. An argument of another
-    type, such as a UUID or a date, is text, and its annotation says what it becomes.
+    type, such as a UUID or a date, is text, and its annotation says what it becomes. Without MODULE:APP it is the one
+    that TOML names.
     """
     if delay is not None and at_ms is not None:
         usage("expected --delay or --at, got both")
-    least, most = (2, 3) if name is None else (0, 1)
-    if not least <= len(arguments) <= most:
+    here = name is None
+    named = here and _begins_with_app(arguments)
+    app_name, call = (arguments[0], arguments[1:]) if named else (None, arguments)
+    if not here <= len(call) <= here + 1:
         usage(f"{_EXPECTED}, got {' '.join(map(repr, arguments)) or 'neither'}")
     if name is not None and queue is None:
         usage("--name: expected --queue beside it, got none")
-    args, kwargs = read_arguments(arguments[-1] if len(arguments) == most else "[]")
-    with _app(settings, None if name is not None else arguments[0]) as app:
-        producer = app.by_name(name) if name is not None else _known(app, arguments[1])
+    args, kwargs = read_arguments(call[-1] if len(call) > here else "[]")
+    with _app(settings, app_name) if here else _app_without_tasks(settings) as app:
+        producer = app.by_name(name) if name is not None else _known(app, call[0])
         _check_call(producer, args, kwargs)
         at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
         sender = producer.using(delay=delay, at=at, priority=priority, queue=queue)
@@ -157,6 +163,12 @@ def send(
     else:
         say(descriptor)
     return DONE
+
+
+def _begins_with_app(arguments: Sequence[str]) -> bool:
+    """Whether the first argument is MODULE:APP, and not the name of a task, which JSON may follow."""
+    first, second, *_ = *arguments, "", ""
+    return len(arguments) > 2 or (":" in first and not second.strip().startswith(("{", "[")))
 
 
 def read_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -174,11 +186,21 @@ def _no_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _load(name: str | None) -> tuple[str, PinLater]:
+    """The app of that name with what it includes, and its name. As in `pinlater run`, TOML has the default of both."""
+    from pinlater.running.read_options import options_of
+
+    options = options_of({"app": name}, None)
+    return options.app, load_app(options.app, options.include)
+
+
+def _app_without_tasks(settings: Settings) -> PinLater:
+    return PinLater(shards=settings.servers(), timeout_s=settings.timeout_s)
+
+
 def _app(settings: Settings, name: str | None) -> PinLater:
-    """The app of that name; None: one without tasks."""
-    if name is None:
-        return PinLater(shards=settings.servers(), timeout_s=settings.timeout_s)
-    app = load_app(name)
+    """See _load. It takes its servers as the other commands do, unless it names its own."""
+    name, app = _load(name)
     check_servers_of_app(settings, name, parts_of(app).clients.named)
     if settings.named:
         settings.servers().export()

@@ -84,13 +84,16 @@ def notify(session: Session, descriptors: Sequence[str], deadline_s: float) -> F
 
 
 def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float) -> Flow[bytes]:
-    """Waits for the result of a job. Raises TaskFailed, ResultGone or ResultTimeout.
+    """Waits for the result of a job. Raises TaskFailed, ResultGone or ResultTimeout; ServerUnavailable if no server
+    answers until the end.
 
     wait_s: the longest wait.
-    deadline_s: the deadline of the first look. A later look is repeated until the wait ends.
+    deadline_s: the deadline of the first look, if the wait is not over before. A later look is repeated until the wait
+        ends.
     """
     queue_shard, priority, id_ = _parsed(session, descriptor)
     end_s = time.monotonic() + wait_s
+    deadline_s = min(deadline_s, end_s)
     subscription: Any = None
     try:
         while True:
@@ -107,11 +110,11 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
-            deadline_s = max(deadline_s, end_s)
+            deadline_s = end_s
             if subscription is None or subscription.lost:
-                subscription = yield Subscribe(queue_shard.shard.server, _channel(queue_shard, id_))
+                subscription = yield Subscribe(queue_shard.shard.server, _channel(queue_shard, id_), left_s)
                 if subscription is None:
-                    yield Sleep(min(left_s, LOOK_AGAIN_S))
+                    yield Sleep(max(0.0, min(end_s - time.monotonic(), LOOK_AGAIN_S)))
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
                 if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came

@@ -111,7 +111,9 @@ def supervise(
             stack.enter_context(failed_jobs.open())
             await stack.enter_async_context(recoverer.open())
             if work.config.monitor:
-                monitor = monitoring(work.new_client, status.queues, work.config.tick_s, failed_jobs.add)
+                monitor = monitoring(
+                    work.new_client, status.queues, work.must_exist, work.config.tick_s, failed_jobs.add
+                )
                 status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
                 reading = reading_queues(work.new_client, status.queues)

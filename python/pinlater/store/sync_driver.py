@@ -29,6 +29,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.model.urls import hide_user
 from pinlater.store.effects import (
+    LEAST_WAIT_S,
     AwaitMessage,
     AwaitNotification,
     Coalesce,
@@ -117,9 +118,9 @@ class SyncDriver:
             case AwaitNotification(seconds, since):
                 self.subscriber.wait(seconds, since)
                 self._check_open()
-            case Subscribe(server, channel):
+            case Subscribe(server, channel, seconds):
                 self._check_open()
-                return self.subscriber.subscribe(server, channel)
+                return self.subscriber.subscribe(server, channel, max(LEAST_WAIT_S, seconds))
             case AwaitMessage(subscription, seconds):
                 subscription.wait(seconds)
                 self._check_open()
@@ -236,9 +237,9 @@ class SyncDriver:
         server.contacted = True
         return connection
 
-    def connect_to_primary(self, server: Server) -> Any:
+    def connect_to_primary(self, server: Server, within_s: float = float("inf")) -> Any:
         """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
-        connection = self.connect(server)
+        connection = self.connect(server, within_s)
         try:
             connection.send_command(*WRITE_NOTHING, check_health=False)
             connection.read_response(disable_decoding=True)

@@ -151,8 +151,11 @@ class AppClients:
         """See ClientProvider."""
         return self.provider is not None and self.provider.deferring(blocking=blocking)
 
-    def blocking(self, call: str) -> Client:
-        """The blocking client. call: the method that needs it, for the error.
+    def blocking(self, call: str, timeout_s: float | None = None) -> Client:
+        """The blocking client.
+
+        call: the method that needs it, for the error.
+        timeout_s: its time limit of a call; None: that of the app.
 
         Raises InvalidArgument where an event loop runs: the call would block that loop, and might wait for something
         that the loop itself has to do.
@@ -162,7 +165,9 @@ class AppClients:
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
         client = self._sync
-        return self.sync() if client is None else client
+        if client is None:
+            client = self.sync()
+        return client if timeout_s is None else client.within(timeout_s)
 
     def sync(self) -> Client:
         """The blocking client."""
@@ -172,15 +177,15 @@ class AppClients:
                     self._sync = self._new_sync()
         return self._sync
 
-    def of_loop(self) -> AsyncClient:
-        """The client of the running loop."""
+    def of_loop(self, timeout_s: float | None = None) -> AsyncClient:
+        """The client of the running loop. timeout_s: see blocking."""
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
                 client = self._async[loop] = self.provider.of_loop() if self.provider else self.new()
-        return client
+        return client if timeout_s is None else client.within(timeout_s)
 
     def new(self) -> AsyncClient:
         """A new client. The caller closes it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, cast
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.client.client import Client
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import JobInfo, State
 from pinlater.model.times import Seconds, as_seconds
@@ -92,16 +93,24 @@ class Handle(Generic[R_co]):
 
     descriptor: names the job; `app.handle(descriptor)` makes the handle again.
 
-    Each method asks the servers, and raises what a Client raises. Methods that begin with an `a` are for async code.
+    Each method asks the servers, and raises what a Client raises. Each call has the time limit of the producer that
+    made the handle (`using(timeout=)`), else the app's `timeout_s`. Methods that begin with an `a` are for async code.
     The others raise InvalidArgument where an event loop runs, as they would block it.
     """
 
-    __slots__ = ("_clients", "_results", "descriptor")
+    __slots__ = ("_clients", "_results", "_timeout_s", "descriptor")
 
-    def __init__(self, clients: AppClients, descriptor: str, results: Arguments | None = UNKNOWN) -> None:
-        # results: restores them; None if the task is known to keep none
+    def __init__(
+        self,
+        clients: AppClients,
+        descriptor: str,
+        results: Arguments | None = UNKNOWN,
+        timeout_s: float | None = None,
+    ) -> None:
+        # results: restores them; None if the task is known to keep none. timeout_s: of a call; None: that of the app
         self._clients = clients
         self._results = results
+        self._timeout_s = timeout_s
         self.descriptor = descriptor
 
     def __repr__(self) -> str:
@@ -122,7 +131,7 @@ class Handle(Generic[R_co]):
         queue on its shard. Raises QueueNotFound if there is no such queue. An earlier id that was never given counts as
         that of a job which is not there any more.
         """
-        client = self._clients.blocking("status")
+        client = self._blocking("status")
         return client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
@@ -132,7 +141,7 @@ class Handle(Generic[R_co]):
 
     def info(self) -> TaskInfo | None:
         """All that is known of the job; None if the job is not there."""
-        found = self._clients.blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
+        found = self._blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
     async def ainfo(self) -> TaskInfo | None:
@@ -146,15 +155,18 @@ class Handle(Generic[R_co]):
         Without an annotation, or from `app.handle()`, it is what its codec restores: a list for a tuple, text for a
         date in JSON. So is a result that does not fit its annotation.
 
-        timeout: the longest wait, in seconds or as a timedelta. None: no limit. 0: no wait.
+        timeout: the longest wait, in seconds or as a timedelta. None: no limit. 0: no wait. It holds whatever the
+            server does, but what was sent gets 1 s for its answer. If the limit of a call is shorter, a server that
+            does not answer at first ends the wait at that limit. Later it is asked again until the wait ends.
 
         Raises:
             TaskFailed: the job failed for good.
-            ResultTimeout: the job did not end in time. It is a TimeoutError too.
+            ResultTimeout: the job did not end in time, as the server said at the end. It is a TimeoutError too.
+            ServerUnavailable: no server answered until the end, so nobody knows whether the job ended.
             ResultGone: neither the job nor its result is there any more.
             InvalidArgument: the task keeps no results, as it has no result_ttl.
         """
-        wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
+        wait_s, client = self._wait_s(timeout), self._blocking("result")
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
             raise self._deferred_error()
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
@@ -175,7 +187,7 @@ class Handle(Generic[R_co]):
         function, and kills the process of a process task. A checkpoint of the job then raises ClaimLost. The end of the
         run is not kept, and the job is not tried again.
         """
-        client = self._clients.blocking("cancel")
+        client = self._blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
             client.run(lambda end: results.notify(client.session, [self.descriptor], end))
@@ -210,9 +222,12 @@ class Handle(Generic[R_co]):
             "after this task"
         )
 
+    def _blocking(self, call: str) -> Client:
+        return self._clients.blocking(call, self._timeout_s)
+
     @property
     def _async(self) -> AsyncClient:
-        return self._clients.of_loop()
+        return self._clients.of_loop(self._timeout_s)
 
 
 def _unfinished(state: State | None) -> bool:

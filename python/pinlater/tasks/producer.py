@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVa
 
 import pinlater._core as _core
 from pinlater._core import MAX_TIME_MS
-from pinlater.client.base import BaseClient, check_seconds
+from pinlater.client.base import check_seconds
 from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import NewJob
@@ -28,8 +28,6 @@ from pinlater.tasks.handles import Handle
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
-
-AnyClient = TypeVar("AnyClient", bound=BaseClient)
 
 _NONE: Final[dict[str, Any]] = {}
 
@@ -101,26 +99,26 @@ class Producer(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Enqueues one call. Creates its queue if that is not there."""
-        job, client = self._job(args, kwargs), self._limited(self._clients.blocking("enqueue"))
+        job, client = self._job(args, kwargs), self._clients.blocking("enqueue", self._timeout_s)
         try:
             descriptor = client.enqueue_job(self._queue, job)
         except QueueNotFound:
             client.create_queue(self._queue, self._queue_config())
             descriptor = client.enqueue_job(self._queue, job)
-        return Handle(self._clients, descriptor, self._results)
+        return Handle(self._clients, descriptor, self._results, self._timeout_s)
 
     #: Other task queues have this name for it.
     delay = enqueue
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """See enqueue."""
-        job, client = self._job(args, kwargs), self._limited(self._clients.of_loop())
+        job, client = self._job(args, kwargs), self._clients.of_loop(self._timeout_s)
         try:
             descriptor = await client.enqueue_job(self._queue, job)
         except QueueNotFound:
             await client.create_queue(self._queue, self._queue_config())
             descriptor = await client.enqueue_job(self._queue, job)
-        return Handle(self._clients, descriptor, self._results)
+        return Handle(self._clients, descriptor, self._results, self._timeout_s)
 
     def enqueue_many(self, calls: Iterable[AnyCall]) -> list[Handle[R_co]]:
         """Enqueues many calls, in order, with as few requests as possible.
@@ -129,23 +127,23 @@ class Producer(Generic[P, R_co]):
 
         Raises also PartialEnqueue, which says what was enqueued, if the calls needed several requests and some failed.
         """
-        jobs, client = self._jobs(calls), self._limited(self._clients.blocking("enqueue_many"))
+        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many", self._timeout_s)
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
             client.create_queue(self._queue, self._queue_config())
             descriptors = client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results, self._timeout_s) for descriptor in descriptors]
 
     async def aenqueue_many(self, calls: Iterable[AnyCall]) -> list[Handle[R_co]]:
         """See enqueue_many."""
-        jobs, client = self._jobs(calls), self._limited(self._clients.of_loop())
+        jobs, client = self._jobs(calls), self._clients.of_loop(self._timeout_s)
         try:
             descriptors = await client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
             await client.create_queue(self._queue, self._queue_config())
             descriptors = await client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results, self._timeout_s) for descriptor in descriptors]
 
     def args(self, *args: P.args, **kwargs: P.kwargs) -> CallArguments:
         """The arguments of one call, for enqueue_many."""
@@ -170,7 +168,8 @@ class Producer(Generic[P, R_co]):
         queue: another queue.
         key: calls with the same key go to the same shard.
         trace: a trace context, which the task finds in `context.trace`.
-        timeout: time limit of a call, as `delay`, in place of the app's `timeout_s`. It does not limit the task.
+        timeout: time limit of a call, as `delay`, in place of the app's `timeout_s`. Its handles keep it.
+            It does not limit the task.
 
         Raises InvalidArgument.
         """
@@ -202,10 +201,6 @@ class Producer(Generic[P, R_co]):
             raise InvalidArgument(f"task {name!r}: queue {queue!r} is of a raw task, which takes no others")
         if self._raw and (trace is not None or queue not in (None, self.send_options.queue)):
             raise InvalidArgument(f"task {name!r}: a raw task has no trace, and is found by its own queue alone")
-
-    def _limited(self, client: AnyClient) -> AnyClient:
-        """The client with the time limit of using()."""
-        return client if self._timeout_s is None else client.within(self._timeout_s)
 
     def _queue_config(self) -> QueueConfig:
         return self._clients.queue_config(self._queue, self.send_options.name, self._options["priority"])

@@ -20,7 +20,7 @@ import secrets
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -112,6 +112,7 @@ class Monitor:
     """One monitor.
 
     queues: their names, or a function that gives them at each look; None: all that exist.
+    must_exist: those that nobody creates, so that the log says if they are missing; None: all.
     tick_s: seconds between two looks.
     on_failed: called with jobs that failed for good, as their leases ran out. By default they are logged.
     """
@@ -121,6 +122,7 @@ class Monitor:
         client: AsyncClient,
         queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
         *,
+        must_exist: Collection[str] | None = None,
         tick_s: float = TICK_S,
         on_failed: OnFailed = log_failed,
     ) -> None:
@@ -129,6 +131,7 @@ class Monitor:
         self._client, self._on_failed = client, on_failed
         self.id = secrets.token_bytes(8)
         self._named = queues if queues is None or callable(queues) else partial(list, list(queues))
+        self._must_exist = must_exist
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
@@ -190,15 +193,21 @@ class Monitor:
                 if not isinstance(error, QueueNotFound | FormatUnsupported):
                     log.warning("queue %s: %s", queue, error)
                 else:
-                    self._missing[queue] += 1
-                    if self._missing[queue] == 2:  # workers that start beside a monitor create their queues
-                        log.warning("%s; looking for it again from time to time", error)
+                    self._note_missing(queue, error)
                 # the next look is a first one
                 self.watches = {
                     queue_shard: watch for queue_shard, watch in self.watches.items() if queue_shard.queue != queue
                 }
         turns = [watch.next_look_s - time.monotonic() for watch in self.watches.values()]
         return max(0.0, min([self._tick_s, *turns]))
+
+    def _note_missing(self, queue: str, error: PinLaterError) -> None:
+        """Logs it once, at the second look: workers that start beside a monitor create their queues."""
+        if isinstance(error, QueueNotFound) and self._must_exist is not None and queue not in self._must_exist:
+            return
+        self._missing[queue] += 1
+        if self._missing[queue] == 2:
+            log.warning("%s; looking for it again from time to time", error)
 
     async def _queues(self) -> list[str]:
         if self._named is not None:
