@@ -269,7 +269,7 @@ async def test_a_state_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> 
         raise Snooze(-1)
 
     said: dict[Any, str] = {
-        no_word: "InvalidArgument: Snooze: the state can not be packed as msgpack: .*'datetime.date' object; a state is",
+        no_word: "InvalidArgument: Snooze: the state can not be packed as msgpack: .*'datetime.date' object; a state",
         too_large: "InvalidArgument: Snooze: the body with its state: expected at most 1,048,576 bytes",
         never: "InvalidArgument: Snooze: delay: expected seconds or a timedelta, 0 or more, got -1",
     }

@@ -205,8 +205,8 @@ async def _result_not_kept(app: PinLater) -> None:
 
     said = {
         unpackable: "ResultNotKept: result: it can not be packed as msgpack: can not serialize 'decimal.Decimal' "
-        "object; annotate the return type of the function with one that says what it is, or return None, bool, int to 64 "
-        "bits, float, text, list and dict",
+        "object; annotate the return type of the function with one that says what it is, or return None, bool, int to "
+        "64 bits, float, text, list and dict",
         too_large: "ResultNotKept: result: expected at most 1,048,576 bytes (the queue's body limit), got 2,000,006",
     }
     for task, text in said.items():
