@@ -209,9 +209,9 @@ async def test_a_result_that_can_not_be_stored_fails_the_attempt(app: PinLater) 
     fine = await no_bytes.aenqueue(b"fine")
     await work(app)
     said = [
-        "InvalidArgument: result: it can not be packed as msgpack: can not serialize 'object' object",
-        r"InvalidArgument: result: expected at most 1,048,576 bytes \(the queue's body limit\), got 2,000,006",
-        "InvalidArgument: result: expected bytes of a raw task, got 'text'",
+        "ResultNotKept: result: it can not be packed as msgpack: can not serialize 'object' object; annotate the",
+        r"ResultNotKept: result: expected at most 1,048,576 bytes \(the queue's body limit\), got 2,000,006",
+        "ResultNotKept: result: expected bytes of a raw task, got 'text'",
     ]
     for handle, text in zip(handles, said, strict=True):
         with pytest.raises(TaskFailed, match=text):

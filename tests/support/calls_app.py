@@ -132,7 +132,7 @@ def given(text: str, *, path: str = Depends(maker), folder: Folder = Shared(Fold
     note(path, f"{text} {os.getpid()}")
 
 
-@app.task(runs_in="process", queue="kept", result_ttl=60, codec="json", attempts=1)
+@app.task(runs_in="process", queue="kept", result_ttl=60, codec="json")
 def square(x: Any) -> Any:
     """None where it cannot be packed."""
     return {"square": x * x} if isinstance(x, int) else object()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import inspect
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -207,6 +208,33 @@ def test_a_result_that_does_not_fit_its_annotation_is_kept_all_the_same(app: Pin
         return "no date"  # type: ignore[return-value]
 
     assert task.enqueue().result() == "no date"
+
+
+UNPACKABLE = [
+    (inspect.Signature.empty, Decimal(1), "annotate the return type of the function with one that says what it is, or"),
+    (Any, Decimal(1), "annotate the return type of the function"),
+    (int, Decimal("1.5"), "expected int, got '1.5'"),
+    (dict[str, Any], {"a": ID}, "would come back as .*: dict.* does not say the type"),
+    (Plain, Plain(), "a Plain cannot come back: Plain is no type that can be written; a dataclass is, or an id"),
+    ("Fraction", ID, "its annotation 'Fraction' is not defined in its module"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "said"), UNPACKABLE, ids=[f"{i}" for i in range(len(UNPACKABLE))])
+def test_a_result_that_cannot_be_packed_says_what_would_work(
+    app: PinLater, annotation: Any, value: Any, said: str
+) -> None:
+    calls: list[int] = []
+
+    def function() -> Any:
+        calls.append(1)
+        return value
+
+    function.__annotations__ = {} if annotation is inspect.Signature.empty else {"return": annotation}
+    task = app.task(result_ttl=60, backoff=0)(function)
+    with pytest.raises(InvalidArgument, match=f"^result: it can not be packed as msgpack: can not serialize .*{said}"):
+        task.enqueue()
+    assert len(calls) == 1, "it has done its work, so it does not run again"
 
 
 WRONG_CALLS: list[tuple[Callable[[Any], Any], str]] = [

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,27 @@ async def _cancel(app: PinLater) -> None:
         raise Cancel("why")
 
     assert is_failed((await one(app, task))[0], "Cancel: why")
+
+
+@line
+async def _result_not_kept(app: PinLater) -> None:
+    @app.task(result_ttl=60)
+    async def unpackable():  # type: ignore[no-untyped-def]
+        return Decimal(1)
+
+    @app.task(result_ttl=60)
+    def too_large() -> bytes:
+        return bytes(2_000_000)
+
+    said = {
+        unpackable: "ResultNotKept: result: it can not be packed as msgpack: can not serialize 'decimal.Decimal' "
+        "object; annotate the return type of the function with one that says what it is, or return None, bool, int to "
+        "64 bits, float, text, list and dict",
+        too_large: "ResultNotKept: result: expected at most 1,048,576 bytes (the queue's body limit), got 2,000,006",
+    }
+    for task, text in said.items():
+        info, _ = await one(app, task)
+        assert is_failed(info, text)
 
 
 @line

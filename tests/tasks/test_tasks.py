@@ -19,12 +19,15 @@ from pinlater import (
     AsyncClient,
     Client,
     Context,
+    Depends,
+    Failure,
     InvalidArgument,
     Item,
     JobUnknown,
     PinLater,
     QueueConfig,
     QueueNotFound,
+    Shared,
     State,
     SyncContext,
 )
@@ -391,6 +394,12 @@ def _function(context: Context, x: int) -> None: ...
 async def _async_function(x: int, context: Context) -> None: ...
 
 
+async def _needs_one(failure: Failure, one: str = Depends(str)) -> None: ...
+
+
+def _needs_two(failure: Failure, *, one: str = Depends(str), two: str = Shared(str)) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "function", "said"),
     [
@@ -412,6 +421,16 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
         ({"on_failure": "x"}, len, r"on_failure: expected a function of one argument \(the Failure\), got 'x'"),
         ({"on_failure": lambda: None}, len, r"on_failure: expected a function of one argument \(the Failure\), got <f"),
+        (
+            {"on_failure": _needs_one},
+            len,
+            "on_failure: expected a function without Depends and Shared, got them for one",
+        ),
+        (
+            {"on_failure": _needs_two},
+            len,
+            "got them for one, two; it gets the Failure alone: enqueue a task from it that",
+        ),
         ({}, 5, "task: expected a function, or name=, got 5"),
     ],
 )

@@ -18,8 +18,15 @@ from pinlater._core import PlainCalls, is_plain_value
 from pinlater.model.errors import InvalidArgument
 from pinlater.tasks import envelope
 from pinlater.tasks.batch_tasks import Item
-from pinlater.tasks.conversion import Conversion, NotConvertible, conversion_of, no_function, unknown_annotation
-from pinlater.tasks.envelope import Codec
+from pinlater.tasks.conversion import (
+    SAYS_NOTHING,
+    Conversion,
+    NotConvertible,
+    conversion_of,
+    no_function,
+    unknown_annotation,
+)
+from pinlater.tasks.envelope import CARRIED, Codec
 from pinlater.tasks.functions import innermost_function
 
 _ANY_CALL: Final = inspect.Signature(
@@ -32,6 +39,10 @@ _ANY_CALL: Final = inspect.Signature(
 
 class WrongArgument(InvalidArgument):
     """An argument of a job is not what its annotation says, so no attempt can succeed."""
+
+
+class ResultNotKept(InvalidArgument):
+    """A return value that can not be kept. The function has done its work, so its job is not tried again."""
 
 
 class Arguments:
@@ -75,9 +86,13 @@ class Arguments:
         come back as its annotation says, or that the worker passes.
         """
         self._check(args, kwargs)
-        positional = self._names_of(len(args))
         if not self.convert:
             self.calls.fits(args, kwargs)
+        return self.written(args, kwargs)
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Some of the arguments of a call, as the codec carries them; see plain(). They need not fit the function."""
+        positional = self._names_of(len(args))
         return (
             [self._written(name, value) for name, value in zip(positional, args, strict=True)],
             {name: self._written(name, value) for name, value in kwargs.items()},
@@ -112,11 +127,28 @@ class Arguments:
         )
 
     def pack_result(self, value: Any) -> bytes:
-        """A return value as bytes; see envelope.pack_result. Raises InvalidArgument."""
+        """A return value as bytes; see envelope.pack_result. Raises ResultNotKept."""
+        written = value
         if self.returned is not None:
             with suppress(NotConvertible):  # the codec may pack it all the same
-                value = self.returned.write(value)
-        return envelope.pack_result(self._codec, value)
+                written = self.returned.write(value)
+        try:
+            return envelope.pack_result(self._codec, written)
+        except InvalidArgument as error:
+            raise ResultNotKept(f"{error}{self._result_remedy(value)}") from None
+
+    def _result_remedy(self, value: Any) -> str:
+        """What would work in place of a return value that can not be packed, as the end of an error."""
+        if self._codec == "raw":
+            return ""
+        found = self._conversion_of(self._whole.return_annotation)
+        if found.annotation in SAYS_NOTHING:
+            return f"; annotate the return type of the function with one that says what it is, or return {CARRIED}"
+        try:
+            found.write(value)
+        except NotConvertible as error:
+            return f"; {error}"
+        return ""
 
     def read_result(self, packed: bytes) -> Any:
         """The value that pack_result packed, as the annotation says if that can be. Raises BodyUnreadable."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 #: Annotations that say nothing about how a value comes back.
-_SAYS_NOTHING: Final = (Any, object, inspect.Parameter.empty)
-_PLAIN_TYPES: Final = frozenset([*_SAYS_NOTHING, None, type(None), bool, int, float, str, list, dict])
+SAYS_NOTHING: Final = (Any, object, inspect.Parameter.empty)
+_PLAIN_TYPES: Final = frozenset([*SAYS_NOTHING, None, type(None), bool, int, float, str, list, dict])
 _PLAIN_ORIGINS: Final = frozenset(
     [
         *(list, dict, typing.Union, types.UnionType, collections.abc.Mapping, collections.abc.MutableMapping),
@@ -98,7 +98,7 @@ class Conversion:
 def conversion_of(annotation: Any, binary: bool) -> Conversion:
     """How the values of an annotation are written and come back. binary: see Conversion."""
     converts = not is_plain(annotation, binary)
-    if not converts and annotation in _SAYS_NOTHING:
+    if not converts and annotation in SAYS_NOTHING:
         reason = "its parameter has no annotation that says the type; add one, or pass text or a number"
         return Conversion(annotation, binary, converts, reason)
     try:
@@ -116,7 +116,7 @@ def no_function(binary: bool) -> Conversion:
 def unknown_annotation(text: Any, binary: bool) -> Conversion:
     """The conversion of an annotation that cannot be evaluated in its module."""
     reason = f"its annotation {text!r:.60} is not defined in its module (imported under TYPE_CHECKING?)"
-    return Conversion(Any, binary, False, reason)
+    return Conversion(text, binary, False, reason)
 
 
 def shown(annotation: Any) -> str:

@@ -12,7 +12,7 @@ from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
 from pinlater.model.times import milliseconds
 from pinlater.model.tracebacks import ExcInfo, exc_info_of
-from pinlater.tasks.arguments import WrongArgument
+from pinlater.tasks.arguments import ResultNotKept, WrongArgument
 from pinlater.tasks.batch_tasks import never_raised
 from pinlater.tasks.meters import RunEnd
 from pinlater.tasks.outcomes import Cancel, Expired, RaisedInProcess, Retry
@@ -25,6 +25,8 @@ log: Final = logging.getLogger("pinlater.worker")
 
 #: The most bytes of an error in the line of the log.
 LOGGED_BYTES: Final = 200
+#: After these, another attempt is useless.
+_FINAL: Final[tuple[type[BaseException], ...]] = (Cancel, Expired, WrongArgument, ResultNotKept)
 
 
 def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str, lasted_s: float) -> Failed:
@@ -34,7 +36,7 @@ def failed_end(task: Task[..., Any], job: Job, error: BaseException, worker: str
     lasted_s: how long the attempt took, in seconds.
     """
     give_up_on = () if isinstance(error, Retry) else task.options.give_up_on
-    final = isinstance(error, (Cancel, Expired, WrongArgument, *give_up_on)) or call_never_fits(task, job, error)
+    final = isinstance(error, (*_FINAL, *give_up_on)) or call_never_fits(task, job, error)
     if final or job.attempts_remaining <= 1:
         return Failed(report(error, job, worker, lasted_s, last=True), 0, final)
     note = ""

@@ -22,7 +22,7 @@ from pinlater.model.times import milliseconds
 from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
 from pinlater.tasks.app import PinLater, parts_of
-from pinlater.tasks.arguments import Arguments
+from pinlater.tasks.arguments import Arguments, ResultNotKept
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
@@ -226,7 +226,10 @@ class TaskRunner:
         """The end of a job whose result is kept."""
         assert task.options.result_ttl_ms is not None
         packed = task_parts(task).arguments.pack_result(value)
-        self._check_size("result", job, packed)
+        try:
+            self._check_size("result", job, packed)
+        except InvalidArgument as error:
+            raise ResultNotKept(str(error)) from None
         return Succeeded(packed, task.options.result_ttl_ms)
 
     def _snoozed(self, job: Job, snooze: Snooze) -> End:
@@ -236,7 +239,7 @@ class TaskRunner:
             return Postponed(delay_ms)
         if job.queue in self._raw:
             raise InvalidArgument("Snooze: a raw body has no place for a state")
-        body = envelope.with_headers(job.body, snooze.headers)
+        body = envelope.with_headers(job.body, snooze.headers, "Snooze")
         self._check_size("Snooze: the body with its state", job, body)
         return Postponed(delay_ms, body)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer
 from pinlater.model.times import Seconds, milliseconds
+from pinlater.tasks.dependencies import refuse_needs
 from pinlater.tasks.reports import Failure
 from pinlater.tasks.retry_policies import Backoff, Constant
 from pinlater.worker.executor import check_function
@@ -63,7 +64,7 @@ def checked_options(
         expires_ms=_optional_ms("expires", expires),
         lease_ms=_optional_ms("lease", lease, least=0.001),
         result_ttl_ms=_optional_ms("result_ttl", result_ttl, least=0.001),
-        on_failure=None if on_failure is None else check_function("on_failure", on_failure, "the Failure"),
+        on_failure=None if on_failure is None else _check_on_failure(on_failure),
         kind=_check_kind(runs_in),
         batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
         batch_wait_s=_batch_wait_s(batch, batch_wait),
@@ -86,6 +87,12 @@ def _check_kind(kind: Any) -> Kind | None:
     if kind is not None and kind not in get_args(Kind):
         raise InvalidArgument(f"runs_in: expected one of {', '.join(get_args(Kind))}, got {kind!r:.60}")
     return cast("Kind | None", kind)
+
+
+def _check_on_failure(hook: Callable[[Failure], Any]) -> Callable[[Failure], Any]:
+    check_function("on_failure", hook, "the Failure")
+    refuse_needs("on_failure", hook, "it gets the Failure alone: enqueue a task from it that has such parameters")
+    return hook
 
 
 def _check_give_up_on(types: Any) -> tuple[type[BaseException], ...]:

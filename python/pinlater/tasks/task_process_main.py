@@ -267,7 +267,8 @@ def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
         return messages.check_readable(messages.pack(MessageKind.ENDED, name, reason, delay, headers))
     except Exception as error:
         text = describe(error, ERROR_BYTES)
-        raise errors.InvalidArgument(f"{name}: its delay or state can not be packed and read back: {text}") from None
+        refused = f"{name}: its delay or state can not be packed and read back: {text}"
+        raise errors.InvalidArgument(f"{refused}; {envelope.STATE_TAKES}") from None
 
 
 def _end(text: str, limit_bytes: int) -> str:

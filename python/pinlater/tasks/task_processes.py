@@ -23,11 +23,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.model.errors import BodyUnreadable, InvalidArgument, PinLaterError
+from pinlater.model.errors import BodyUnreadable, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import Pauses
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
+from pinlater.tasks.arguments import ResultNotKept
 from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
@@ -302,7 +303,7 @@ def _returned(packed: bytes | None) -> Any:
     try:
         return None if packed is None else envelope.read_result(packed)
     except BodyUnreadable as error:
-        raise InvalidArgument(str(error)) from None
+        raise ResultNotKept(str(error)) from None
 
 
 def _task_end(name: str, reason: str, delay: Any, headers: dict[str, Any] | None) -> TaskEnd:

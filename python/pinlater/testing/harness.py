@@ -12,7 +12,7 @@ import datetime
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from pinlater.tasks import envelope
 from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.loading import import_included
-from pinlater.tasks.producer import Producer
+from pinlater.tasks.producer import Producer, SendOptions
 from pinlater.testing.drain import DecodedCall, Enqueued, Ran, decode_call, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
 
@@ -166,20 +166,21 @@ class Harness:
             harness.assert_enqueued(welcome, args=["a@b.c"], count=1)
 
         task: the task, or its name.
-        args, kwargs: only jobs enqueued with exactly these arguments. `f(1)` and `f(x=1)` are different.
+        args, kwargs: only jobs enqueued with exactly these arguments, as they are or as their codec writes them: a
+            UUID or its text. `f(1)` and `f(x=1)` are different.
         queue: only jobs in this queue.
         count: the exact number of jobs; by default at least one.
         """
         if not isinstance(task, str | Producer):
             raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
         name = task if isinstance(task, str) else task.send_options.name
-        found = self.enqueued()
+        found, call = self.enqueued(), self._call(task, args or (), kwargs or {})
         matching = [
             job
             for job in found
             if job.task == name
-            and (args is None or job.args == self._packed(task, args, {}).args)
-            and (kwargs is None or job.kwargs == self._packed(task, (), kwargs).kwargs)
+            and (args is None or job.args == call.args)
+            and (kwargs is None or job.kwargs == call.kwargs)
             and queue in (None, job.queue)
         ]
         if len(matching) == count or (count is None and matching):
@@ -190,14 +191,25 @@ class Harness:
         enqueued = "".join(f"\n  {_call_text(job)}" for job in found) or " nothing"
         raise AssertionError(f"expected {number} of {name!r} ({criteria}), found {len(matching)}; enqueued:{enqueued}")
 
-    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
-        """The arguments as a body gives them back: tuples as lists."""
-        producer = self.app.by_name(task) if isinstance(task, str) else task
-        options = producer.send_options
+    def _call(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
+        """The call as `enqueued()` shows it. Raises InvalidArgument for arguments that no job can have."""
+        options = (self.app.by_name(task) if isinstance(task, str) else task).send_options
         if options.codec == "raw":
             return decode_call(self.app, options.queue, args[0] if args else b"")
-        body = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
-        return decode_call(self.app, "", envelope.head(options.name, options.codec) + body)
+        try:
+            written = options.arguments.written(args, kwargs)
+        except InvalidArgument:
+            with suppress(Exception):  # another program may have sent what the codec packs all the same
+                return self._packed(options, args, kwargs)
+            raise
+        return self._packed(options, *written)
+
+    def _packed(self, options: SendOptions, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
+        try:
+            packed = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
+        except Exception as error:
+            raise InvalidArgument(f"assert_enqueued: no job has these arguments: {error}") from None
+        return decode_call(self.app, "", envelope.head(options.name, options.codec) + packed)
 
 
 def _call_text(job: Enqueued) -> str:
