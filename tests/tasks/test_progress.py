@@ -273,12 +273,12 @@ async def test_a_state_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> 
         too_large: "InvalidArgument: Snooze: the body with its state: expected at most 1,048,576 bytes",
         never: "InvalidArgument: Snooze: delay: expected seconds or a timedelta, 0 or more, got -1",
     }
-    handles = [(await task.aenqueue(), text) for task, text in said.items()]
-    await work(app)
-    for handle, text in handles:
-        with pytest.raises(TaskFailed, match=text):
-            await handle.aresult(0)
-    await app.aclose()
+    async with app:
+        handles = [(await task.aenqueue(), text) for task, text in said.items()]
+        await work(app)
+        for handle, text in handles:
+            with pytest.raises(TaskFailed, match=text):
+                await handle.aresult(0)
 
 
 @pytest.mark.parametrize("state", [datetime.date(2026, 11, 22), uuid.UUID(int=1), Decimal("1.5"), 2**64])
@@ -292,15 +292,15 @@ async def test_a_checkpoint_says_what_a_state_may_be(app: PinLater, state: Any) 
             await context.checkpoint(state)
         said.append(str(raised.value))
 
-    await task.aenqueue()
-    assert (await work(app)).succeeded == 1
+    async with app:
+        await task.aenqueue()
+        await work(app)
     (text,) = said
     assert text.startswith("checkpoint: the state can not be packed as msgpack: ")
     assert text.endswith(
         "; a state is of None, bool, int to 64 bits, float, text, list and dict: give other values as text, and read "
         "them from it"
     )
-    await app.aclose()
 
 
 def test_the_command_line_shows_tasks_and_progress(run: Run, mail: str, server: Server) -> None:
