@@ -272,7 +272,7 @@ def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
 
 
 def _end(text: str, limit_bytes: int) -> str:
-    """The last lines of a traceback, which say most, without a line break at the end. A character has 4 bytes at most."""
+    """The last lines of a traceback, which say most, without a final line break. A character has 4 bytes at most."""
     return clip(text.rstrip("\n")[-limit_bytes // 4 :], limit_bytes)
 
 
