@@ -1,6 +1,7 @@
-"""docs/alerts.yml: each rule names metrics, labels and values that exist.
+"""docs/alerts.yml: each rule names metrics, labels and values that exist, and sees the first event of its counter.
 
-Promises: names are read from the expressions. Risks: no Prometheus parses the rules.
+Promises: names are read from the expressions, series from a worker and a supervisor before their first job. Risks: no
+Prometheus parses the rules.
 """
 
 from __future__ import annotations
@@ -9,9 +10,16 @@ import re
 
 import pytest
 
-from pinlater.running.metrics import FAMILIES
+from pinlater import PinLater
+from pinlater.running.app_worker import worker_of
+from pinlater.running.metrics import FAMILIES, samples, text
+from pinlater.running.status import SupervisorStatus
+from pinlater.tasks.meters import Meter
+from pinlater.tasks.runner import TaskRunner
+from tests.support.handlers_for_tests import on_loop
 from tests.support.pages import page
 from tests.support.paths import ROOT
+from tests.support.servers import Server
 
 TEXT = (ROOT / "docs" / "alerts.yml").read_text("utf-8")
 EXPRESSIONS = dict(re.findall(r"- alert: (\w+)\n +expr: (.+)", TEXT))
@@ -53,3 +61,56 @@ def test_every_alert_has_its_expression_on_one_line() -> None:
 )
 def test_a_name_that_does_not_exist_is_found(expression: str, problem: str) -> None:
     assert problems(expression) == [problem]
+
+
+# the first event of a counter
+
+#: Its names come from bodies, so no process knows them before.
+FROM_BODIES = "pinlater_unknown_tasks_total"
+COUNTED = re.compile(r"(?:increase|rate)\((pinlater_\w+)(\{[^}]*\})?\[15m\]\)")
+
+
+def has_series(lines: list[str], name: str, matcher: str) -> bool:
+    """Whether a metric has a series of 0 for each value of a matcher such as {reason=~"crash|memory"}."""
+    wanted = [
+        f'{label}="{value}"'
+        for label, values in re.findall(r'(\w+)=~?"([^"]*)"', matcher)
+        for value in values.split("|")
+    ]
+    own = [line for line in lines if re.match(rf"{name}[ {{]", line) and line.endswith(" 0")]
+    return bool(own) and all(any(label in line for line in own) for label in wanted)
+
+
+@on_loop
+async def test_a_counter_of_a_rule_is_there_before_its_first_event(server: Server) -> None:
+    app = PinLater(server.url)
+
+    @app.task(name="mail", queue="out")
+    async def mail() -> None: ...
+
+    @app.task(name="raw", queue="in", codec="raw")
+    async def raw(body: bytes) -> None: ...
+
+    async with app, worker_of(app) as worker:
+        assert isinstance(worker.handler, TaskRunner)
+        worker.handler.meters = {name: Meter() for name in app.tasks}
+        lines = text(samples(worker, worker.handler)).splitlines()
+    lines += SupervisorStatus([]).answers()["/metrics"]().text.splitlines()
+    for task, queue in (("mail", "out"), ("raw", "in")):
+        assert f'pinlater_failed_by_crash_total{{task="{task}",queue="{queue}"}} 0' in lines
+    counted = [found for expression in EXPRESSIONS.values() for found in COUNTED.findall(expression)]
+    assert len(counted) >= 8
+    missing = [name for name, matcher in counted if not has_series(lines, name, matcher)]
+    assert missing == [FROM_BODIES]
+
+
+@pytest.mark.parametrize("alert", EXPRESSIONS)
+def test_a_rule_on_one_event_sees_a_series_that_begins_with_it(alert: str) -> None:
+    expression = EXPRESSIONS[alert]
+    for whole, by, series in re.findall(r"((sum(?: by \([^)]*\) )?)\(increase\((\S+)\[15m\]\)\) > 0)", expression):
+        assert expression == f"{whole} or {by}({series} unless {series} offset 15m) > 0"
+
+
+def test_every_end_that_is_an_error_has_a_rule() -> None:
+    for end in ("failed", "expired"):
+        assert any(f'pinlater_jobs_total{{end="{end}"}}' in expression for expression in EXPRESSIONS.values())

@@ -348,6 +348,8 @@ def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, process
     wait_until(lambda: run.get("/readyz") == (200, "ok\n"), "readiness")
     assert run.get("/healthz") == (200, "ok\n")
     assert run.get("/nowhere")[0] == 404
+    assert samples(run)["pinlater_failed_by_crash_total task=note queue=default"] == 0
+    assert samples(run)["pinlater_jobs_total task=note end=expired"] == 0
     app.by_name("note").enqueue_many([(str(number),) for number in range(100)])
     for name in ("fail", "nowhere", "nowhere"):
         app.send(name)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pinlater
 from pinlater import (
     AsyncClient,
     Context,
@@ -23,14 +26,19 @@ from pinlater import (
     Job,
     Middleware,
     PinLater,
+    Snooze,
     SyncContext,
+    Task,
     Worker,
     WorkerConfig,
 )
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from tests.support import calls_app
 from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server
+
+PACKAGE = str(Path(pinlater.__file__).parent)
 
 
 def deeper() -> None:
@@ -45,8 +53,9 @@ class Around(Middleware):
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The tracebacks, in order."""
-    return [logging.Formatter().formatException(record.exc_info) for record in caplog.records if record.exc_info]
+    """The tracebacks, in order, as any formatter shows them."""
+    shown = [logging.Formatter("%(message)s").format(record) for record in caplog.records if record.exc_info]
+    return [text.partition("\n")[2] for text in shown]
 
 
 def functions(text: str) -> list[str]:
@@ -163,7 +172,85 @@ async def test_the_traceback_of_a_process_begins_in_the_task(
                 await asyncio.wait_for(worker.run(burst=True), 60)
     [text] = logged(caplog)
     assert set(functions(text)) == {"fail"}
+    assert text.startswith("Traceback (most recent call last):\n")
     assert text.count("Traceback (most recent call last)") == 1
+    assert text.endswith("\nKeyError: 'as said'")
+
+
+@pytest.mark.parametrize(("task", "line"), [(calls_app.die, "ProcessDied: "), (calls_app.square, "ResultNotKept: ")])
+@on_loop
+async def test_an_error_of_a_process_without_frames_of_the_task_is_one_line(
+    task: Task[[str], Any], line: str, server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINLATER_URL", server.url)
+    async with calls_app.app as app:
+        await task.aenqueue("kill")
+        with caplog.at_level(logging.WARNING, "pinlater.worker"):
+            async with worker_of(app, [task.queue], task_processes=1) as worker:
+                await asyncio.wait_for(worker.run(burst=True), 60)
+    [text] = logged(caplog)
+    assert line in text
+    assert text.count("\n") == 0
+
+
+@pytest.mark.parametrize("log_format", [TextFormatter(), JsonFormatter()])
+@on_loop
+async def test_the_formats_of_a_worker_show_the_traceback_of_a_process(
+    log_format: logging.Formatter, server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINLATER_URL", server.url)
+    async with calls_app.app as app:
+        await calls_app.fail.aenqueue("as said")
+        with caplog.at_level(logging.WARNING, "pinlater.worker"):
+            async with worker_of(app, ["default"], task_processes=1) as worker:
+                await asyncio.wait_for(worker.run(burst=True), 60)
+    [text] = [log_format.format(record) for record in caplog.records if record.exc_info]
+    assert "Traceback (most recent call last)" in text
+    assert "RaisedInProcess" not in text
+
+
+@on_loop
+async def test_no_frame_of_pinlater_is_shown_where_the_task_did_not_raise(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = PinLater(server.url)
+
+    @app.task(attempts=1, timeout=0.05)
+    async def late() -> None:
+        await asyncio.sleep(60)
+
+    @app.task(attempts=1, timeout=0.05)
+    def late_thread(context: SyncContext) -> None:
+        while not context.cancelled:
+            time.sleep(0.01)
+
+    @app.task(attempts=1)
+    async def snoozes() -> None:
+        raise Snooze("5m")  # type: ignore[arg-type]
+
+    @app.task(attempts=1, result_ttl=60)
+    async def unpackable() -> Any:
+        return object()
+
+    @app.task(attempts=1)
+    async def stops() -> None:
+        raise StopIteration
+
+    for task in (late, late_thread, snoozes, unpackable, stops):
+        await task.aenqueue()
+    shown = await tracebacks(app, caplog)
+    frames = {name: functions(text) for name, text in shown.items()}
+    assert frames.pop("late")[0] == "late"
+    assert frames == {"late_thread": [], "snoozes": ["snoozes"], "unpackable": [], "stops": ["stops"]}
+    last = {name: text.splitlines()[-1].split(":")[0].rpartition(".")[2] for name, text in shown.items()}
+    assert last == {
+        "late": "TimedOut",
+        "late_thread": "TimedOut",
+        "snoozes": "InvalidArgument",
+        "unpackable": "ResultNotKept",
+        "stops": "RuntimeError",
+    }
+    assert not [text for text in shown.values() if PACKAGE in text]
 
 
 @on_loop

@@ -9,7 +9,7 @@ import importlib
 import os
 import traceback
 from collections.abc import Iterator
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, TypeAlias
@@ -31,10 +31,10 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def exc_info_of(error: BaseException, function: object = None) -> ExcInfo:
-    """exc_info of what the user's code raised, from the first call of the function on.
+    """exc_info of an error, from the first call of the user's function on.
 
-    If the function did not run, it begins at the first frame that is not PinLater's. If all are, it has all. The errors
-    that this one was raised from, or while they were handled, lose the frames before that too.
+    If the function did not run, it begins at the first frame of the user's code. If there is none, it has no frames:
+    the line of the error is all. The errors that this one was raised from, or while they were handled, lose the same.
     """
     seen, part = {id(error)}, error.__cause__ or error.__context__
     while part is not None and id(part) not in seen:
@@ -48,8 +48,11 @@ def _from_users(error: BaseException, function: object) -> TracebackType | None:
     steps = list(_steps(error.__traceback__))
     code = getattr(function, "__code__", None)
     own = [step for step in steps if step.tb_frame.f_code is code]
-    users = own or [step for step in steps if not is_ours(step.tb_frame)]
-    return users[0] if users else error.__traceback__
+    return next(chain(own, dropwhile(_is_before_users, steps)), None)
+
+
+def _is_before_users(step: TracebackType) -> bool:
+    return _is_outside(step.tb_frame.f_code.co_filename)
 
 
 def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
@@ -61,7 +64,7 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
 def in_users_code(error: BaseException) -> bool:
     """Whether the error passed through the user's code."""
     names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return not all(name.startswith((_OURS, _FROZEN)) or _is_between(name) for name in names)
+    return not all(map(_is_outside, names))
 
 
 def of_user(error: BaseException) -> str:
@@ -73,6 +76,11 @@ def of_user(error: BaseException) -> str:
         part.stack[:] = dropwhile(lambda frame: _is_between(frame.filename), frames)
         part = part.__cause__ or part.__context__
     return "".join(whole.format())
+
+
+def _is_outside(file: str) -> bool:
+    """Whether the file, as far as this tells, is none of the user's."""
+    return file.startswith((_OURS, _FROZEN)) or _is_between(file)
 
 
 def _is_between(file: str) -> bool:

@@ -1,7 +1,8 @@
 """Metrics of a worker, and their sum over processes, in Prometheus's text format.
 
-Promises that a job costs a few additions of integers. All other work is done when metrics are read. Risks: a process
-that is killed loses its counts since its last report.
+Promises that a job costs a few additions of integers, and all other work is done when metrics are read. The counts of a
+process's own tasks are there from its start, as 0: a rule sees no increase to the first value of a series. Risks: a
+process that is killed loses its counts since its last report.
 """
 
 from __future__ import annotations
@@ -154,8 +155,9 @@ def _task_samples(runner: TaskRunner) -> Samples:
         found["pinlater_job_seconds"] |= _histogram(label, meter)
     newer = {f'{{version="{version}"}}': count for version, count in stats.newer.items()}
     _add(found, {"pinlater_newer_envelopes_total": newer})
-    for (task, queue), count in stats.crashed.items():
-        _add(found, {"pinlater_failed_by_crash_total": {f'{{task="{_escaped(task)}",queue="{queue}"}}': count}})
+    crashed = {(task.name, task.queue): 0 for task in runner.tasks()} | stats.crashed
+    for (name, queue), count in crashed.items():
+        _add(found, {"pinlater_failed_by_crash_total": {f'{{task="{_escaped(name)}",queue="{queue}"}}': count}})
     unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in stats.unknown.items()}
     _add(found, {_UNKNOWN: unknown})
     return found

@@ -83,7 +83,18 @@ def log_failure(task: Task[..., Any], job: Job, error: BaseException, *, last: b
 
 
 def _exc_info(task: Task[..., Any], error: BaseException) -> ExcInfo:
-    """From the task's own frames on. An error without such frames here has no traceback, or has it as a note."""
+    """From the task's own frames on. An error without such frames here has no traceback, or has it as text."""
     if isinstance(error, RaisedInProcess) or never_raised(error):
         return type(error), error, None
     return exc_info_of(error, task.function)
+
+
+def _show_text(record: logging.LogRecord) -> bool:
+    """A filter of records: the traceback of an error in a process is its text, whatever formats the record."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, RaisedInProcess):
+        record.exc_text = error.traceback or str(error)
+    return True
+
+
+log.addFilter(_show_text)

@@ -97,7 +97,7 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "job_fields", {}),
         }
         if record.exc_info:
-            document["error"] = self.formatException(record.exc_info)
+            document["error"] = record.exc_text or self.formatException(record.exc_info)
         for name, value in vars(record).items():
             if name not in _STANDARD_FIELDS:
                 document.setdefault(name, value)

@@ -58,11 +58,12 @@ class RaisedInProcess(Exception):
     """What a task raised in its process.
 
     text: the error as text.
-    traceback: its traceback as text; added as a note.
+    traceback: its traceback as text, from the task's own frames on; added as a note. "": it has none.
     end: how it ends the job, as the process judged.
     """
 
     def __init__(self, text: str, traceback: str, end: Failed) -> None:
         super().__init__(text)
-        self.end = end
-        self.add_note(traceback)
+        self.end, self.traceback = end, traceback
+        if traceback:
+            self.add_note(traceback)

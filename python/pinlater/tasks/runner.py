@@ -145,6 +145,10 @@ class TaskRunner:
             for key, each in table.items():
                 table[key] = each._replace(function=None, run=partial(_run_and_call_back, callback, each.run))
 
+    def tasks(self) -> list[Task[..., Any]]:
+        """The tasks that it runs."""
+        return [each.task for each in (*self._tasks.values(), *self._raw.values())]
+
     async def close(self) -> None:
         """Lets late hooks and the threads end, and ends the processes."""
         await self._late_failures.close()

@@ -272,8 +272,8 @@ def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
 
 
 def _end(text: str, limit_bytes: int) -> str:
-    """The last lines of a traceback, which say most. A character has 4 bytes at most."""
-    return clip(text[-limit_bytes // 4 :], limit_bytes)
+    """The last lines of a traceback, which say most, without a final line break. A character has 4 bytes at most."""
+    return clip(text.rstrip("\n")[-limit_bytes // 4 :], limit_bytes)
 
 
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, start_s: float) -> bytes:
