@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,7 +32,9 @@ from pinlater import (
     Worker,
     WorkerConfig,
 )
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks import envelope
 from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from tests.support import calls_app
 from tests.support.handlers_for_tests import on_loop
@@ -300,3 +302,11 @@ async def test_a_plain_handler_s_traceback_begins_in_the_handler(
             await asyncio.wait_for(worker.run(burst=True), 30)
     assert list(map(functions, logged(caplog))) == [["handler", "deeper"]] * 2
     assert [record.levelname for record in caplog.records if record.exc_info] == ["WARNING", "ERROR"]
+
+
+def test_an_error_that_may_be_a_bug_of_pinlater_keeps_its_frames() -> None:
+    with pytest.raises(TypeError) as raised:
+        envelope.read(cast(bytes, None))
+    _, _, trace = exc_info_of(raised.value.with_traceback(raised.tb.tb_next))
+    assert trace is not None
+    assert trace.tb_frame.f_code.co_name == "read"

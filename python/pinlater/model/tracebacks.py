@@ -5,6 +5,7 @@ Promises that only the user's files, and files that they call, are shown.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import traceback
@@ -33,8 +34,9 @@ def is_ours(frame: FrameType) -> bool:
 def exc_info_of(error: BaseException, function: object = None) -> ExcInfo:
     """exc_info of an error, from the first call of the user's function on.
 
-    If the function did not run, it begins at the first frame of the user's code. If there is none, it has no frames:
-    the line of the error is all. The errors that this one was raised from, or while they were handled, lose the same.
+    If the function did not run, it begins at the first frame of the user's code. If there is none, an error of
+    PinLater's own and a timeout have no frames: their line says all. Any other error keeps them, as it may be a bug of
+    PinLater. The errors that this one was raised from, or while they were handled, lose the same.
     """
     seen, part = {id(error)}, error.__cause__ or error.__context__
     while part is not None and id(part) not in seen:
@@ -48,7 +50,14 @@ def _from_users(error: BaseException, function: object) -> TracebackType | None:
     steps = list(_steps(error.__traceback__))
     code = getattr(function, "__code__", None)
     own = [step for step in steps if step.tb_frame.f_code is code]
-    return next(chain(own, dropwhile(_is_before_users, steps)), None)
+    found = next(chain(own, dropwhile(_is_before_users, steps)), None)
+    return error.__traceback__ if found is None and not _says_all(error) else found
+
+
+def _says_all(error: BaseException) -> bool:
+    """Whether the line of an error, or its cause, says all that the user may know."""
+    expected = (TimeoutError, asyncio.CancelledError)
+    return type(error).__module__.startswith("pinlater.") or isinstance(error, expected) or error.__cause__ is not None
 
 
 def _is_before_users(step: TracebackType) -> bool:
