@@ -2,6 +2,7 @@
 
 Promises that a value comes back as its annotation says, or raises NotConvertible before anything is sent. msgspec does
 the work; docs/tasks.md has what it writes. Risks: a pydantic model is written as its JSON form, and has to read that.
+So a value is written, restored and compared; a plain one is not, because the annotation says what becomes of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+from pinlater._core import is_plain_value
+from pinlater.tasks.losses import Loss, first_loss
+
 #: Annotations that say nothing about how a value comes back.
 SAYS_NOTHING: Final = (Any, object, inspect.Parameter.empty)
 _PLAIN_TYPES: Final = frozenset([*SAYS_NOTHING, None, type(None), bool, int, float, str, list, dict])
@@ -23,6 +27,9 @@ _PLAIN_ORIGINS: Final = frozenset(
         *(collections.abc.Sequence, collections.abc.MutableSequence, collections.abc.Collection),
         collections.abc.Iterable,
     ]
+)
+_BASE64: Final = (
+    "for bytes that are no text, set ser_json_bytes='base64' and val_json_bytes='base64' in its model_config"
 )
 
 
@@ -70,11 +77,21 @@ class Conversion:
             raise NotConvertible(f"a {type(value).__qualname__} cannot come back: {self.refusal}")
         written = self._written(value)
         restored = self.restore(_as_codecs_do(written) if self.vague else written)
-        if self.vague and restored != value:
-            raise NotConvertible(
-                f"{value!r:.60} would come back as {restored!r:.60}: {shown(self.annotation)} does not say the type"
-            )
+        if self.vague or not is_plain_value(value, self.binary):
+            self._check_nothing_is_lost(value, restored)
         return written
+
+    def _check_nothing_is_lost(self, value: Any, restored: Any) -> None:
+        if loss := first_loss(value, restored, self.vague):
+            raise NotConvertible(f"{_told(loss)}{self._remedy(loss)}")
+
+    def _remedy(self, loss: Loss) -> str:
+        """What would work, as the end of an error."""
+        if loss.of_class:
+            return f"; annotate {loss.where or 'it'} as {type(loss.value).__qualname__}"
+        if self.vague:
+            return f": {shown(self.annotation)} does not say the type"
+        return "; give it a type or a serializer that keeps it, or pass an id"
 
     def restore(self, value: Any) -> Any:
         """What the annotation says, of a value that the codec restored. Raises NotConvertible."""
@@ -160,7 +177,7 @@ def _as_codecs_do(value: Any) -> Any:
 def _write_other(value: Any) -> Any:
     """What msgspec does not write itself: pydantic models, and subclasses of basic types. Raises TypeError."""
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return _form_of(value)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -175,8 +192,36 @@ def _read_other(kind: Any, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+        return _model_of(kind, value)
     raise TypeError(f"a {kind.__qualname__} is no type that can be read")
+
+
+def _form_of(model: Any) -> Any:
+    """The JSON form that a pydantic model reads again. Raises ValueError."""
+    try:
+        return model.model_dump(mode="json", by_alias=True, round_trip=True)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_BASE64}" if "utf-8" in str(error) else str(error)) from None
+
+
+def _model_of(kind: Any, value: Any) -> Any:
+    """Makes a pydantic model of its JSON form, so by the rules for JSON. Raises ValueError."""
+    import pydantic_core
+
+    try:
+        text = pydantic_core.to_json(value, inf_nan_mode="constants")
+    except ValueError:  # bytes that are no text, so not what model_dump wrote
+        return kind.model_validate(value)
+    return kind.model_validate_json(text)
+
+
+def _told(loss: Loss) -> str:
+    """What comes back in place of what."""
+    value, restored = (f"a {type(each).__qualname__}" for each in (loss.value, loss.restored))
+    if not loss.of_class:
+        value, restored = f"{loss.value!r:.60}", f"{loss.restored!r:.60}"
+    place = f"{loss.where}: " if loss.where else ""
+    return f"{place}{value} would come back as {'another value' if value == restored else restored}"
 
 
 def _line(error: BaseException) -> str:
