@@ -67,7 +67,7 @@ def _of_map(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss
         pairs = [(key, each, found[key]) for key, each in value.items() if key in found and not _is_scalar(each)]
     elif value.keys() == restored.keys():
         pairs = [(key, each, restored[key]) for key, each in value.items()]
-    elif len(value) == len(restored) and not vague:  # the annotation converts its keys
+    elif len(value) == len(restored) and all(map(_comes_back, value, restored, [vague] * len(value))):
         pairs = list(zip(value.keys(), value.values(), restored.values(), strict=True))
     else:
         yield Loss(where, value, restored)
@@ -77,7 +77,7 @@ def _of_map(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss
 
 
 def _of_list(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss]:
-    if len(value) != len(restored) or (vague and isinstance(value, tuple) is not isinstance(restored, tuple)):
+    if len(value) != len(restored) or (vague and isinstance(value, tuple) > isinstance(restored, tuple)):
         yield Loss(where, value, restored)
         return
     for index, (each, other) in enumerate(zip(value, restored, strict=True)):
@@ -90,11 +90,14 @@ def _comes_back(value: Any, restored: Any, vague: bool) -> bool:
         return bytes(value) == bytes(restored)
     if _equal(value, restored):
         return not vague or _is_scalar(value) or (isinstance(value, type(restored)) and not _is_cut(value, restored))
-    if vague:
-        return False
-    if _is_scalar(value):
-        return not _is_scalar(restored)
-    return isinstance(value, _COLLECTIONS) and isinstance(restored, _COLLECTIONS) and _equal({*value}, {*restored})
+    if _is_scalar(value) or isinstance(value, list):  # of itself a codec restores no other type
+        return not _is_scalar(restored) and (not isinstance(restored, set | frozenset) or _equal({*value}, {*restored}))
+    return (
+        not vague
+        and isinstance(value, _COLLECTIONS)
+        and isinstance(restored, _COLLECTIONS)
+        and _equal({*value}, {*restored})
+    )
 
 
 def _is_cut(value: Any, restored: Any) -> bool:
