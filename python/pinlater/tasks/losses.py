@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import datetime
+import decimal
 import enum
+import uuid
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _SCALARS: Final = (type(None), bool, int, float, str, *_BYTES)
+#: Most values are one of these: a look at the class and "==" suffice.
+_LEAVES: Final = frozenset([type(None), bool, int, float, str, bytes, uuid.UUID, decimal.Decimal, datetime.datetime])
 _COLLECTIONS: Final = (list, tuple, set, frozenset)
 
 
@@ -40,6 +45,8 @@ def first_loss(value: Any, restored: Any, vague: bool) -> Loss | None:
 
 
 def _losses(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss]:
+    if type(value) is type(restored) and type(value) in _LEAVES and value == restored:
+        return
     fields = _fields(value)
     if fields is not None:
         yield from _of_object(value, restored, where, vague, fields)
