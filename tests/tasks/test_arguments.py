@@ -140,6 +140,14 @@ class Site(pydantic.BaseModel):
     tags: frozenset[str] = []  # type: ignore[assignment]
 
 
+class Either(pydantic.BaseModel):
+    price: Decimal | str
+
+
+CYCLE = Bases({"x": []})
+CYCLE.all["x"].append(CYCLE)  # type: ignore[arg-type]
+
+
 class Mixed(enum.Enum):
     TEXT = "text"
     INT = 2
@@ -213,6 +221,7 @@ COME_BACK = [
     (Loose, Loose(any={"a": [1, None, 2.5]})),
     (Private, Private().using("new")),
     (Aliased, Aliased(A=1)),
+    (Either, Either(price="a")),
     (Apart, Apart(A={"a": 1}, b=2)),  # type: ignore[call-arg]
     (Computed, Computed(side=2)),
     (WithJson, WithJson.model_validate({"values": "[1, 2]"})),
@@ -308,6 +317,8 @@ REFUSED = [
     (Iterable[int], (1, 2), "Iterable is no type that can be written; a list is"),
     (Decimal | str, Decimal(1), "annotate it as one of them, or as a dataclass that has a field for each"),
     (Mixed, Mixed.TEXT, "give the Enum values that are all text or all int, or pass its name"),
+    (Either, Either(price="1.0"), r"\.price: '1.0' would come back as Decimal\('1.0'\)"),
+    (Bases, CYCLE, "a Bases is nested too deeply, or contains itself"),
     (Made, Made(1), "make them fields, or pass what the dataclass is made of"),
     (Customer, {"id": "x", "since": "y"}, "expected .*Customer, got .*2 validation errors"),
 ]

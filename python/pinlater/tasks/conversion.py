@@ -83,6 +83,13 @@ class Conversion:
         """The value as the codec carries it. Raises NotConvertible."""
         if self.refusal:
             raise NotConvertible(f"a {type(value).__qualname__} cannot come back: {self.refusal}")
+        try:
+            return self._checked(value)
+        except RecursionError:
+            raise NotConvertible(f"a {type(value).__qualname__} is nested too deeply, or contains itself") from None
+
+    def _checked(self, value: Any) -> Any:
+        """The value as the codec carries it, once it is known to come back. Raises NotConvertible, RecursionError."""
         written = self._written(value)
         restored = self.restore(written if self.binary and not self.vague else _as_codecs_do(written, self.binary))
         if self.vague or not is_plain_value(value, self.binary):

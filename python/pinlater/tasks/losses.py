@@ -63,9 +63,15 @@ def _of_object(value: Any, restored: Any, where: str, vague: bool, fields: dict[
     if found is None or _class(value) is not _class(restored) or fields.keys() != found.keys():
         yield Loss(where, value, restored)
         return
-    vague = vague or _is_model(value)
     for name, each in fields.items():
-        yield from _losses(each, found[name], f"{where}.{name}", vague)
+        unsaid = not _is_its_default(value, name, each) if _is_model(value) else vague
+        yield from _losses(each, found[name], f"{where}.{name}", unsaid)
+
+
+def _is_its_default(model: Any, name: str, value: Any) -> bool:
+    """Whether a field has its default, which pydantic does not convert: text where a URL is meant."""
+    default = name in type(model).model_fields and name not in model.model_fields_set
+    return default and (_is_scalar(value) or isinstance(value, list))
 
 
 def _of_map(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss]:
@@ -84,7 +90,7 @@ def _of_map(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss
 
 
 def _of_list(value: Any, restored: Any, where: str, vague: bool) -> Iterator[Loss]:
-    if len(value) != len(restored) or (vague and isinstance(value, tuple) > isinstance(restored, tuple)):
+    if len(value) != len(restored) or (vague and isinstance(value, tuple) is not isinstance(restored, tuple)):
         yield Loss(where, value, restored)
         return
     for index, (each, other) in enumerate(zip(value, restored, strict=True)):
@@ -97,14 +103,11 @@ def _comes_back(value: Any, restored: Any, vague: bool) -> bool:
         return bytes(value) == bytes(restored)
     if _equal(value, restored):
         return not vague or _is_scalar(value) or (isinstance(value, type(restored)) and not _is_cut(value, restored))
-    if _is_scalar(value) or isinstance(value, list):  # of itself a codec restores no other type
-        return not _is_scalar(restored) and (not isinstance(restored, set | frozenset) or _equal({*value}, {*restored}))
-    return (
-        not vague
-        and isinstance(value, _COLLECTIONS)
-        and isinstance(restored, _COLLECTIONS)
-        and _equal({*value}, {*restored})
-    )
+    if vague:
+        return False
+    if _is_scalar(value):
+        return not _is_scalar(restored)
+    return isinstance(value, _COLLECTIONS) and isinstance(restored, _COLLECTIONS) and _equal({*value}, {*restored})
 
 
 def _is_cut(value: Any, restored: Any) -> bool:
