@@ -11,8 +11,9 @@ import datetime
 import enum
 import inspect
 import json
+import pathlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -66,6 +67,128 @@ class Customer(pydantic.BaseModel):
     since: datetime.datetime
 
 
+class Pet(pydantic.BaseModel):
+    name: str = "rex"
+
+
+class Dog(Pet):
+    bark: int
+
+
+class Home(pydantic.BaseModel):
+    pets: list[Pet]
+
+
+class Kennel(pydantic.BaseModel):
+    pets: list[Dog | Pet]
+
+
+@dataclasses.dataclass
+class Base:
+    a: int
+
+
+@dataclasses.dataclass
+class Sub(Base):
+    b: int = 2
+
+
+@dataclasses.dataclass
+class Bases:
+    all: dict[str, list[Base]]
+
+
+class Login(pydantic.BaseModel):
+    secret: pydantic.SecretStr
+
+
+class Hidden(pydantic.BaseModel):
+    count: int = pydantic.Field(default=7, exclude=True)
+
+
+class Loose(pydantic.BaseModel):
+    any: Any
+
+
+class Measure(pydantic.BaseModel):
+    value: float
+
+
+class Private(pydantic.BaseModel):
+    _token: str = pydantic.PrivateAttr("new")
+
+    def using(self, token: str) -> Private:
+        self._token = token
+        return self
+
+
+class Aliased(pydantic.BaseModel):
+    a: int = pydantic.Field(alias="A")
+
+
+class Apart(pydantic.BaseModel, extra="forbid"):
+    """Its names, what it reads and what it writes are three."""
+
+    a: int = pydantic.Field(validation_alias=pydantic.AliasPath("A", "a"))
+    b: int = pydantic.Field(0, serialization_alias="B")
+
+
+class Site(pydantic.BaseModel):
+    """Its defaults are text, which pydantic does not convert."""
+
+    url: pydantic.HttpUrl = "https://x.test/"  # type: ignore[assignment]
+    tags: frozenset[str] = []  # type: ignore[assignment]
+
+
+class Either(pydantic.BaseModel):
+    price: Decimal | str
+
+
+CYCLE = Bases({"x": []})
+CYCLE.all["x"].append(CYCLE)  # type: ignore[arg-type]
+
+
+class Mixed(enum.Enum):
+    TEXT = "text"
+    INT = 2
+
+
+@dataclasses.dataclass
+class Made:
+    a: int
+    of: dataclasses.InitVar[int] = 1
+
+
+class Computed(pydantic.BaseModel, extra="forbid"):
+    side: int
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def area(self) -> int:
+        return self.side**2
+
+
+class WithJson(pydantic.BaseModel):
+    values: pydantic.Json[list[int]]
+
+
+class Strict(pydantic.BaseModel, strict=True):
+    id: uuid.UUID
+    pair: tuple[int, int]
+
+
+class Data(pydantic.BaseModel):
+    data: bytes
+
+
+class Base64Data(pydantic.BaseModel, ser_json_bytes="base64", val_json_bytes="base64"):
+    data: bytes
+
+
+class Extra(pydantic.BaseModel, extra="allow"):
+    a: int = 1
+
+
 class Plain:
     """No type that can be written."""
 
@@ -91,6 +214,21 @@ COME_BACK = [
     (bytes, b"\xff\0"),
     (Customer, Customer(id=ID, since=NOW)),
     (list[Customer] | None, [Customer(id=ID, since=NOW)]),
+    (Sub, Sub(1)),
+    (Bases, Bases({"x": [Base(1)]})),
+    (Home, Home(pets=[Pet()])),
+    (Kennel, Kennel(pets=[Dog(bark=3), Pet()])),
+    (Loose, Loose(any={"a": [1, None, 2.5]})),
+    (Private, Private().using("new")),
+    (Aliased, Aliased(A=1)),
+    (Either, Either(price="a")),
+    (Apart, Apart(A={"a": 1}, b=2)),  # type: ignore[call-arg]
+    (Computed, Computed(side=2)),
+    (WithJson, WithJson.model_validate({"values": "[1, 2]"})),
+    (Strict, Strict(id=ID, pair=(1, 2))),
+    (Data, Data(data=b"text")),
+    (Base64Data, Base64Data(data=b"\xff\0")),
+    (Extra, Extra(b="more")),  # type: ignore[call-arg]
     (list[uuid.UUID | None], [ID, None]),
     (dict[uuid.UUID, list[Color]], {ID: [Color.RED]}),
     (dict[Level, tuple[int, ...]], {Level.HIGH: (1, 2)}),
@@ -148,7 +286,7 @@ REFUSED = [
     (Any, Color.RED, "a Color cannot come back"),
     (object, NOW.date(), "a date cannot come back"),
     (dict[str, Any], {"a": ID}, "would come back as .*: dict.* does not say the type"),
-    (list, [(1, 2)], r"\[\(1, 2\)\] would come back as \[\[1, 2\]\]: list does not say the type"),
+    (list, [(1, 2)], r"\[0\]: \(1, 2\) would come back as \[1, 2\]: list does not say the type"),
     (Plain, Plain(), "a Plain cannot come back: Plain is no type that can be written; a dataclass is, or an id"),
     (list[Plain], [Plain()], "Plain is no type that can be written"),
     (uuid.UUID | str, ID, "a UUID cannot come back: Type unions may not contain more than one str-like type"),
@@ -157,6 +295,31 @@ REFUSED = [
     (datetime.date, "yesterday", "expected datetime.date, got 'yesterday'"),
     (datetime.date, NOW, "expected datetime.date, got '2026-11-22T18:56:02.123456'"),
     (set[int], {"a"}, "expected set.int., got .*Expected `int`, got `str`"),
+    (Base, Sub(1), "a Sub would come back as a Base; annotate it as Sub"),
+    (Bases, Bases({"x": [Base(1), Sub(1)]}), r"\.all\['x'\]\[1\]: a Sub would come back as a Base; annotate .* as Sub"),
+    (Pet, Dog(bark=3), "a Dog would come back as a Pet; annotate it as Dog"),
+    (list[Pet], [Dog(bark=3)], r"\[0\]: a Dog would come back as a Pet; annotate .*\[0\] as Dog"),
+    (Home, Home(pets=[Pet(), Dog(bark=3)]), r"\.pets\[1\]: a Dog would come back as a Pet; annotate .* as Dog"),
+    (Bases, {"all": {"x": [Sub(1)]}}, r"\['all'\]\['x'\]\[0\]: a Sub would come back as a Base"),
+    (
+        Login,
+        Login(secret=pydantic.SecretStr("s")),
+        r"\.secret: SecretStr.* would come back as another value; give it a",
+    ),
+    (Hidden, Hidden(count=9), r"\.count: 9 would come back as 7; give it a type or a serializer that keeps it"),
+    (Loose, Loose(any=Decimal(1)), r"\.any: Decimal\('1'\) would come back as '1'; give it a type"),
+    (Loose, Loose(any=(1, 2)), r"\.any: \(1, 2\) would come back as \[1, 2\]; give it a type"),
+    (Loose, Loose(any=Level.HIGH), r"\.any: <Level.HIGH: 2> would come back as 2; give it a type"),
+    (Private, Private().using("old"), r"\._token: 'old' would come back as 'new'"),
+    (Data, Data(data=b"\xff"), "cannot be written .*set ser_json_bytes='base64' and val_json_bytes='base64'"),
+    (Address, {"id": ID, "more": 1}, "would come back as {'id': UUID.*}; give it a type"),
+    (pathlib.Path, pathlib.Path("a"), r"Path is no type that can be written; pass str\(path\)"),
+    (Iterable[int], (1, 2), "Iterable is no type that can be written; a list is"),
+    (Decimal | str, Decimal(1), "annotate it as one of them, or as a dataclass that has a field for each"),
+    (Mixed, Mixed.TEXT, "give the Enum values that are all text or all int, or pass its name"),
+    (Either, Either(price="1.0"), r"\.price: '1.0' would come back as Decimal\('1.0'\)"),
+    (Bases, CYCLE, "a Bases is nested too deeply, or contains itself"),
+    (Made, Made(1), "make them fields, or pass what the dataclass is made of"),
     (Customer, {"id": "x", "since": "y"}, "expected .*Customer, got .*2 validation errors"),
 ]
 
@@ -178,6 +341,39 @@ def test_plain_values_pass_where_the_annotation_cannot_be_used(app: PinLater) ->
     for annotation in (Plain, uuid.UUID | str, "Fraction"):
         echo(app, annotation).enqueue("text")
     assert received == ["text"] * 3
+
+
+def test_the_document_of_a_type_passes_for_it(app: PinLater) -> None:
+    """As `pinlater task send` and other languages write it: the annotation says what becomes of it."""
+    documents: list[tuple[Any, Any, Any]] = [
+        (uuid.UUID, str(ID), ID),
+        (set[int], [1, 1], {1}),
+        (Base, {"a": 1, "more": 2}, Base(1)),
+        (Order, {"id": ID, "lines": {}}, Order(ID, {})),
+        (Aliased, {"A": 1}, Aliased(A=1)),
+        (Aliased, {"a": 1}, Aliased(A=1)),
+        (Site, Site(), Site.model_validate({"url": "https://x.test/", "tags": []})),
+        (Order, Order(str(ID), {}), Order(ID, {})),  # type: ignore[arg-type]
+        (list[int], (1, 2), [1, 2]),
+        (frozenset[uuid.UUID], {ID}, frozenset([ID])),
+    ]
+    for annotation, value, _ in documents:
+        echo(app, annotation).enqueue(value)
+    assert received == [expected for _, _, expected in documents]
+
+
+def test_no_number_comes_back_within_a_type(app: PinLater) -> None:
+    echo(app, list[Decimal]).enqueue([Decimal("NaN")])
+    echo(app, Measure).enqueue(Measure(value=float("nan")))
+    assert received[0][0].is_nan()
+    assert received[1].value != received[1].value
+
+
+def test_no_number_within_a_type_is_refused_in_json(app: PinLater) -> None:
+    task = echo(app, Measure, "json")
+    with pytest.raises(InvalidArgument, match=r"argument x: expected .*Measure, got {'value': None}") as caught:
+        task.enqueue(Measure(value=float("inf")))
+    assert type(caught.value) is InvalidArgument, "so it is not the worker's WrongArgument"
 
 
 def test_each_kind_of_parameter_converts(app: PinLater) -> None:

@@ -2,6 +2,7 @@
 
 Promises that a value comes back as its annotation says, or raises NotConvertible before anything is sent. msgspec does
 the work; docs/tasks.md has what it writes. Risks: a pydantic model is written as its JSON form, and has to read that.
+So a value is written, restored and compared; a plain one is not, because the annotation says what becomes of it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import collections.abc
 import enum
 import inspect
+import math
+import pathlib
 import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pinlater._core import is_plain_value
+from pinlater.tasks.losses import Loss, first_loss
 
 #: Annotations that say nothing about how a value comes back.
 SAYS_NOTHING: Final = (Any, object, inspect.Parameter.empty)
@@ -24,6 +30,15 @@ _PLAIN_ORIGINS: Final = frozenset(
         collections.abc.Iterable,
     ]
 )
+_BASE64: Final = (
+    "for bytes that are no text, set ser_json_bytes='base64' and val_json_bytes='base64' in its model_config"
+)
+#: What would work, by a part of what msgspec says of a type.
+_WORKS: Final = {
+    "Type unions": "annotate it as one of them, or as a dataclass that has a field for each",
+    "Enums must": "give the Enum values that are all text or all int, or pass its name",
+    "InitVar": "make them fields, or pass what the dataclass is made of",
+}
 
 
 class NotConvertible(Exception):
@@ -68,13 +83,30 @@ class Conversion:
         """The value as the codec carries it. Raises NotConvertible."""
         if self.refusal:
             raise NotConvertible(f"a {type(value).__qualname__} cannot come back: {self.refusal}")
+        try:
+            return self._checked(value)
+        except RecursionError:
+            raise NotConvertible(f"a {type(value).__qualname__} is nested too deeply, or contains itself") from None
+
+    def _checked(self, value: Any) -> Any:
+        """The value as the codec carries it, once it is known to come back. Raises NotConvertible, RecursionError."""
         written = self._written(value)
-        restored = self.restore(_as_codecs_do(written) if self.vague else written)
-        if self.vague and restored != value:
-            raise NotConvertible(
-                f"{value!r:.60} would come back as {restored!r:.60}: {shown(self.annotation)} does not say the type"
-            )
+        restored = self.restore(written if self.binary and not self.vague else _as_codecs_do(written, self.binary))
+        if self.vague or not is_plain_value(value, self.binary):
+            self._check_nothing_is_lost(value, restored)
         return written
+
+    def _check_nothing_is_lost(self, value: Any, restored: Any) -> None:
+        if loss := first_loss(value, restored, self.vague):
+            raise NotConvertible(f"{_changed(loss)}{self._remedy(loss)}")
+
+    def _remedy(self, loss: Loss) -> str:
+        """What would work, as the end of an error."""
+        if loss.of_class:
+            return f"; annotate {loss.where or 'it'} as {type(loss.value).__qualname__}"
+        if self.vague:
+            return f": {shown(self.annotation)} does not say the type"
+        return "; give it a type or a serializer that keeps it, or pass an id"
 
     def restore(self, value: Any) -> Any:
         """What the annotation says, of a value that the codec restored. Raises NotConvertible."""
@@ -104,7 +136,7 @@ def conversion_of(annotation: Any, binary: bool) -> Conversion:
     try:
         refusal, vague = _looked_through(annotation)
     except (TypeError, ValueError, NameError) as error:  # a type that msgspec does not know
-        refusal, vague = _line(error), True
+        refusal, vague = f"{_line(error)}{_what_works(str(error))}", True
     return Conversion(annotation, binary, converts and not refusal, refusal, vague)
 
 
@@ -137,8 +169,20 @@ def _looked_through(annotation: Any) -> tuple[str, bool]:
             waiting += _parts(each)
     for each in found.values():
         if isinstance(each, msgspec.inspect.CustomType) and not hasattr(each.cls, "model_validate"):
-            return f"{each.cls.__qualname__} is no type that can be written; a dataclass is, or an id", True
+            return f"{each.cls.__qualname__} is no type that can be written; {_instead_of(each.cls)}", True
     return "", any(isinstance(each, msgspec.inspect.AnyType) for each in found.values())
+
+
+def _instead_of(kind: Any) -> str:
+    """What to pass in place of a value of a type that cannot be written."""
+    if issubclass(kind, pathlib.PurePath):
+        return "pass str(path)"
+    return "a list is" if issubclass(kind, collections.abc.Iterable) else "a dataclass is, or an id"
+
+
+def _what_works(refusal: str) -> str:
+    """What would work, by what msgspec says of a type that it refuses."""
+    return next((f"; {works}" for part, works in _WORKS.items() if part in refusal), "")
 
 
 def _parts(info: Any) -> list[Any]:
@@ -150,17 +194,19 @@ def _parts(info: Any) -> list[Any]:
     return [part for part in flat if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
 
 
-def _as_codecs_do(value: Any) -> Any:
-    """What comes back of a value that a codec packs: lists for tuples."""
+def _as_codecs_do(value: Any, binary: bool) -> Any:
+    """What comes back of a value that a codec packs: lists for tuples, and of JSON None for NaN and infinity."""
     if isinstance(value, dict):
-        return {key: _as_codecs_do(each) for key, each in value.items()}
-    return [_as_codecs_do(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: _as_codecs_do(each, binary) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_codecs_do(each, binary) for each in value]
+    return None if isinstance(value, float) and not binary and not math.isfinite(value) else value
 
 
 def _write_other(value: Any) -> Any:
     """What msgspec does not write itself: pydantic models, and subclasses of basic types. Raises TypeError."""
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return _form_of(value)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -175,8 +221,36 @@ def _read_other(kind: Any, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
+        return _model_of(kind, value)
     raise TypeError(f"a {kind.__qualname__} is no type that can be read")
+
+
+def _form_of(model: Any) -> Any:
+    """The JSON form that a pydantic model reads again. What it changes is seen later. Raises ValueError."""
+    try:
+        return model.model_dump(mode="json", round_trip=True, warnings=False)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_BASE64}" if "utf-8" in str(error) else str(error)) from None
+
+
+def _model_of(kind: Any, value: Any) -> Any:
+    """Makes a pydantic model of its JSON form, so by the rules for JSON; by names or aliases. Raises ValueError."""
+    import pydantic_core
+
+    try:
+        text = pydantic_core.to_json(value, inf_nan_mode="constants")
+    except ValueError:  # bytes that are no text, so not what model_dump wrote
+        return kind.model_validate(value, by_alias=True, by_name=True)
+    return kind.model_validate_json(text, by_alias=True, by_name=True)
+
+
+def _changed(loss: Loss) -> str:
+    """What comes back in place of what."""
+    value, restored = (f"a {type(each).__qualname__}" for each in (loss.value, loss.restored))
+    if not loss.of_class:
+        value, restored = f"{loss.value!r:.60}", f"{loss.restored!r:.60}"
+    where = f"{loss.where}: " if loss.where else ""
+    return f"{where}{value} would come back as {'another value' if value == restored else restored}"
 
 
 def _line(error: BaseException) -> str:
