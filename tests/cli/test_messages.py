@@ -43,6 +43,11 @@ COMMANDS = [
     ("worker shop_of_messages:handle --queue mial --processes 2", "queue 'mial': not found; --create creates it"),
     ("worker shop_of_messages:handle --queue thumbs --burst", "no such option: --burst (.*); pinlater run has it"),
     ("worker shop_of_messages:handle --queue thumbs --concurency 3", "no such option: .*; did you mean --concurrency?"),
+    (
+        "worker shop_of_messages:send --queue thumbs",
+        "handler 'shop_of_messages:send': this is a task of app shop_of_messages:shop; `pinlater run shop_of_messages:",
+    ),
+    ("job enqueue thumbs x --priority 9", "error: job: priority: expected 1 to 3 (the priorities of the queue), got 9"),
     ("job lookup foo", DESCRIPTOR),
     ("job lookup thumbs:s1:p1:1 foo", DESCRIPTOR),
     ("job ls thumbs --state scheduled", "'--state': scheduled jobs are pending: --state pending --future"),
