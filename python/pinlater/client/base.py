@@ -43,7 +43,9 @@ class ClientSettings:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self.session = Session(resolve_shards(url, shards))
+        #: The shards and their URLs, and where the choice came from.
+        self.chosen = resolve_shards(url, shards)
+        self.session = Session(self.chosen)
         self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
         check_source(self.source)
         self.timeout_s = check_seconds("timeout_s", timeout_s)
