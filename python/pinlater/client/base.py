@@ -109,13 +109,18 @@ def _parts(error: PinLaterError) -> Iterable[Any]:
     return [error]
 
 
-def check_seconds(name: str, value: object) -> float:
-    """The value, if it is a time that a call may take. Raises InvalidArgument."""
+def check_seconds(name: str, value: object, expected: str = "seconds") -> float:
+    """The value, if it is a time that a call may take, in seconds. Raises InvalidArgument.
+
+    expected: what the parameter takes, for the error.
+    """
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not math.isfinite(value)
         or not 0 < value <= MAX_TIMEOUT_S
     ):
-        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+        raise InvalidArgument(
+            f"{name}: expected {expected}, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}"
+        )
     return float(value)
