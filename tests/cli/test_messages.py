@@ -107,6 +107,7 @@ def test_what_is_said_of_a_wrong_url(server: Server, web_server: int) -> None:
     host = f"127.0.0.1:{server.port}"
     number = "the number behind the last / of the URL is the database: take a lower one"
     assert f"DB index is out of range; {number}" in said_of(f"redis://{host}/9999")
+    assert f"DB index is out of range; {number.replace('the last /', 'db=')}" in said_of(f"redis://{host}?db=9999")
     assert said_of(f"rediss://{host}").endswith("; if the port takes no TLS, the URL begins with redis://")
     assert "another kind of server answers there, such as one of HTTP" in said_of(f"redis://127.0.0.1:{web_server}")
     assert said_of(f"rediss://127.0.0.1:{web_server}").endswith(
@@ -125,3 +126,8 @@ def test_what_is_said_of_a_port_with_tls(tmp_path: Path) -> None:
 def test_a_wrong_descriptor_is_told_where_it_is_used(wrong: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^job descriptor: expected "):
         PinLater("redis://nowhere").handle(wrong)
+
+
+def test_a_server_that_is_there_is_not_to_be_started(run: Run, server: Server) -> None:
+    said = run("queue", "ls", "--url", f"redis://127.0.0.1:{server.port}/9999").err
+    assert said.endswith("take a lower one, most servers have 0 to 15\n")

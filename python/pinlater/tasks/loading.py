@@ -36,7 +36,7 @@ def import_included(app: PinLater) -> None:
     for name in app.include:
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 raise InvalidArgument(f"include: module {name!r}: no module named {error.name!r}") from None
             text = describe(error, ERROR_BYTES)
