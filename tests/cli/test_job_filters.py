@@ -87,7 +87,9 @@ def test_times_are_those_of_the_last_update(run: Run, failed: dict[str, list[str
 def test_ls_says_where_else_jobs_may_be(run: Run, failed: dict[str, list[str]]) -> None:
     shown = run("job", "ls", QUEUE, "--error", "smtp")
     assert shown.out == f"queue {QUEUE}: no pending jobs match; --future and --state failed look at others\n"
-    assert run("job", "ls", QUEUE, "--state", "failed", "--task", "x").out == f"queue {QUEUE}: no failed jobs match\n"
+    assert (
+        run("job", "ls", QUEUE, "--state", "failed", "--task", "x").out == f"queue {QUEUE}: no failed jobs of task x\n"
+    )
     assert len(run("job", "ls", QUEUE, "--state", "failed", "--task", "mail").out.splitlines()) == 3
 
 
@@ -106,7 +108,7 @@ def test_retry(run: Run, failed: dict[str, list[str]]) -> None:
     assert later["attempts_remaining"] == 3
     assert later["run_after_ms"] - later["updated_ms"] == 3_600_000
     assert listed(run) == set(failed["report"])
-    assert run("job", "retry", QUEUE, "--task", "mail").out == f"queue {QUEUE}: no failed jobs match\n"
+    assert run("job", "retry", QUEUE, "--task", "mail").out == f"queue {QUEUE}: no failed jobs of task mail\n"
 
 
 def test_retry_takes_the_oldest_first(run: Run, failed: dict[str, list[str]], server: Server) -> None:
@@ -194,3 +196,18 @@ def test_the_last_error() -> None:
     assert last_error(first + second) == "ValueError: two\n  lines\n  from OSError: away"
     assert last_error("boom") == "boom"
     assert last_error("") == ""
+
+
+@pytest.mark.parametrize("command", [("ls", QUEUE, "--state", "failed"), ("retry", QUEUE)])
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [
+        (["--since", "1h", "--until", "2h"], "--since and --until: expected a time and a later one, got "),
+        (["--since", "2026-01-01", "--until", "2026-01-01"], "--since and --until: expected a time and a later one"),
+        (["--since", "2200-01-01"], "--since: expected a time that is over, got "),
+    ],
+)
+def test_a_window_that_no_update_is_in(run: Run, command: tuple[str, ...], window: list[str], said: str) -> None:
+    ran = run("job", *command, *window)
+    assert ran.code == USAGE
+    assert said in ran.err

@@ -43,6 +43,11 @@ COMMANDS = [
     ("worker shop_of_messages:handle --queue mial --processes 2", "queue 'mial': not found; --create creates it"),
     ("worker shop_of_messages:handle --queue thumbs --burst", "no such option: --burst (.*); pinlater run has it"),
     ("worker shop_of_messages:handle --queue thumbs --concurency 3", "no such option: .*; did you mean --concurrency?"),
+    (
+        "worker shop_of_messages:send --queue thumbs",
+        "handler 'shop_of_messages:send': this is a task of app shop_of_messages:shop; `pinlater run shop_of_messages:",
+    ),
+    ("job enqueue thumbs x --priority 9", "error: job: priority: expected 1 to 3 (the priorities of the queue), got 9"),
     ("job lookup foo", DESCRIPTOR),
     ("job lookup thumbs:s1:p1:1 foo", DESCRIPTOR),
     ("job ls thumbs --state scheduled", "'--state': scheduled jobs are pending: --state pending --future"),
@@ -102,6 +107,7 @@ def test_what_is_said_of_a_wrong_url(server: Server, web_server: int) -> None:
     host = f"127.0.0.1:{server.port}"
     number = "the number behind the last / of the URL is the database: take a lower one"
     assert f"DB index is out of range; {number}" in said_of(f"redis://{host}/9999")
+    assert f"DB index is out of range; {number.replace('the last /', 'db=')}" in said_of(f"redis://{host}?db=9999")
     assert said_of(f"rediss://{host}").endswith("; if the port takes no TLS, the URL begins with redis://")
     assert "another kind of server answers there, such as one of HTTP" in said_of(f"redis://127.0.0.1:{web_server}")
     assert said_of(f"rediss://127.0.0.1:{web_server}").endswith(
@@ -120,3 +126,8 @@ def test_what_is_said_of_a_port_with_tls(tmp_path: Path) -> None:
 def test_a_wrong_descriptor_is_told_where_it_is_used(wrong: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^job descriptor: expected "):
         PinLater("redis://nowhere").handle(wrong)
+
+
+def test_a_server_that_is_there_is_not_to_be_started(run: Run, server: Server) -> None:
+    said = run("queue", "ls", "--url", f"redis://127.0.0.1:{server.port}/9999").err
+    assert said.endswith("take a lower one, most servers have 0 to 15\n")

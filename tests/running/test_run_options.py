@@ -276,7 +276,8 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
         ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),
         ("max_jobs = 0", "max_jobs: expected an integer"),
         ("memory_mb = 1.5", "memory_mb: expected an integer"),
-        ("stop_timeout = -1", "stop_timeout_s: expected seconds"),
+        ("stop_timeout = -1", "pinlater.toml: stop_timeout: expected a time such as 30s, .*, or seconds, got -1"),
+        ("stop_timeout = true", "pinlater.toml: stop_timeout: expected a time such as 30s, .*, or seconds, got True"),
         (
             "stop_timeout = '5 minutes'",
             "pinlater.toml: stop_timeout: expected a time such as 30s, 5m, 2h or 1d, or sec",

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from typing import Any
 
-from pinlater import Client, PinLater
+from pinlater import Client, PinLater, QueueConfig
+from pinlater.tasks.runner import TaskStats
+from pinlater.worker.stats import counts_of, in_words
 from tests.support.cli_runs import Run, run
 from tests.support.run_processes import DEADLINE_S, AppRun, Start, app, client, start
 from tests.support.servers import wait_until
@@ -107,3 +110,21 @@ def test_a_supervisor_shows_how_long_the_oldest_due_job_waits(start: Start, app:
     values = dict(line.rsplit(" ", 1) for line in queue_metrics(process))
     assert values['pinlater_queue_jobs{queue="late",shard="1",state="pending"}'] == "1"
     assert float(values['pinlater_queue_oldest_due_seconds{queue="late",shard="1"}']) > 1e9
+
+
+def test_the_last_line_of_a_process_names_the_tasks_that_crashed(start: Start, app: PinLater, client: Client) -> None:
+    client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
+    supervisor = start("--processes", "2", "--log-format", "json")
+    handle = app.send("die")
+    supervisor.logged(f"job {handle.descriptor}: task die failed for good")
+    assert supervisor.end() == 0
+    stops = [line for line in supervisor.json_lines() if " stopped: " in line["message"]]
+    [line] = [line for line in stops if line["crashed"]]
+    assert line["crashed"] == {"die": 1}
+    assert line["message"].endswith(" stopped: 1 crashed ('die')")
+
+
+def test_the_last_line_counts_newer_envelopes_by_version() -> None:
+    counts = counts_of(TaskStats(newer=Counter({2: 3})))
+    assert counts["newer"] == {"2": 3}
+    assert in_words(counts) == "3 newer ('2')"

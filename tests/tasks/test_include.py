@@ -109,6 +109,7 @@ def test_run_imports_it_with_what_toml_or_the_command_line_adds(
             "raise ValueError('not now')",
             "include: module 'shop.emails' can not be imported: ValueError: not",
         ),
+        (AppFailed, "raise SystemExit(3)", "include: module 'shop.emails' can not be imported: SystemExit: 3"),
         (AppFailed, "import nowhere", "include: module 'shop.emails' can not be imported: ModuleNotFoundError"),
     ],
 )

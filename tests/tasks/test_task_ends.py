@@ -1014,25 +1014,23 @@ async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) ->
         def raises() -> None:
             raise ValueError("its own")
 
-        @app.task(backoff=3600)
-        async def retries() -> None:
-            raise Retry("its own", delay=-1)
-
-        for task, kind, wrong in (
-            (
-                not_a_number,
-                "ValueError",
-                "InvalidArgument: backoff: expected seconds or a timedelta, 0 or more, got nan",
-            ),
-            (raises, "ValueError", "LookupError: no such table"),
-            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds or a timedelta, 0 or more, got -1"),
+        for task, wrong in (
+            (not_a_number, "InvalidArgument: backoff: expected seconds or a timedelta, 0 or more, got nan"),
+            (raises, "LookupError: no such table"),
         ):
             info, due_ms = await one(app, task)
             assert is_pending(info, 1)
             assert due_ms < HOUR_MS
             assert info is not None
-            assert info.headline == f"{kind}: its own"
+            assert info.headline == "ValueError: its own"
             assert info.status.endswith(f" s\n  its backoff failed, so the default one applies: {wrong}\n")
+
+
+@pytest.mark.parametrize("delay", [-1, "5m", True, float("nan"), float("inf"), b"1"])
+def test_a_wrong_delay_is_told_where_it_is_given(delay: Any) -> None:
+    for what, make in (("Retry", lambda: Retry("busy", delay=delay)), ("Snooze", lambda: Snooze(delay))):
+        with pytest.raises(InvalidArgument, match=f"^{what}: delay: expected seconds or a timedelta, 0 or more, got "):
+            make()
 
 
 @on_loop

@@ -455,6 +455,12 @@ def test_times_are_seconds_or_timedeltas() -> None:
     assert later.options["delay_ms"] == 60 * MINUTE_MS
 
 
+@pytest.mark.parametrize("wrong", [0, 601, "5", None, datetime.timedelta(seconds=5)])
+def test_a_wrong_time_limit_of_an_app_is_told_where_it_is_made(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^timeout_s: expected seconds, more than 0 and at most 600, got "):
+        PinLater("redis://nobody:1", timeout_s=wrong)
+
+
 def _of_batch(items: list[Item[int]]) -> None: ...
 
 

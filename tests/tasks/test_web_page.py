@@ -149,10 +149,12 @@ def test_the_time_limit_of_one_call_in_async_code(own_server: Server) -> None:
     asyncio.run(calls())
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 601, float("nan"), "1", True])
+@pytest.mark.parametrize("wrong", [0, -1, 601, float("nan"), "1", "0.5s", True, timedelta(0)])
 def test_a_wrong_time_limit(wrong: Any) -> None:
     work = PinLater("redis://nowhere").task(nothing)
-    with pytest.raises(InvalidArgument, match="timeout: expected seconds, more than 0 and at most 600, got "):
+    with pytest.raises(
+        InvalidArgument, match="timeout: expected seconds or a timedelta, more than 0 and at most 600, got "
+    ):
         work.using(timeout=wrong)
 
 

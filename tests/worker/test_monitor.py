@@ -25,7 +25,7 @@ from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.paths import ROOT
-from tests.support.servers import Server, wait_until
+from tests.support.servers import Server, free_port, wait_until
 from tests.support.wire import jump
 
 TICK_S = 0.2
@@ -481,3 +481,21 @@ def test_bad_ticks(tick_s: Any) -> None:
 
     with pytest.raises(InvalidArgument, match="tick_s"):
         asyncio.run(make())
+
+
+@on_loop
+async def test_a_monitor_of_a_worker_says_where_its_servers_came_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("PINLATER_URL", url)
+    caplog.set_level("INFO", "pinlater.monitor")
+
+    async def work(job: Job) -> None: ...
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "pinlater.monitor"]
+
+    async with AsyncClient(timeout_s=0.1) as client, Worker(client, ["mail"], work, WorkerConfig(tick_s=0.1)):
+        await until(said, "the monitor to say that its server is away")
+    assert f"server {url} (from PINLATER_URL): " in said()[0]

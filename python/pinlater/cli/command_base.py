@@ -163,7 +163,8 @@ def explain(error: Exception) -> tuple[str, int]:
     if code is None:
         return f"unexpected {type(error).__name__}: {error}; this is a bug; PINLATER_DEBUG=1 shows the traceback", BUG
     advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
-    return f"{error}; {advice}" if advice else str(error), code
+    advised = "the URL" in str(error)  # it says what to do: the server is there
+    return f"{error}; {advice}" if advice and not advised else str(error), code
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:

@@ -267,7 +267,8 @@ def ls(
         more = next(scan, None) is not None
         scheduled = client.count(queue, priority=priority).scheduled if not found else 0
     if not found and wanted:
-        say(f"queue {queue}: no {state} jobs{' due later' * future} match{_ELSEWHERE if state == 'pending' else ''}")
+        elsewhere = _ELSEWHERE if state == "pending" else ""
+        say(f"queue {queue}: no {state} jobs{' due later' * future} {wanted.in_words}{elsewhere}")
     elif not found:
         later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future else ""
         say(f"queue {queue}: no {state} jobs{' due later' if future else later}")
@@ -347,7 +348,7 @@ def retry(
         if wanted or dry_run:
             chosen, more = oldest(settings, client, targets[0], State.FAILED, wanted, priority=priority, limit=most)
             if dry_run or not chosen:
-                return _show_chosen(settings, targets[0], State.FAILED, chosen, more, "enqueued again")
+                return _show_chosen(settings, targets[0], State.FAILED, wanted, chosen, more, "enqueued again")
             done = _in_parts(chosen, "enqueued again", partial(client.retry_jobs, **options))
             return _report_chosen(settings, targets[0], "retried", "enqueued again", done, more)
         retried = client.retry_failed(targets[0], priority=priority, limit=most, **options)
@@ -408,7 +409,7 @@ def rm(
             return _rm_of_state(settings, client, queue, State(state), priority, most, yes)
         chosen, more = oldest(settings, client, queue, State(state), wanted, priority=priority, limit=most)
         if dry_run or not chosen:
-            return _show_chosen(settings, queue, State(state), chosen, more, "removed")
+            return _show_chosen(settings, queue, State(state), wanted, chosen, more, "removed")
         confirm(f"Remove {_of_state(len(chosen), State(state))} of queue {queue} for good?", yes)
         done = _in_parts(chosen, "removed", partial(_remove_unchanged, client, State(state), wanted))
     return _report_chosen(settings, queue, "removed", "removed", done, more)
@@ -463,13 +464,15 @@ def _expect_no_queue_options(
         usage(f"--task, --error, --since, --until and --dry-run: expected with {queue}, got descriptors")
 
 
-def _show_chosen(settings: Settings, queue: str, state: State, chosen: list[TaskInfo], more: bool, verb: str) -> int:
+def _show_chosen(
+    settings: Settings, queue: str, state: State, wanted: JobFilter, chosen: list[TaskInfo], more: bool, verb: str
+) -> int:
     """Shows the jobs that a command is for, as `job ls` does."""
     if settings.as_json:
         for info in chosen:
             print_json(info_document(info))
     elif not chosen:
-        say(f"queue {queue}: no {_named(state)} jobs match")
+        say(f"queue {queue}: no {_named(state)} jobs {wanted.in_words}")
     else:
         _print_jobs(chosen, body=False)
         remark(f"dry run: {_of_state(len(chosen), state)} would be {verb}{', and more match (--limit)' * more}")

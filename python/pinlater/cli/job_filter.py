@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -16,7 +17,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.cli.output import task_info
+from pinlater.cli.command_base import usage
+from pinlater.cli.output import moment, task_info
 from pinlater.cli.progress import counting
 from pinlater.cli.settings import Settings
 from pinlater.cli.times import PAST
@@ -49,6 +51,11 @@ class JobFilter:
     def __bool__(self) -> bool:
         return self != JobFilter()
 
+    @property
+    def in_words(self) -> str:
+        """What follows "no failed jobs"."""
+        return f"of task {self.task}" if self == JobFilter(task=self.task) != JobFilter() else "match"
+
     def matches(self, info: TaskInfo) -> bool:
         """Whether a job is wanted."""
         return (
@@ -73,6 +80,7 @@ def filter_options(function: F) -> F:
     def call(
         *args: Any, task: str | None, error: str | None, since: int | None, until: int | None, **options: Any
     ) -> Any:
+        _check_window(since, until)
         wanted = JobFilter(task=task, error=error, since_ms=since, until_ms=until)
         return function(*args, wanted=wanted, **options)
 
@@ -86,6 +94,14 @@ def filter_options(function: F) -> F:
         decorated = option(decorated)
     result: F = decorated
     return result
+
+
+def _check_window(since_ms: int | None, until_ms: int | None) -> None:
+    """Refuses a window that no update can be in."""
+    if since_ms is not None and since_ms > time.time() * 1000:
+        usage(f"--since: expected a time that is over, got {moment(since_ms)}")
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        usage(f"--since and --until: expected a time and a later one, got {moment(since_ms)} and {moment(until_ms)}")
 
 
 def matching(jobs: Iterator[JobInfo], wanted: JobFilter, seen: Callable[[int], None]) -> Iterator[TaskInfo]:

@@ -43,7 +43,9 @@ class ClientSettings:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self.session = Session(resolve_shards(url, shards))
+        #: The shards and their URLs, and where the choice came from.
+        self.chosen = resolve_shards(url, shards)
+        self.session = Session(self.chosen)
         self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
         check_source(self.source)
         self.timeout_s = check_seconds("timeout_s", timeout_s)
@@ -107,13 +109,18 @@ def _parts(error: PinLaterError) -> Iterable[Any]:
     return [error]
 
 
-def check_seconds(name: str, value: object) -> float:
-    """The value, if it is a time that a call may take. Raises InvalidArgument."""
+def check_seconds(name: str, value: object, expected: str = "seconds") -> float:
+    """The value, if it is a time that a call may take, in seconds. Raises InvalidArgument.
+
+    expected: what the parameter takes, for the error.
+    """
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not math.isfinite(value)
         or not 0 < value <= MAX_TIMEOUT_S
     ):
-        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+        raise InvalidArgument(
+            f"{name}: expected {expected}, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}"
+        )
     return float(value)

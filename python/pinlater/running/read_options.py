@@ -5,6 +5,7 @@ Promises that the command line wins, and that an unknown key is an error that na
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -103,12 +104,19 @@ def _read_values(file: str, table: dict[str, Any]) -> dict[str, Any]:
     """The table with times as seconds (`"30s"`), and no http for `false`."""
     values = {name: value for name, value in table.items() if not (name == "http" and value is False)}
     for name in _TIMES & values.keys():
-        if isinstance(values[name], str):
-            try:
-                values[name] = parse_duration(values[name])
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{file}: {name}: {error}") from None
+        try:
+            values[name] = _seconds(values[name])
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{file}: {name}: {error}") from None
     return values
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidArgument(f"expected a time such as 30s, 5m, 2h or 1d, or seconds, got {value!r:.60}")
+    return value
 
 
 def _shown(name: str, value: object) -> str:

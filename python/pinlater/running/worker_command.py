@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import InvalidArgument
 from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
 from pinlater.store.shards import resolve_shards
-from pinlater.worker.executor import Handler
-from pinlater.worker.load_object import load_handler
+from pinlater.tasks.loading import app_name_of
+from pinlater.tasks.task import Task
+from pinlater.worker.executor import Handler, check_handler
+from pinlater.worker.load_object import load_object
 from pinlater.worker.worker import Worker, WorkerConfig
 
 
@@ -36,7 +40,7 @@ def run_handler(
     command: the command line that starts one of several processes. That process calls this function too.
     create: create missing queues. By default they raise InvalidArgument.
     """
-    function = load_handler(handler) if isinstance(handler, str) else handler
+    function = load_handler(handler) if isinstance(handler, str) else _checked("handler", handler)
     work = _work(function, queues, shards, config or WorkerConfig(), create)
     code = run_supervised(work)
     if code is not None:
@@ -45,6 +49,19 @@ def run_handler(
         return run_alone(work)
     kill_s = kill_after_s(work.config.stop_timeout_s)
     return supervise(work, [ProcessSet(command=command, processes=processes, kill_after_s=kill_s)])
+
+
+def load_handler(name: str) -> Handler:
+    """The function that `module:function` names. Raises as load_object does."""
+    return _checked(f"handler {name!r}", load_object(name, "handler"))
+
+
+def _checked(what: str, handler: Any) -> Handler:
+    """Returns a handler. Raises InvalidArgument. what: the handler, as errors name it."""
+    if isinstance(handler, Task):
+        app = app_name_of(handler)
+        raise InvalidArgument(f"{what}: this is a task of app {app}; `pinlater run {app}` works on it")
+    return check_handler(handler)
 
 
 def _work(

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import hiredis
 import redis
@@ -356,7 +357,8 @@ def _advice(url: str, found: str, error: Exception) -> str:
     """What to do about a failed connect, where the reason alone does not say it. found: the reason."""
     plain = url.startswith("redis://")
     if "DB index is out of range" in found:
-        return "; the number behind the last / of the URL is the database: take a lower one, most servers have 0 to 15"
+        where = "db= of" if "db" in parse_qs(urlsplit(url).query) else "the last / of"
+        return f"; the number behind {where} the URL is the database: take a lower one, most servers have 0 to 15"
     if isinstance(error, redis.InvalidResponse) and not found.endswith('"\\x15" as reply type byte'):
         return "; another kind of server answers there, such as one of HTTP: expected host and port of Redis or Valkey"
     if plain and isinstance(error, redis.InvalidResponse | ConnectionResetError | redis.ConnectionError):

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
+from pinlater.client.base import check_seconds
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig
@@ -90,12 +91,15 @@ class UrlProvider(ClientProvider):
 class ClientOptions:
     """How an app's clients are made. url, shards, timeout_s: see Client.
 
-    PINLATER_URL or the TOML file is read when a client is made.
+    PINLATER_URL or the TOML file is read when a client is made. Raises InvalidArgument for another timeout_s.
     """
 
     url: str | None = field(repr=False)
     shards: Mapping[str, str] | None = field(repr=False)
     timeout_s: float
+
+    def __post_init__(self) -> None:
+        check_seconds("timeout_s", self.timeout_s)
 
     def new(self) -> AsyncClient:
         """A new client. The caller closes it."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from pinlater.model.errors import AppFailed, InvalidArgument
 from pinlater.model.text import describe
 from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.functions import checked_modules, module_name
+from pinlater.tasks.task import Task
 from pinlater.worker.load_object import ERROR_BYTES, load_object
 
 
@@ -34,7 +36,7 @@ def import_included(app: PinLater) -> None:
     for name in app.include:
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
                 raise InvalidArgument(f"include: module {name!r}: no module named {error.name!r}") from None
             text = describe(error, ERROR_BYTES)
@@ -53,6 +55,14 @@ def import_name(app: PinLater) -> str:
     if parts.import_name is None:
         parts.import_name = _found_name(app)
     return parts.import_name
+
+
+def app_name_of(task: Task[..., Any]) -> str:
+    """The name "module:app" of a task's app, as far as the task's module shows it; else MODULE:APP."""
+    for name, value in vars(sys.modules.get(task.function.__module__, object)).items():
+        if isinstance(value, PinLater) and value.tasks.get(task.name) is task:
+            return f"{module_name(task.function.__module__)}:{name}"
+    return "MODULE:APP"
 
 
 def _found_name(app: PinLater) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pinlater.model.times import Seconds, as_seconds
+from pinlater.model.times import Seconds, as_seconds, milliseconds
 from pinlater.worker.executor import Failed
 
 
@@ -20,11 +20,12 @@ class Retry(TaskEnd):
 
     reason: text for the job's custom status.
     delay: until the next attempt, in seconds or as a timedelta; None: as the task's backoff says.
+    Raises InvalidArgument for another delay.
     """
 
     def __init__(self, reason: str = "", *, delay: Seconds | None = None) -> None:
         super().__init__(reason)
-        self.delay = None if delay is None else as_seconds(delay)
+        self.delay = None if delay is None else _delay_s("Retry", delay)
 
 
 class Snooze(TaskEnd):
@@ -32,14 +33,21 @@ class Snooze(TaskEnd):
 
     delay: until then, in seconds or as a timedelta.
     state: what `context.state` is then, as after a checkpoint. Without it the state stays as it is.
+    Raises InvalidArgument for another delay.
     """
 
     def __init__(self, delay: Seconds, *, state: Any = ...) -> None:
         super().__init__(delay)
-        self.delay = as_seconds(delay)
+        self.delay = _delay_s("Snooze", delay)
         self.state = state
         #: The headers to write into the envelope: the state and the last progress. None: leave them as they are.
         self.headers: dict[str, Any] | None = None if state is ... else {"state": state}
+
+
+def _delay_s(what: str, delay: Seconds) -> float:
+    """Seconds of a delay. Raises InvalidArgument."""
+    milliseconds(f"{what}: delay", delay)
+    return as_seconds(delay)
 
 
 class Cancel(TaskEnd):

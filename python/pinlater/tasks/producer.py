@@ -185,10 +185,13 @@ class Producer(Generic[P, R_co]):
         headers |= {} if trace is None else {"trace": trace}
         queue = self.send_options.queue if queue is None else queue
         headers = {} if self._raw else headers
-        timeout_s = self._timeout_s if timeout is None else check_seconds("timeout", as_seconds(timeout))
+        if timeout is not None:
+            timeout = check_seconds("timeout", as_seconds(timeout), "seconds or a timedelta")
         return Producer(
             self._clients,
-            dataclasses.replace(self.send_options, queue=queue, options=options, headers=headers, timeout_s=timeout_s),
+            dataclasses.replace(
+                self.send_options, queue=queue, options=options, headers=headers, timeout_s=timeout or self._timeout_s
+            ),
         )
 
     def _check_using(self, delay: object, at: object, queue: str | None, trace: object) -> None:

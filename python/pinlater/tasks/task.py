@@ -21,7 +21,7 @@ from pinlater.tasks.dependencies import Needs
 from pinlater.tasks.functions import check_function, context_of, never_fits
 from pinlater.tasks.producer import Producer, SendOptions
 from pinlater.tasks.task_options import Kind, TaskOptions
-from pinlater.worker.executor import is_async
+from pinlater.worker.executor import NotAHandler, is_async
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -43,7 +43,7 @@ class TaskParts(NamedTuple):
     context: type[BaseContext] | None
 
 
-class Task(Producer[P, R_co]):
+class Task(Producer[P, R_co], NotAHandler):
     """A function with `@app.task`: an AsyncTask or a PlainTask.
 
     A direct call, `task(…)`, runs the function here and now, without a queue. It gets a context of its own if it takes

@@ -12,7 +12,6 @@ from typing import Any, Final
 from pinlater.model.errors import AppFailed, InvalidArgument
 from pinlater.model.text import describe, did_you_mean
 from pinlater.model.tracebacks import in_users_code
-from pinlater.worker.executor import Handler, check_handler
 
 #: Of the error of a user's module, in a message.
 ERROR_BYTES: Final = 1_000
@@ -20,11 +19,6 @@ ERROR_BYTES: Final = 1_000
 _KINDS: Final = {"handler": "function", "app": "app"}
 #: The name after the colon that a hint proposes.
 _USUAL: Final = {"handler": "handle", "app": "app"}
-
-
-def load_handler(name: str) -> Handler:
-    """The function that `module:function` names. Raises as load_object does."""
-    return check_handler(load_object(name, "handler"))
 
 
 def load_object(name: str, what: str, kind: type | None = None) -> Any:

@@ -63,7 +63,7 @@ class MonitorThread:
         settings = self._settings
         connect_timeout_s, read_timeout_s = settings.timeouts
         client = AsyncClient(
-            shards={name: shard.server.url for name, shard in settings.session.shards.items()},
+            shards=settings.chosen,
             source=settings.source,
             timeout_s=settings.timeout_s,
             connect_timeout_s=connect_timeout_s,
