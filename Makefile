@@ -32,7 +32,7 @@ check-machine:
 $(VENV)/.tools: pyproject.toml | check-machine
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --group dev --group web
 	$(BIN)/python -m pip install --quiet --group clock || echo 'libfaketime does not build here: tests that move a clock will be skipped'
 	@touch $@
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 from pinlater import Ack, Checkpoint, Client, Job, NewJob, QueueConfig
-from pinlater.operations import results
+from pinlater.operations import results, workers
 from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.running.recoverer import end_leases as end_leases_flow
@@ -635,6 +635,25 @@ def audit(stage: Stage, case: Case) -> Iterator[None]:
     stage.take()
     yield
     stage.client.run(lambda end: flow(stage.client.session, stage.queue, end))
+
+
+@step
+def metrics_many_priorities(stage: Stage, case: Case) -> Iterator[None]:
+    stage.fill_many_priorities(case)
+    queue_shard = stage.queue_shard()
+    yield
+    stage.client.run(lambda end: workers.measure(queue_shard, b"12345678", 1000, end))
+
+
+@step
+def worker_processes_of_a_queue(stage: Stage, case: Case) -> Iterator[None]:
+    """A record of the most bytes from each of 500 processes, and how they are listed."""
+    stage.new_queue()
+    queue_shard, record = stage.queue_shard(), b'"%s"' % (b"x" * 5_000)
+    yield
+    for number in range(500):
+        stage.client.run(lambda end, at=number: workers.beat(queue_shard, f"process {at}", record, b"0", end))  # type: ignore[misc]
+    stage.client.run(lambda end: workers.worker_processes(stage.client.session, [stage.queue], end))
 
 
 class Pinger(threading.Thread):

@@ -1,6 +1,6 @@
 """The workers that benches/worker.py starts, each in its own process, as `pinlater run` makes them.
 
-    python benches/task_process.py drain|sleep|memory URL QUEUE COUNT [FEW]
+    python benches/task_process.py drain|pace|sleep|memory URL QUEUE COUNT [NUMBER…]
 
 Promises one JSON line on stdout after COUNT tasks.
 """
@@ -44,9 +44,9 @@ class Countdown:
             self.over.set()
 
 
-async def work(app: PinLater, over: asyncio.Event, concurrency: int, count: int) -> None:
+async def work(app: PinLater, over: asyncio.Event, config: WorkerConfig, count: int) -> None:
     """Runs a worker from its start to its stop, after `count` tasks."""
-    async with worker_of(app, config=WorkerConfig(concurrency=concurrency)) as worker:
+    async with worker_of(app, config=config) as worker:
         await worker.start()
         await over.wait()
         await worker.stop()
@@ -65,9 +65,26 @@ async def drain(app: PinLater, count: int) -> dict[str, float]:
 
     before_us = await gather_us(count)
     started_us = cpu_us()
-    await work(app, countdown.over, CONCURRENCY, count)
+    await work(app, countdown.over, WorkerConfig(concurrency=CONCURRENCY), count)
     job_us = (cpu_us() - started_us) / count
     return {"job_us": job_us, "task_us": (before_us + await gather_us(count)) / 2}
+
+
+async def pace(app: PinLater, count: int, *settings: int) -> float:
+    """Tasks a second, from before the first claim to after the last ack.
+
+    settings: the concurrency, and the prefetch; by default those of a worker.
+    """
+    countdown = Countdown(count)
+
+    @app.task(name=TASK, queue=QUEUE)
+    async def nothing(x: int, y: str) -> None:
+        countdown.one()
+
+    config = WorkerConfig(concurrency=settings[0], prefetch=settings[1]) if settings else WorkerConfig()
+    started_s = time.monotonic()
+    await work(app, countdown.over, config, count)
+    return count / (time.monotonic() - started_s)
 
 
 async def sleep(app: PinLater, count: int) -> float:
@@ -82,7 +99,7 @@ async def sleep(app: PinLater, count: int) -> float:
         times_s.append(time.monotonic())
         countdown.one()
 
-    await work(app, countdown.over, count, count)
+    await work(app, countdown.over, WorkerConfig(concurrency=count), count)
     return max(times_s) - min(times_s)
 
 
@@ -97,7 +114,7 @@ async def memory(app: PinLater, count: int, few: int) -> dict[str, int]:
         if countdown.left in (count - few, 0):
             found["many" if countdown.left == 0 else "few"] = _rss()
 
-    await work(app, countdown.over, CONCURRENCY, count)
+    await work(app, countdown.over, WorkerConfig(concurrency=CONCURRENCY), count)
     return found
 
 
@@ -107,5 +124,5 @@ def _rss() -> int:
 
 if __name__ == "__main__":
     role, url, queue, *numbers = sys.argv[1:]
-    roles: dict[str, Any] = {"drain": drain, "sleep": sleep, "memory": memory}
+    roles: dict[str, Any] = {"drain": drain, "pace": pace, "sleep": sleep, "memory": memory}
     print(json.dumps(uvloop.run(roles[role](PinLater(url), *map(int, numbers)))))

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benches.support import serving
 from pinlater import AsyncClient, Job, PinLater, Worker, WorkerConfig
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.meters import Meter
 from pinlater.tasks.runner import TaskRunner
 
@@ -108,10 +109,10 @@ def main() -> None:
         PinLater(server.url) as app,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        client = app.clients.sync()  # both sides share its connections
+        client = parts_of(app).clients.sync()  # both sides share its connections
 
         async def of_loop() -> AsyncClient:
-            return app.clients.of_loop()
+            return parts_of(app).clients.of_loop()
 
         own = runner.run(of_loop())
 

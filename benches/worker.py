@@ -10,9 +10,11 @@ Promises the same table as benches/core.py. Risks: a busy machine changes times,
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import redis
@@ -20,15 +22,18 @@ import redis
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benches import peers
-from benches.support import Figure, Options, figure, per_job, print_table, ratios, serving, write_json
+from benches.support import Figure, Options, figure, interleave, per_job, print_table, ratios, serving, write_json
 from benches.task_process import CALL, QUEUE, SLEEPERS, TASK
 from benches.worker_cost import process, result
 from pinlater import PinLater
+from pinlater.tasks.app import parts_of
 from tests.support.servers import Kind, wait_until
 
 BATCH = 1_000
 #: The most pending jobs while jobs are enqueued and drained at the same time.
 MAX_PENDING = 50_000
+#: Concurrency and prefetch that drain fast.
+SETTINGS = ((100, 200), (128, 256), (200, 400), (400, 800), (10, 1_000))
 
 
 def drain(kind: Kind, options: Options) -> list[Figure]:
@@ -43,6 +48,24 @@ def drain(kind: Kind, options: Options) -> list[Figure]:
     jobs, tasks = [each["job_us"] for each in found], [each["task_us"] for each in found]
     note = f"a task {per_job(jobs)}, a gathered one {per_job(tasks)}"
     return [figure("worker CPU a no-op task / a gathered one", kind, ratios(jobs, tasks), 3.5, 2, note=note)]
+
+
+def defaults(kind: Kind, options: Options) -> list[Figure]:
+    """Drain with default settings, over that with the best ones: those of SETTINGS with the highest median."""
+    count = options.scaled(60_000, 10_000)
+    with serving(kind) as server, PinLater(server.url, timeout_s=60) as app:
+
+        def pace(*settings: int) -> float:
+            _enqueue(app, count)
+            with process("pace", server, QUEUE, count, *settings, script="task_process.py") as draining:
+                return float(result(draining))
+
+        found = interleave({str(each): partial(pace, *each) for each in ((), *SETTINGS)}, options.rounds)
+    by_default = found.pop("()")
+    best = max(found, key=lambda name: statistics.median(found[name]))
+    note = f"{statistics.median(by_default):,.0f} tasks/s; the best has (concurrency, prefetch) {best}"
+    measured = ratios(by_default, found[best])
+    return [figure("drain by default / with the best settings", kind, measured, 0.9, 1.0, at_least=True, note=note)]
 
 
 def sleepers(kind: Kind, options: Options) -> list[Figure]:
@@ -60,11 +83,12 @@ def memory(kind: Kind, options: Options) -> list[Figure]:
     """The memory of a worker after ten times as many jobs. Few jobs are pending, as those are the server's memory."""
     few, many = options.scaled(200_000, 50_000), options.scaled(2_000_000, 200_000)
     with serving(kind) as server, PinLater(server.url, timeout_s=60) as app:
+        client = parts_of(app).clients.sync()
         _enqueue(app, BATCH)
         with process("memory", server, QUEUE, many, few, script="task_process.py") as draining:
             for _ in range(many // BATCH - 1):
                 _enqueue(app, BATCH)
-                wait_until(lambda: app.clients.sync().count(QUEUE).pending < MAX_PENDING, "fewer pending jobs", 60)
+                wait_until(lambda: client.count(QUEUE).pending < MAX_PENDING, "fewer pending jobs", 60)
             rss = result(draining)
     name = f"RSS of a worker at {many:,} jobs / at {few:,}"
     note = f"{rss['many'] / 2**20:.1f} MiB, {rss['few'] / 2**20:.1f} MiB"
@@ -79,6 +103,7 @@ def _enqueue(app: PinLater, count: int) -> None:
 
 MEASURES: dict[str, Callable[[Kind, Options], list[Figure]]] = {
     "drain": drain,
+    "defaults": defaults,
     "sleepers": sleepers,
     "memory": memory,
 }

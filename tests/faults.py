@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         "tasks: pauses do not grow",
         f"{PACKAGE}/tasks/retry_policies.py",
-        "self.first * self.factor ** min(attempt - 1, _MAX_EXPONENT)",
-        "self.first",
+        "as_seconds(self.first) * self.factor ** min(attempt - 1, _MAX_EXPONENT)",
+        "as_seconds(self.first)",
         "tests/tasks/test_tasks.py tests/tasks/test_functions.py tests/tasks/test_task_ends.py",
     ),
     Fault(

@@ -17,6 +17,7 @@ __all__ = [
     "Job",
     "LeaseRenewer",
     "NewJob",
+    "PlainCalls",
     "RenewerStats",
     "TokenBucket",
     "__version__",
@@ -26,6 +27,7 @@ __all__ = [
     "group_acks",
     "group_descriptors",
     "group_releases",
+    "is_plain_value",
     "new_jobs",
     "pack_commands",
     "pack_jobs",
@@ -46,6 +48,12 @@ _Target: TypeAlias = Job | str | tuple[str, bytes | None]
 _Ack: TypeAlias = _Target | tuple[_Target, str, int]
 _DescriptorGroup: TypeAlias = tuple[str, str, bytes, list[bytes], list[int]]
 _JobInfo: TypeAlias = tuple[int, int, int, int, int, int, int, int, str, str, bytes | None]
+
+@final
+class PlainCalls:
+    def __new__(cls, binary: bool) -> Self: ...
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> bool: ...
 
 @final
 class NewJob:
@@ -174,9 +182,10 @@ class TokenBucket:
 def format_descriptor(queue: str, shard: str, priority: int, id: int) -> str: ...
 def format_descriptors(queue: str, shard: str, priorities: bytes | int, first_id: int, count: int) -> list[str]: ...
 def parse_descriptor(text: str) -> tuple[str, str, int, int]: ...
+def is_plain_value(value: Any, binary: bool, /) -> bool: ...
 def group_descriptors(descriptors: Iterable[str]) -> list[_DescriptorGroup]: ...
 def pack_jobs(
-    jobs: Iterable[Buffer | NewJob], body_limit: int, priorities: int, first: int = 0
+    jobs: Iterable[Buffer | NewJob], body_limit: int, priorities: int, first: int = 0, total: int | None = None
 ) -> tuple[bytes, bytes, list[bytes]]: ...
 def new_jobs(bodies: Iterable[Buffer], **options: Any) -> list[NewJob]: ...
 def pack_commands(commands: Iterable[tuple[bytes | str | int, ...] | bytes]) -> bytes: ...

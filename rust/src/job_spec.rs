@@ -29,23 +29,27 @@ struct JobSpec {
 /// Packs jobs; formats: `docs/design.md`, "Job spec".
 ///
 /// `body_limit`: bytes a body may have; `priorities`: of the queue; `first`: the first job's position in the caller's
-/// request, for messages. All is checked before anything is returned: `ValueError` or `TypeError` that begins
-/// `job <position>: `.
+/// request, and `total`: how many jobs that has (by default these), for messages. All is checked before anything is
+/// returned: `ValueError` or `TypeError` that begins `job 3 of 10: `, counted from 1, or `job: ` if there is one.
 #[pyfunction]
-#[pyo3(signature = (jobs, body_limit, priorities, first=0))]
+#[pyo3(signature = (jobs, body_limit, priorities, first=0, total=None))]
 pub fn pack_jobs<'py>(
     jobs: &Bound<'py, PyAny>,
     body_limit: usize,
     priorities: u8,
     first: usize,
+    total: Option<usize>,
 ) -> PyResult<PackedJobs<'py>> {
     let py = jobs.py();
     let limits = Limits { body_bytes: body_limit, priorities };
+    let total = total.or_else(|| jobs.len().ok());
     let mut spec = JobSpec::default();
     let mut records = Vec::new();
     for (position, item) in jobs.try_iter()?.enumerate() {
         let item = item?;
-        let at = |refusal: BadArgument| refusal.at(format_args!("job {}", first.saturating_add(position)));
+        let at = |refusal: BadArgument| {
+            refusal.at(format_args!("{}", label(first.saturating_add(position), total)))
+        };
         if position >= MAX_POSITIONS {
             return Err(at(too_many()).into());
         }
@@ -121,6 +125,16 @@ impl Limits {
         Err(BadArgument::Value(format!(
             "priority: expected 1 to {priorities} (the priorities of the queue), got {priority}"
         )))
+    }
+}
+
+/// A job of a request, for messages.
+fn label(position: usize, total: Option<usize>) -> String {
+    let number = position.saturating_add(1);
+    match total {
+        Some(1) => "job".to_owned(),
+        Some(total) => format!("job {number} of {total}"),
+        None => format!("job {number}"),
     }
 }
 

@@ -17,6 +17,7 @@ mod job_spec;
 mod limits;
 mod new_job;
 mod packed;
+mod plain_values;
 mod reader;
 mod record;
 mod renewer;
@@ -47,6 +48,8 @@ mod _core {
     use crate::job_spec::pack_jobs;
     #[pymodule_export]
     use crate::new_job::{NewJob, new_jobs};
+    #[pymodule_export]
+    use crate::plain_values::{PlainCalls, is_plain_value};
     #[pymodule_export]
     use crate::record::unpack_record;
     #[pymodule_export]

@@ -51,7 +51,7 @@ def test_help_names_the_exit_codes(run: Run) -> None:
     [
         (["queeu"], "did you mean 'queue'"),
         (["job", "cont"], "did you mean 'count'"),
-        (["queue", "create", "x", "--leese-ms", "1"], "--lease-ms"),
+        (["queue", "create", "x", "--leese", "1s"], "--lease"),
         (["queue", "create"], "Missing argument 'NAME'"),
         (["queue", "create", "a-b"], "expected 1 to 255 letters, digits or underscores, got 'a-b'"),
         (["queue", "create", "x", "--priorities", "0"], "priorities: expected an integer from 1 to 100, got 0"),
@@ -64,7 +64,7 @@ def test_help_names_the_exit_codes(run: Run) -> None:
         (["--url", "redis://x", "--shard", "1=redis://y", "queue", "ls"], "expected a URL or shards, got both"),
         (["job", "ack", "mail:s1:p1:7"], "expected descriptor@token"),
         (["job", "ack", "mail:s1:p1:7@00", "--failed"], "expected descriptor@token"),
-        (["job", "ack", "mail:s1:p1:7@0000000000000001", "--delay-ms", "5"], "expected together with --failed"),
+        (["job", "ack", "mail:s1:p1:7@0000000000000001", "--delay", "5s"], "expected together with --failed"),
         (["job", "lookup", "nonsense"], "nonsense"),
         (["job", "retry", "nonsense:1"], "nonsense:1"),
         (["job", "retry", "a", "b"], "expected one queue, or descriptors, got a, b"),

@@ -26,7 +26,7 @@ from tests.support.servers import Server
 
 
 def test_create_and_info(run: Run) -> None:
-    ran = run("queue", "create", "mail", "--lease-ms", "5000", "--priorities", "2", "--paused", "--json")
+    ran = run("queue", "create", "mail", "--lease", "5s", "--priorities", "2", "--paused", "--json")
     assert ran.document["created"] is True
     assert ran.document["config"]["lease_ms"] == 5000
     shown = run("queue", "info", "mail", "--json").document
@@ -72,12 +72,12 @@ def test_ls(run: Run) -> None:
 
 
 def test_set(run: Run, mail: str) -> None:
-    assert run("queue", "set", mail, "--paused", "--lease-ms", "1000", "--json").document["config"]["paused"] is True
+    assert run("queue", "set", mail, "--paused", "--lease", "1s", "--json").document["config"]["paused"] is True
     assert run("queue", "set", mail, "--no-paused").out == "queue mail: paused = False\n"
     assert run("queue", "info", mail, "--json").document["config"]["lease_ms"] == 1000
     nothing = run("queue", "set", mail)
     assert nothing.code == USAGE
-    assert "--lease-ms" in nothing.err
+    assert "--lease" in nothing.err
     assert run("queue", "set", mail, "--priorities", "1").code == USAGE
 
 
@@ -137,7 +137,7 @@ def test_enqueue_bodies_from_everywhere(run: Run, mail: str, tmp_path: Path, ser
 
 
 def test_enqueue_options(run: Run, mail: str) -> None:
-    options = ("--priority", "2", "--delay-ms", "3600000", "--attempts", "5", "--status", "by hand", "--key", "k")
+    options = ("--priority", "2", "--delay", "1h", "--attempts", "5", "--status", "by hand", "--key", "k")
     descriptor = run("job", "enqueue", mail, "x", *options, "--json").document["descriptor"]
     info = run("job", "lookup", descriptor, "--json").document
     assert (info["priority"], info["attempts_allowed"], info["status"], info["state"]) == (2, 5, "by hand", "pending")
@@ -190,7 +190,7 @@ def test_ack_failed_and_release(run: Run, mail: str) -> None:
     claim = run("job", "dequeue", mail, "--json").document["claim"]
     assert run("job", "release", claim).out == f"{descriptor} released\n"
     claim = run("job", "dequeue", mail, "--json").document["claim"]
-    options = ("--failed", "--status", "boom", "--delay-ms", "3600000")
+    options = ("--failed", "--status", "boom", "--delay", "1h")
     assert run("job", "ack", claim, *options).out == f"{descriptor} failed\n"
     info = run("job", "lookup", descriptor, "--json").document
     assert (info["attempts_remaining"], info["status"], info["state"]) == (1, "boom", "pending")
@@ -203,7 +203,7 @@ def test_a_list_shows_the_newest_error_and_not_the_end_of_its_traceback(run: Run
 
 def test_dequeue_for_people(run: Run, mail: str) -> None:
     assert run("job", "dequeue", mail).out == "queue mail has no due jobs\n"
-    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
+    run("job", "enqueue", mail, "later", "--delay", "1h")
     assert run("job", "dequeue", mail).out == "queue mail has no due jobs; 1 job due later\n"
     run("job", "enqueue", mail, "esc\x1b[2J", "b")
     dry = run("job", "dequeue", mail, "--dry-run", "--json").document
@@ -253,7 +253,7 @@ def test_lookup(run: Run, mail: str) -> None:
 def test_ls_jobs(run: Run, mail: str) -> None:
     assert run("job", "ls", mail).out == "queue mail: no pending jobs\n"
     run("job", "enqueue", mail, *"abc")
-    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
+    run("job", "enqueue", mail, "later", "--delay", "1h")
     assert [each["body"] for each in run("job", "ls", mail, "--body", "--json").documents] == ["c", "b", "a"]
     shown = run("job", "ls", mail, "--limit", "2")
     assert len(shown.out.splitlines()) == 3
@@ -298,20 +298,20 @@ def test_retry(run: Run, mail: str) -> None:
     assert run("job", "lookup", descriptors[0], "--json").document["attempts_remaining"] == 4
     assert run("job", "retry", descriptors[0]).code == NO
     assert run("job", "retry", mail, "--limit", "1").out == "queue mail: 1 job enqueued again, 1 failed job remains\n"
-    assert run("job", "retry", mail, "--delay-ms", "3600000", "--json").document == {"retried": 1, "failed": 0}
+    assert run("job", "retry", mail, "--delay", "1h", "--json").document == {"retried": 1, "failed": 0}
 
 
 def test_rm_jobs(run: Run, mail: str) -> None:
     first, second, *_ = _fail(run, mail, "a", "b", "c", "d")
     assert run("job", "rm", first, second, "--json").document == {"removed": 2}
     assert run("job", "rm", first).code == NO
-    removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1")
+    removed = run("job", "rm", "--queue", mail, "--state", "failed", "--limit", "1", "--yes")
     assert (removed.code, removed.out) == (DONE, "queue mail: 1 job removed, 1 failed job remains\n")
-    rest = run("job", "rm", "--queue", mail, "--state", "failed", "--json")
+    rest = run("job", "rm", "--queue", mail, "--state", "failed", "--json", "--yes")
     assert (rest.code, rest.document) == (DONE, {"removed": 1, "failed": 0})
     run("job", "enqueue", mail, "now")
-    run("job", "enqueue", mail, "later", "--delay-ms", "3600000")
-    pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1")
+    run("job", "enqueue", mail, "later", "--delay", "1h")
+    pending = run("job", "rm", "--queue", mail, "--state", "pending", "--limit", "1", "--yes")
     assert pending.out == "queue mail: 1 job removed, 1 pending job remains\n"
     assert run("job", "count", mail, "--json").document["failed"] == 0
 

@@ -34,6 +34,7 @@ VARYING: tuple[tuple[str, str | None], ...] = (
     (r"[\d.]+ MiB used", "SIZE used"),
     (r"[\d.]+ s (?:behind|ahead of)", "OFFSET from"),
     (r"[\d.]+ ms a round trip", "TRIP"),
+    (r"(?<=server in )\S+(?=:)", "DIRECTORY"),
 )
 
 

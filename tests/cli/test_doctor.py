@@ -55,13 +55,14 @@ def test_a_fresh_server_has_no_errors(server: Server) -> None:
 
 
 def test_an_unreachable_server_is_an_error_that_hides_the_password() -> None:
-    (finding,) = examine(ClientSettings(f"redis://:canary@127.0.0.1:{free_port()}"))
+    chosen, finding = examine(ClientSettings(f"redis://:canary@127.0.0.1:{free_port()}"))
+    assert (chosen.check, chosen.found) == ("chosen", "from an argument")
     assert (finding.level, finding.check) == (ERROR, "reachable")
     assert "canary" not in repr(finding)
 
 
 def test_a_refused_login(server: Server) -> None:
-    (finding,) = examine(ClientSettings(f"redis://:wrong@127.0.0.1:{server.port}"))
+    _, finding = examine(ClientSettings(f"redis://:wrong@127.0.0.1:{server.port}"))
     assert finding.found.startswith("login refused")
 
 

@@ -19,6 +19,7 @@ from pinlater import AsyncClient, Client, PinLater
 from pinlater.cli.settings import Settings
 from pinlater.model.errors import InvalidArgument, PinLaterError
 from pinlater.running.options import RunOptions
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import Worker
 from tests.support.cli_runs import Run, run
 from tests.support.servers import Server, free_port
@@ -99,7 +100,7 @@ def test_errors_about_urls_that_cannot_be_used(url: str) -> None:
         lambda: Client([url]),  # type: ignore[arg-type]
         lambda: Client(shards=[url]),  # type: ignore[arg-type]
         lambda: Client(shards={"1": url.encode()}),  # type: ignore[dict-item]
-        lambda: PinLater(url).clients.sync(),
+        lambda: parts_of(PinLater(url)).clients.sync(),
         lambda: RunOptions(app="x:y", url=[url]),  # type: ignore[arg-type]
         lambda: RunOptions(app="x:y", shards={"1": [url]}),  # type: ignore[dict-item]
     ):
@@ -192,7 +193,8 @@ def test_what_commands_print(
         check(*map(str, run("--timeout", "0.5", "queue", "ls")), *map(str, run("run", "x:y")))
     (tmp_path / "pinlater.toml").unlink()
     (tmp_path / "app_of_test.py").write_text(
-        f"from pinlater import PinLater\napp = PinLater({url!r})\napp.clients.sync()\n"
+        "from pinlater import PinLater\nfrom pinlater.tasks.app import parts_of\n"
+        f"app = PinLater({url!r})\nparts_of(app).clients.sync()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     check(*map(str, run("run", "app_of_test:app", "--burst")))

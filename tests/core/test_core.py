@@ -287,17 +287,17 @@ def test_jobs_are_packed_as_the_page_says() -> None:
     [
         (
             [b""] * 3 + [_core.NewJob(b"", priority=7)],
-            "ValueError: job 3: priority: expected 1 to 3 (the priorities of the queue), got 7",
+            "ValueError: job 4 of 4: priority: expected 1 to 3 (the priorities of the queue), got 7",
         ),
         (
             [bytes(2**20 + 1)],
-            "ValueError: job 0: body: expected at most 1,048,576 bytes (the queue's body limit), got 1,048,577",
+            "ValueError: job: body: expected at most 1,048,576 bytes (the queue's body limit), got 1,048,577",
         ),
         (
             [b"", "a"],
-            "TypeError: job 1: body: expected bytes, got str 'a'; encode it first, such as text.encode()",
+            "TypeError: job 2 of 2: body: expected bytes, got str 'a'; encode it first, such as text.encode()",
         ),
-        ([b""] * 65_537, "ValueError: job 65536: expected at most 65,536 jobs a call, got more"),
+        ([b""] * 65_537, "ValueError: job 65537 of 65537: expected at most 65,536 jobs a call, got more"),
     ],
 )
 def test_packing_says_which_job_is_wrong(items: Any, message: str) -> None:
@@ -305,7 +305,8 @@ def test_packing_says_which_job_is_wrong(items: Any, message: str) -> None:
 
 
 def test_packing_a_part_names_positions_of_the_whole_request() -> None:
-    assert refusal(_core.pack_jobs, [b"", 1], 9, 3, first=1000).startswith("TypeError: job 1001: ")
+    assert refusal(_core.pack_jobs, [b"", 1], 9, 3, 1000, 1500).startswith("TypeError: job 1002 of 1500: ")
+    assert refusal(_core.pack_jobs, iter([b"", 1]), 9, 3).startswith("TypeError: job 2: ")
 
 
 @given(st.one_of(st.binary(max_size=6), st.builds(lambda rest: b"\1" + rest, st.binary(max_size=6))))

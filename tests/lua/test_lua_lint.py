@@ -43,7 +43,7 @@ COMMANDS = WRITES | READS | {"TIME"}
 LINES = 160
 
 #: Writes that may be repeated, so they need no lane.
-REPEATED = {"forget_queue", "keep_remnant", "permit"}
+REPEATED = {"beat", "forget_queue", "keep_remnant", "measure", "permit"}
 
 # unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
 BOUNDED = {
@@ -52,6 +52,7 @@ BOUNDED = {
     "extras": "ids of one call and their extras: 2,000",
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",
+    "ended": "a page of HSCAN of 10, and one",
     "decorated_ids": "of one claim: 1,000",
     "entries": "two for each id of one call: 2,000",
     "leases": "of the ids of one call: 1,000",

@@ -81,7 +81,7 @@ def queue_names() -> Iterator[tuple[str, Call, str]]:
 def of_enqueue() -> Iterator[tuple[str, Call, str]]:
     bad: list[tuple[dict[str, Any], str]] = [
         ({"priority": 0}, "priority.*1 to.*got 0"),
-        ({"priority": 4}, "priority.*1 to 3.*got 4"),
+        ({"priority": 4}, "^job: priority.*1 to 3.*got 4"),
         ({"priority": 101}, "priority.*got 101"),
         ({"status": LONG_STATUS}, "status.*3,?000.*3,?001"),
         ({"status": "é" * 1501}, "status.*3,?000.*3,?002"),
@@ -102,12 +102,20 @@ def of_enqueue() -> Iterator[tuple[str, Call, str]]:
         yield f"enqueue {options!r:.40}", on(lambda c, o: c.enqueue("q", b"", **o), options), says
     for body in ("text", 1, None, 1.5, [b""], object()):
         yield f"enqueue body {body!r:.10}", on(lambda c, b: c.enqueue("q", b), body), "bod(y|ies): expected bytes"
-        yield f"enqueue_many body {body!r:.10}", on(lambda c, b: c.enqueue_many("q", [b"", b]), body), "(?s)job 1|bytes"
+        yield (
+            f"enqueue_many body {body!r:.10}",
+            on(lambda c, b: c.enqueue_many("q", [b"", b]), body),
+            "(?s)job 2 of 2|bytes",
+        )
     large = b"x" * (BODY_LIMIT + 1)
-    yield "enqueue large", (lambda c, _: c.enqueue("q", large)), "body.*1,?000.*1,?001"
-    yield "enqueue_many large", (lambda c, _: c.enqueue_many("q", [b""] * 1500 + [large])), "job 1,?500.*1,?000.*1,?001"
+    yield "enqueue large", (lambda c, _: c.enqueue("q", large)), "^job: body.*1,?000.*1,?001"
+    yield (
+        "enqueue_many large",
+        (lambda c, _: c.enqueue_many("q", [b""] * 1500 + [large])),
+        "job 1501 of 1501.*1,?000.*1,?001",
+    )
     late = [b""] * 1500 + [NewJob(b"", priority=4)]
-    yield "enqueue_many priority", (lambda c, _: c.enqueue_many("q", late)), "job 1,?500.*priority.*got 4"
+    yield "enqueue_many priority", (lambda c, _: c.enqueue_many("q", late)), "job 1501 of 1501.*priority.*got 4"
     for jobs in (None, 1, True):
         yield f"enqueue_many {jobs!r}", on(lambda c, jobs: c.enqueue_many("q", jobs), jobs), "jobs: expected"
     yield "enqueue_many str", (lambda c, _: c.enqueue_many("q", "text")), "bytes"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -164,6 +165,12 @@ def test_a_scheduled_job_notifies_the_waiter_at_its_time_and_not_before(
     calls.enqueue("q", b"while it waits", run_after_ms=due_ms)
     (job,) = waiting.result(WOKEN_S)
     assert (job.body, job.claimed_ms >= due_ms) == (b"while it waits", True)
+
+
+def test_a_wait_may_be_a_timedelta(calls: Calls) -> None:
+    assert calls.dequeue("q", wait=timedelta(milliseconds=1)) == []
+    calls.enqueue("q", b"x")
+    assert [job.body for job in calls.dequeue("q", wait=timedelta(minutes=1))] == [b"x"]
 
 
 def test_several_threads_wait_on_one_client(calls: Calls, server: Server, pool: ThreadPoolExecutor) -> None:

@@ -110,7 +110,7 @@ def is_tidy(world: World) -> bool:
 
 
 MANY_ORDERS = pytest.mark.thorough("orders")
-#: It takes half a minute alone, and several times that on a busy machine.
+#: They take up to half a minute alone, and several times that on a busy machine.
 LONG = (MANY_ORDERS, pytest.mark.timeout(600))
 RACES: list[Any] = [
     pytest.param([], [[create], [create]], id="two create"),
@@ -118,7 +118,7 @@ RACES: list[Any] = [
     pytest.param([create], [[delete], [delete]], id="two delete"),
     pytest.param([create], [[delete], [create]], id="one deletes, one creates"),
     pytest.param([], [[create], [create, delete]], id="one creates, one creates and deletes"),
-    pytest.param([create, delete], [[create], [create, delete]], id="the same of a deleted queue", marks=MANY_ORDERS),
+    pytest.param([create, delete], [[create], [create, delete]], id="the same of a deleted queue", marks=LONG),
     pytest.param([create], [[delete], [create], [delete]], id="two delete, one creates", marks=LONG),
 ]
 
@@ -156,10 +156,10 @@ LATE: list[Any] = [
     pytest.param([create], [delete], [create], {4: "late"}, id="the end of a deletion"),
     pytest.param([create], [delete], [create], {2: "answer lost"}, id="the answer to a deletion"),
     pytest.param([create], [delete], [create], {3: "answer lost"}, id="the answer to a remnant"),
-    pytest.param([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two", marks=MANY_ORDERS),
-    pytest.param([create], [delete], [create, delete], {2: "late"}, id="a deletion of two", marks=MANY_ORDERS),
-    pytest.param([create], [delete], [create, delete], {3: "late"}, id="a remnant of two", marks=MANY_ORDERS),
-    pytest.param([create], [delete], [create, delete], {4: "late"}, id="an end of two", marks=MANY_ORDERS),
+    pytest.param([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two", marks=LONG),
+    pytest.param([create], [delete], [create, delete], {2: "late"}, id="a deletion of two", marks=LONG),
+    pytest.param([create], [delete], [create, delete], {3: "late"}, id="a remnant of two", marks=LONG),
+    pytest.param([create], [delete], [create, delete], {4: "late"}, id="an end of two", marks=LONG),
 ]
 
 

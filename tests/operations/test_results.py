@@ -33,11 +33,15 @@ from pinlater import (
     State,
     TaskFailed,
 )
+from pinlater.client.base import BaseClient
 from pinlater.operations import results as core
 from pinlater.operations.parts import in_parts
 from pinlater.running.app_worker import worker_of
+from pinlater.store import async_subscriber
+from pinlater.store.effects import Flow, Subscribe
 from pinlater.store.keys import queue_key
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.audits import audit_queue
@@ -174,9 +178,9 @@ async def test_a_wait_raises_for_a_result_that_is_late_or_removed(app: PinLater)
     ):
         with pytest.raises(InvalidArgument, match="its task keeps no results: expected one with result_ttl"):
             await none.aresult()
-    with pytest.raises(InvalidArgument, match="timeout: expected seconds, 0 or more, got -1"):
+    with pytest.raises(InvalidArgument, match="timeout: expected seconds or a timedelta, 0 or more, got -1"):
         await handle.aresult(-1)
-    with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds, 0\.001 or more, got 0"):
+    with pytest.raises(InvalidArgument, match=r"result_ttl: expected seconds or a timedelta, 0\.001 or more, got 0"):
         app.task(result_ttl=0)
     with pytest.raises(InvalidArgument):
         app.handle("nothing")
@@ -205,9 +209,9 @@ async def test_a_result_that_can_not_be_stored_fails_the_attempt(app: PinLater) 
     fine = await no_bytes.aenqueue(b"fine")
     await work(app)
     said = [
-        "InvalidArgument: result: it can not be packed as msgpack: can not serialize 'object' object",
-        r"InvalidArgument: result: expected at most 1,048,576 bytes \(the queue's body limit\), got 2,000,006",
-        "InvalidArgument: result: expected bytes of a raw task, got 'text'",
+        "ResultNotKept: result: it can not be packed as msgpack: can not serialize 'object' object; annotate the",
+        r"ResultNotKept: result: expected at most 1,048,576 bytes \(the queue's body limit\), got 2,000,006",
+        "ResultNotKept: result: expected bytes of a raw task, got 'text'",
     ]
     for handle, text in zip(handles, said, strict=True):
         with pytest.raises(TaskFailed, match=text):
@@ -281,7 +285,7 @@ def test_threads_wait_side_by_side_and_use_connections_again(app: PinLater, serv
         for thread in threads:
             thread.join(30)
         assert sorted(found) == [0, 1, 2, 3]
-    (free,) = app.clients.sync().driver.subscriber.free.values()
+    (free,) = parts_of(app).clients.sync().driver.subscriber.free.values()
     assert len(free) == 4  # of the first round, in use again in the second
 
 
@@ -358,6 +362,40 @@ async def test_a_wait_ends_at_its_own_time_though_longer_ones_look_with_it(fresh
             await asyncio.wait_for(worker.run(burst=True), 30)
         assert await long == 1
         await app.aclose()
+
+
+def subscribing(client: BaseClient) -> Flow[bool]:
+    """Whether the server confirms a subscription in time."""
+    subscription = yield Subscribe(client.session.servers[0], b"news", 0.2)
+    if subscription is not None:
+        subscription.close()
+    return subscription is not None
+
+
+@pytest.mark.parametrize("connections", [0, 1], ids=["new connection", "used connection"])
+def test_a_subscription_is_given_up_in_time(fresh_server: FreshServer, connections: int) -> None:
+    server = fresh_server()
+    with Client(server.url, connect_timeout_s=600, read_timeout_s=600) as client:
+        for _ in range(connections):
+            assert client.run(lambda _: subscribing(client))
+        server.pause()
+        assert not client.run(lambda _: subscribing(client))
+        server.kill()
+
+
+@pytest.mark.parametrize("connections", [0, 1], ids=["new connection", "used connection"])
+@on_loop
+async def test_a_subscription_is_given_up_in_time_in_async_code(
+    fresh_server: FreshServer, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_subscriber, "CONFIRM_S", HOUR_S)
+    server = fresh_server()
+    async with AsyncClient(server.url, connect_timeout_s=600, read_timeout_s=600) as client:
+        for _ in range(connections):
+            assert await client.run(lambda _: subscribing(client))
+        server.pause()
+        assert not await client.run(lambda _: subscribing(client))
+        server.kill()
 
 
 @on_loop

@@ -244,7 +244,8 @@ class Storm:
     def end(self) -> None:
         for process in self.alive.values():
             process.terminate()
-        assert [process.wait(CALM_S) for process in self.alive.values()] == [0] * len(WORKERS)
+        ends = {process.wait(CALM_S) for process in self.alive.values()}
+        assert ends <= {0, -signal.SIGTERM}, ends  # the latter before it was ready
 
     def kill_worker(self) -> None:
         options = random.choice(WORKERS)

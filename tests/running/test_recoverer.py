@@ -163,9 +163,6 @@ def test_only_jobs_that_a_dead_process_had_started_have_crashed(
 
 #: The supervisor inherits orphans, as process 1 of a container does.
 ORPHANS = """
-PR_SET_CHILD_SUBREAPER = 36
-ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
 @app.task(name="apart", runs_in="process")
 def apart() -> None:
     note("began", "apart")
@@ -174,6 +171,13 @@ def apart() -> None:
 @app.task(name="kill_worker", attempts=1)
 async def kill_worker() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":  # the supervisor: orphans become its children, as in a container
+    from pinlater.cli import main
+    PR_SET_CHILD_SUBREAPER = 36
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.argv[1:] = ["run", "tasks:app", "--max-memory", "10000"]
+    sys.exit(main())
 """
 
 
@@ -183,7 +187,7 @@ def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: 
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=1))
         app.send("apart")
-        supervisor = app_runs.start("--processes", "1", "--max-memory", "10000")
+        supervisor = app_runs.start_program()
         (began,) = app_runs.wait("began")
         app.send("kill_worker")
         wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end", 20)

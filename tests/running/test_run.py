@@ -107,7 +107,7 @@ def test_a_burst_runs_what_is_due_and_ends(
 def test_only_the_queues_named_are_worked_on(start: Start, app: PinLater, tmp_path: Path) -> None:
     out = tmp_path / "out"
     there, elsewhere = app.send("note", str(out), "x"), app.by_name("second").using(queue="second").enqueue(str(out))
-    process = start("--burst", "--queues", "third,default")
+    process = start("--burst", "--create", "--queues", "third,default")
     _, log = process.communicate(timeout=60)
     assert "working on third, default: 1 task\n" in log
     assert "WARNING pinlater.worker: queue third: created, as it was missing; no task of the app uses it" in log
@@ -147,9 +147,59 @@ def test_its_last_line_counts_what_became_of_jobs(start: Start, app: PinLater, s
 def test_a_burst_that_reaches_no_server_ends(runs: Callable[..., AppRuns]) -> None:
     app = runs("redis://127.0.0.1:1", "app = PinLater(timeout_s=0.5)\n@app.task\ndef nothing(): ...\n")
     assert app.start("--burst", "--processes", "2").wait(60) == SERVER
-    assert app.log.count("error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1: not reached") == 2
+    assert (
+        app.log.count(
+            "error: no claim or ack was answered in 0.5 s: server redis://127.0.0.1:1 (from PINLATER_URL): not reached"
+        )
+        == 2
+    )
     assert "start it, or name another one" in app.log
     assert "starting another" not in app.log
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_says_that_it_works_once_a_server_answers(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer, processes: int
+) -> None:
+    server = fresh_server(aof_always=True)
+    server.kill()
+    app = runs(server.url, '@app.task(queue="mail")\ndef nothing(): ...\n')
+    app.start("--processes", str(processes))
+    wait_until(lambda: app.log.count("queues not looked at yet") >= processes, "workers without a server")
+    assert "working on" not in app.log
+    server.start()
+    wait_until(lambda: app.log.count("INFO pinlater.worker: working on mail: 1 task\n") == processes, "work")
+
+
+@pytest.mark.thorough("minutes")  # three looks of a monitor
+def test_a_first_start_warns_of_nothing_though_its_workers_are_slow(
+    runs: Callable[..., AppRuns], fresh_server: FreshServer
+) -> None:
+    server = fresh_server()
+    app = runs(
+        server.url,
+        """
+note("imported", "app")
+if Path("record").read_text().count("imported") > 1:  # not the supervisor's
+    wait_for("go")
+
+@app.task(name="work", queue="mail")
+def work() -> None: ...
+""",
+    )
+    app.start("--processes", "2")
+    app.wait("imported", 3)
+
+    def looks() -> int:
+        with server.client() as client:
+            return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    before = looks()
+    wait_until(lambda: looks() > before + 2, "three looks of the monitor", 60)
+    (app.folder / "go").touch()
+    wait_until(lambda: app.log.count("working on mail: 1 task") == 2, "two workers")
+    assert "WARNING" not in app.log
+    assert "ERROR" not in app.log
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

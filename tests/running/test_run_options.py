@@ -21,6 +21,7 @@ from pinlater.running.process_slots import rearrange
 from pinlater.running.read_options import options_of, parse_queues
 from pinlater.running.status import STALE_S, SupervisorStatus
 from pinlater.running.worker_process import ProcessSet
+from pinlater.tasks.app import parts_of
 from pinlater.worker.queue_order import QueueOrder
 from tests.support.cli_runs import Run, run
 from tests.support.pages import page, table
@@ -31,6 +32,7 @@ __all__ = ["run"]  # a fixture
 PAGE = page("running")
 FULL = """
 app = "shop:app"
+include = ["shop.emails"]
 url = "redis://there:1"
 strict = false
 isolate = false
@@ -40,6 +42,7 @@ max_jobs = 1000
 memory_mb = 500
 stop_timeout = 5.5
 log_format = "json"
+log_success = true
 http = "127.0.0.1:9100"
 [queues.mail]
 weight = 3
@@ -76,6 +79,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
     options = options_of({"app": None, "strict": None}, Path(name) if name == "other.toml" else None)
     assert options == RunOptions(
         app="shop:app",
+        include=["shop.emails"],
         url="redis://there:1",
         concurrency=20,
         processes=2,
@@ -83,6 +87,7 @@ def test_every_key_of_toml(folder: Path, name: str) -> None:
         memory_mb=500,
         stop_timeout=5.5,
         log_format="json",
+        log_success=True,
         http="127.0.0.1:9100",
         queues={"mail": QueueOptions(weight=3), "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000)},
     )
@@ -98,6 +103,22 @@ def test_the_command_line_goes_before_toml(folder: Path) -> None:
         "video": QueueOptions(concurrency=1, processes=4, memory_mb=2000),
         "new": QueueOptions(),
     }
+
+
+def test_times_in_toml_may_have_a_unit(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text('stop_timeout = "2m"\nloop_timeout = "500ms"')
+    with pytest.raises(InvalidArgument, match=r"loop_timeout: expected seconds, 1 to 86400, got 0\.5"):
+        options_of({"app": "a:b"}, None)
+    options = options_of({"app": "a:b", "loop_timeout": 30.0}, None)
+    assert (options.stop_timeout, options.loop_timeout) == (120, 30)
+
+
+def test_no_http(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text("http = false")
+    assert options_of({"app": "a:b"}, None).http is None
+    assert options_of({"app": "a:b", "http": ":1"}, None).http == ":1"
+    (folder / "pinlater.toml").write_text("http = ':9100'")
+    assert options_of({"app": "a:b", "http": ""}, None).http is None
 
 
 def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
@@ -120,11 +141,11 @@ def slots(app: PinLater) -> list[str]:
     """Where its two kinds of clients would go."""
 
     async def of_loop() -> list[str]:
-        async with app.clients.new() as client:
+        async with parts_of(app).clients.new() as client:
             return [str(shard) for shard in client.session.shards.values()]
 
     with app:
-        found = [str(shard) for shard in app.clients.sync().session.shards.values()]
+        found = [str(shard) for shard in parts_of(app).clients.sync().session.shards.values()]
         assert asyncio.run(of_loop()) == found
     return found
 
@@ -240,20 +261,29 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, queues, strict,"),
+        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, include, queues,"),
         ("watch = true", "unknown key 'watch'"),
         ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
         ("queues = 'a'", "queues: expected a table, got 'a'"),
         ("[queues]\na = 3", "queues.a: expected a table, got 3"),
         ("shards = 1", "shards: expected a table"),
         ("app = 1", "app: expected MODULE:APP, got 1"),
+        ("include = 'shop.emails'", "include: expected a list of module names, got 'shop.emails'"),
         ("strict = 'yes'", "strict: expected true or false, got 'yes'"),
+        ("log_success = 1", "log_success: expected true or false, got 1"),
         ("isolate = 1", "isolate: expected true or false, got 1"),
         ("concurrency = 0", "concurrency: expected an integer from 1"),
         ("processes = 257", "processes: expected an integer from 1 to 256, got 257"),
         ("max_jobs = 0", "max_jobs: expected an integer"),
         ("memory_mb = 1.5", "memory_mb: expected an integer"),
-        ("stop_timeout = -1", "stop_timeout_s: expected seconds"),
+        ("stop_timeout = -1", "pinlater.toml: stop_timeout: expected a time such as 30s, .*, or seconds, got -1"),
+        ("stop_timeout = true", "pinlater.toml: stop_timeout: expected a time such as 30s, .*, or seconds, got True"),
+        (
+            "stop_timeout = '5 minutes'",
+            "pinlater.toml: stop_timeout: expected a time such as 30s, 5m, 2h or 1d, or sec",
+        ),
+        ("loop_timeout = ''", "pinlater.toml: loop_timeout: expected a time such as 30s"),
+        ("http = true", "http: expected HOST:PORT"),
         ("log_format = 'xml'", "log_format: expected text or json, got 'xml'"),
         ("http = 9100", "http: expected HOST:PORT, such as 127.0.0.1:9100, got 9100"),
         ("http = 'localhost'", "http: expected HOST:PORT"),
@@ -309,7 +339,7 @@ def test_the_page_has_what_there_is(folder: Path) -> None:
     assert [list(group.queues) for group in options.groups(options.queues)] == [["mail", "reports"], ["video"]]
     keys = " ".join(cell for _, cell, *_ in table(PAGE, "options"))
     named = {"queues", "shards", *re.findall(r"`(\w+)`", keys)}
-    assert {field.name for field in fields(RunOptions)} - {"burst", "watch"} == named
+    assert {field.name for field in fields(RunOptions)} - {"burst", "watch", "create"} == named
     assert [f"`{family}`" for family in FAMILIES] == [row[0] for row in table(PAGE, "metrics")]
 
 
@@ -338,12 +368,13 @@ def test_the_sum_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[Any] = [Reporting(sets[0], 1, 99.0, True, 5), Reporting(sets[1], 2, 99.0, False, 7)]
     for process in processes:
         status.reported(process)
-    assert (health().status, readiness()) == (200, (503, "not ready: b\n", readiness().type))
+    assert (health().status, readiness()) == (200, (503, "not ready: b: 2 is not: it starts\n", readiness().type))
     assert "pinlater_claimed_jobs_total 12\n" in metrics().text
     processes[1].ready = True
     assert readiness().status == 200
     processes[1].reported_s = 100.0 - STALE_S - 1
-    assert (health()[:2], readiness()[:2]) == ((503, "no report from process 2 for 10 s\n"), (503, "not ready: b\n"))
+    assert health()[:2] == (503, "no report from process 2 for 10 s\n")
+    assert readiness()[:2] == (503, "not ready: b: 2 has sent no report for 10 s\n")
     status.ended(processes[0], "memory")
     text = metrics().text
     assert "pinlater_claimed_jobs_total 12\n" in text  # counts stay, what runs does not

@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pinlater import AsyncClient, Client, PinLater, QueueConfig
 from pinlater.operations.queues import recreate_lost
-from pinlater.tasks.app import DEFAULT_CRASH_LIMIT
+from pinlater.tasks.app import parts_of
+from pinlater.tasks.app_parts import DEFAULT_CRASH_LIMIT
 from tests.conftest import FreshServer
 from tests.support.run_processes import APP, AppRun, Start, app, client, start
 from tests.support.servers import Server, is_alive, wait_until
@@ -178,6 +179,23 @@ def test_a_stop_right_after_a_reload_is_graceful(
     assert len(run.notes("waited")) == 1
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@one_server
+def test_a_stop_says_once_how_jobs_are_given_up(
+    start: Start, app: PinLater, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    run = start(*options)
+    run.logged("working on", len(options) or 1)
+    app.send("wait", str(tmp_path / "gate"))
+    run.noted("waits")
+    run.send(signal.SIGINT)
+    run.logged("stopping, press Ctrl-C again to give jobs up")
+    run.send(signal.SIGINT)
+    run.process.wait(60)
+    assert run.log.count("press Ctrl-C again") == 1
+    assert run.log.count("giving running jobs up") == 1
+
+
 SLOW = """
 def gate(name):
     line(name)
@@ -303,6 +321,16 @@ def test_json_logs_have_the_job_of_every_line(start: Start, app: PinLater) -> No
 
 
 @one_server
+def test_a_success_is_logged_where_it_is_asked_for(start: Start, app: PinLater, tmp_path: Path) -> None:
+    for option, successes in ((), 0), (("--log-success",), 1), (("--log-success", "--max-jobs", "9"), 1):
+        handle = app.send("say", "hello")
+        run = start("--burst", *option)
+        assert run.process.wait(60) == 0
+        said = f"INFO pinlater.worker: job {handle.descriptor}: task say succeeded in "
+        assert run.log.count(said) == successes
+
+
+@one_server
 def test_text_logs_have_it_at_the_end(start: Start, app: PinLater) -> None:
     handle = app.send("say", "hello")
     run = start("--burst")
@@ -320,12 +348,14 @@ def test_probes_and_metrics(start: Start, app: PinLater, tmp_path: Path, process
     wait_until(lambda: run.get("/readyz") == (200, "ok\n"), "readiness")
     assert run.get("/healthz") == (200, "ok\n")
     assert run.get("/nowhere")[0] == 404
+    assert samples(run)["pinlater_failed_by_crash_total task=note queue=default"] == 0
+    assert samples(run)["pinlater_jobs_total task=note end=expired"] == 0
     app.by_name("note").enqueue_many([(str(number),) for number in range(100)])
     for name in ("fail", "nowhere", "nowhere"):
         app.send(name)
     app.send("wait", str(gate))
     app.by_name("x").enqueue()
-    client = app.clients.sync()
+    client = parts_of(app).clients.sync()
     client.enqueue("default", b"\xff no task")
     wait_until(lambda: samples(run)["pinlater_jobs_total task=note end=succeeded"] == 100, "100 jobs counted")
     wait_until(lambda: samples(run).get("pinlater_unknown_tasks_total task=nowhere", 0) >= 2, "unknown ones")

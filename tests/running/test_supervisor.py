@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from pinlater import Client, InvalidArgument
-from pinlater.running.worker_command import run_handler
-from pinlater.worker.load_object import load_handler
+from pinlater.running.worker_command import load_handler, run_handler
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import Record, WorkerProcesses, body
 from tests.support.paths import ROOT

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pinlater import Client, QueueConfig
+from pinlater import AsyncClient, Client, InvalidArgument, PinLater, QueueConfig, Worker
+from pinlater.running.worker_command import run_handler
 from tests.support.servers import Server, wait_until
 
 DEADLINE_S = 60.0
@@ -69,6 +71,19 @@ def result_of(client: Client, file: Path) -> str:
     client.enqueue("q", str(file).encode())
     wait_until(lambda: file.exists() and file.read_text(), "the job", DEADLINE_S)
     return file.read_text()
+
+
+def test_a_task_is_no_handler() -> None:
+    app = PinLater("redis://nowhere")
+
+    @app.task
+    def send(to: str) -> None: ...
+
+    handler: Any = send
+    with pytest.raises(InvalidArgument, match=r"^handler: this is a task of app MODULE:APP; `pinlater run MODULE:APP`"):
+        run_handler(handler, ["q"], shards={})
+    with pytest.raises(InvalidArgument, match=r"^handler: expected a function that takes the job, got <task .*send'"):
+        Worker(AsyncClient("redis://nowhere"), ["q"], handler)
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

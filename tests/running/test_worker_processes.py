@@ -116,10 +116,11 @@ def test_prefetched_jobs_of_a_stopped_process_do_not_run_twice(
     client: Client, workers: WorkerProcesses, record: Record, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    client.enqueue_many("q", [body()] * 300 + [body("gate", path=str(gate))] * 20)
-    # it holds all twenty: a worker with room could be given jobs while it stands still
+    client.enqueue_many("q", [body()] * 300)
     first = workers.start(tick_s=TICK_S, concurrency=2, prefetch=18, short_jobs=True, stop_timeout_s=3)
     record.wait("end", 300, DEADLINE_S)
+    # it holds all twenty: a worker with room could be given jobs while it stands still
+    client.enqueue_many("q", [body("gate", path=str(gate))] * 20)
     record.wait("start", 302, DEADLINE_S)
     wait_until(lambda: (now := client.count("q")).in_progress == 20 and now.succeeded == 300, "300 acks", DEADLINE_S)
     first.send_signal(signal.SIGSTOP)

@@ -22,6 +22,7 @@ from pinlater import AsyncClient, Client, PinLater
 from pinlater.model.errors import ClientClosed
 from pinlater.operations import dequeue as dequeuing
 from pinlater.operations import results
+from pinlater.tasks.app import parts_of
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server, wait_until
 
@@ -201,16 +202,16 @@ async def test_an_app_whose_other_loop_closes_its_client_as_this_one_makes_its_o
             return super().is_closed()
 
     async def of_other() -> AsyncClient:
-        return app.clients.of_loop()
+        return parts_of(app).clients.of_loop()
 
     other = Between()
     thread = threading.Thread(target=other.run_forever, daemon=True)
     thread.start()
     closed = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other))
-    mine = app.clients.of_loop()
+    mine = parts_of(app).clients.of_loop()
     await asyncio.wrap_future(closings[0])
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(of_other(), other)) is not closed
-    assert app.clients.of_loop() is mine
+    assert parts_of(app).clients.of_loop() is mine
     other.call_soon_threadsafe(other.stop)
     thread.join()
     other.close()

@@ -84,7 +84,7 @@ def kept_and_over(scene: Scene) -> None:
 
 def deleted(scene: Scene) -> bytes:
     (remnant,) = scene.wire.write("delete_queue", b"")
-    assert scene.wire.forget(remnant) == 1
+    assert scene.wire.forget(remnant) == 0
     return bytes(remnant)
 
 
@@ -123,6 +123,8 @@ MORE: list[Callable[[Scene], Any]] = [
     kept_and_over,
     lambda s: s.wire.outcomes([s.end(3).id]),
     lambda s: s.wire.read("peek") + s.wire.counts() + s.wire.read("config"),
+    lambda s: s.wire.read("beat", b"worker", b"{}", b"0") and s.wire.read("list_workers", b"0"),
+    lambda s: s.wire.read("measure", b"reader 1", 1_000),
     lambda s: fail_all(s.wire, 1),
     deleted,
 ]

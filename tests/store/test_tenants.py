@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import orjson
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
@@ -22,6 +23,7 @@ from pinlater.cli.doctor.examine import examine
 from pinlater.client.base import ClientSettings
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerRefused
 from pinlater.model.jobs import Job
+from pinlater.operations.workers import beat, measure, worker_processes
 from pinlater.store.keys import blocking_list_key, cancel_channel, queue_key, registry_key, result_channel, wake_channel
 from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
@@ -98,6 +100,27 @@ async def test_a_tenant_works_with_its_rights_alone(tenants: tuple[Tenant, Tenan
         assert ran == [b"x"]
         found = {finding.check: finding.level for finding in examine(ClientSettings(tenant.url), [tenant.queue])}
         assert found["permissions"] == OK
+
+
+def test_a_tenant_sees_its_own_workers_and_measures_alone(tenants: tuple[Tenant, Tenant]) -> None:
+    acme, other = tenants
+    with Client(acme.url, timeout_s=0.5) as client:
+        own, foreign = (client.session.queue_shards(tenant.queue)[0] for tenant in (acme, other))
+        record = orjson.dumps(
+            {"host": "h", "process": 1, "version": "1", "concurrency": 1, "started_ms": 1, "running": 0, "jobs": []}
+        )
+        client.run(lambda end: beat(own, "one", record, b"0", end))
+        client.run(lambda end: beat(own, "two", record, b"0", end))
+        client.run(lambda end: beat(own, "two", b"", b"0", end))
+        [found] = client.run(lambda end: worker_processes(client.session, [acme.queue], end))
+        assert found.source == "one"
+        assert client.run(lambda end: measure(own, bytes(8), 1000, end)) is not None
+        with pytest.raises(ServerRefused):
+            client.run(lambda end: beat(foreign, "one", record, b"0", end))
+        with pytest.raises(ServerRefused):
+            client.run(lambda end: worker_processes(client.session, [other.queue], end))
+        with pytest.raises(ServerRefused):
+            client.run(lambda end: measure(foreign, bytes(8), 1000, end))
 
 
 def test_a_tenant_reads_and_changes_nothing_of_another(tenants: tuple[Tenant, Tenant]) -> None:

@@ -6,6 +6,7 @@ PINLATER_URL names its servers.
 from __future__ import annotations
 
 import ctypes
+import datetime
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,11 @@ def note(path: str, text: str) -> None:
 def maker(*, folder: Folder = Shared(Folder)) -> Iterator[str]:
     yield folder.path
     note(folder.path, "closed")
+
+
+@app.task(runs_in="process", queue="kept", result_ttl=60)
+def price_on(day: datetime.date, prices: dict[datetime.date, Decimal]) -> Decimal:
+    return prices[day]
 
 
 @app.task(runs_in="process")
@@ -125,7 +132,7 @@ def given(text: str, *, path: str = Depends(maker), folder: Folder = Shared(Fold
     note(path, f"{text} {os.getpid()}")
 
 
-@app.task(runs_in="process", queue="kept", result_ttl=60, codec="json", attempts=1)
+@app.task(runs_in="process", queue="kept", result_ttl=60, codec="json")
 def square(x: Any) -> Any:
     """None where it cannot be packed."""
     return {"square": x * x} if isinstance(x, int) else object()

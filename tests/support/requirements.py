@@ -59,6 +59,11 @@ LIBFAKETIME = Requirement(
     lambda: faketime_library().exists(),
     f"{sys.executable} -m pip install --group clock",
 )
+WEB = Requirement(
+    "FastAPI, Flask, httpx2 or uvicorn is not installed",
+    lambda: all(map(find_spec, ("fastapi", "flask", "httpx2", "uvicorn"))),
+    f"{sys.executable} -m pip install --group web",
+)
 TIME_NAMESPACE = Requirement(
     "no time namespace can be made",
     lambda: _succeeds("unshare", "--time", "--boottime", "1", "--fork", "true"),
@@ -69,7 +74,7 @@ EAGER_TASKS = Requirement(
     lambda: hasattr(asyncio, "eager_task_factory"),
     "make PYTHON=python3.12",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, EAGER_TASKS, TIME_NAMESPACE)
+REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, WEB, EAGER_TASKS, TIME_NAMESPACE)
 
 
 def require(needed: Requirement) -> None:

@@ -115,12 +115,12 @@ async def fail() -> None:
 
 
 class AppRun:
-    """One `pinlater run tasks:app`."""
+    """One `pinlater run tasks:app`. It creates the queues that a test names."""
 
     def __init__(self, folder: Path, server: Server, *options: str, app: bool = True, url: bool = True) -> None:
         self.folder, self.notes_path = folder, folder / "notes"
         self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
-        command = [sys.executable, "-m", "pinlater", "run", *(["tasks:app"] if app else []), *options]
+        command = [sys.executable, "-m", "pinlater", "run", *(["tasks:app"] if app else []), "--create", *options]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
         environment = {**kept, "NOTES": str(self.notes_path), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"PINLATER_URL": server.url} if url else {}

@@ -14,6 +14,7 @@ import pytest
 from pinlater import Cancel, Depends, Execution, Failure, Item, Middleware, PinLater, Snooze, State
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
@@ -330,7 +331,7 @@ async def test_a_batch_passes_on_the_trace_that_all_its_jobs_have(
             await task.using(trace=trace).aenqueue(1)
         async with worker_of(app, ["default"]) as worker:
             await asyncio.wait_for(worker.run(burst=True), 30)
-        read = [envelope.read(job.body) for job in await app.clients.of_loop().dequeue("sink", 10)]
+        read = [envelope.read(job.body) for job in await parts_of(app).clients.of_loop().dequeue("sink", 10)]
         app.close()  # the blocking client of the thread
     assert seen == [traces]
     assert {args[0]: headers.get("trace") for _, args, _, headers in read} == {"of the batch": passed_on, "own": "own"}
@@ -407,9 +408,11 @@ async def test_a_job_of_a_batch_has_one_argument(server: Server) -> None:
         @app.task(name="t", batch=2, batch_wait=0, attempts=1)
         async def task(items: list[Item[int]]) -> None: ...
 
-        handles = [await app.asend("t"), await app.asend("t", 1, 2), await app.asend("t", x=1), await app.asend("t", 1)]
+        async with PinLater(server.url) as other:  # it does not know the function
+            calls: list[tuple[list[int], dict[str, int]]] = [([], {}), ([1, 2], {}), ([], {"x": 1}), ([1], {})]
+            handles = [await other.asend("t", *args, **kwargs) for args, kwargs in calls]
         stats = (await run(app)).stats
         assert (stats.succeeded, stats.failed) == (1, 3)
-        info = await handles[2].ainfo()
+        info = await app.handle(handles[2].descriptor).ainfo()
     assert info is not None
     assert info.status.startswith("TypeError: a batch task takes one argument by position, got 0 and ['x']\n")

@@ -34,6 +34,7 @@ from pinlater.operations import results as core
 from pinlater.running.app_worker import worker_of
 from pinlater.store.keys import cancel_channel
 from pinlater.store.scripts import load_scripts
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.audits import audit_queue
 from tests.support.cut_proxy import Cut, CutProxy
@@ -350,7 +351,7 @@ async def test_a_job_whose_cancellation_was_lost_stops_at_its_checkpoint(app: Pi
     async def task(context: Context) -> None:
         assert own.driver.subscriber.on_message is not None
         own.driver.subscriber.on_message = None  # as if the subscription were away
-        await Handle(app.clients, context.job.descriptor).acancel()
+        await Handle(parts_of(app).clients, context.job.descriptor).acancel()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
         try:
@@ -360,7 +361,7 @@ async def test_a_job_whose_cancellation_was_lost_stops_at_its_checkpoint(app: Pi
             raise
 
     handle = await task.aenqueue()
-    async with app.clients.new() as own, worker_of(app, client=own) as worker:
+    async with parts_of(app).clients.new() as own, worker_of(app, client=own) as worker:
         await asyncio.wait_for(worker.run(burst=True), 30)
     assert seen == [f"ClaimLost: checkpoint: job {handle.descriptor} is not this worker's any more"]
     assert (worker.stats.stale, worker.stats.cancelled, await handle.astatus()) == (1, 0, None)
@@ -427,7 +428,7 @@ async def test_a_stale_run_is_stopped_and_not_the_next_one_of_the_same_worker(ap
         try:
             await until(lambda: runs, "the first run")
             held = next(iter(worker.running.values())).job
-            assert await app.clients.of_loop().release([held]) == []
+            assert await parts_of(app).clients.of_loop().release([held]) == []
             await until(lambda: len(runs) == 2, "the second run")
             await until(lambda: runs[0].cancelled, "its word")
             assert not runs[1].cancelled
@@ -435,6 +436,6 @@ async def test_a_stale_run_is_stopped_and_not_the_next_one_of_the_same_worker(ap
         finally:
             gate.set()
         await until(lambda: worker.stats.succeeded == worker.stats.stale == 1, "their ends")
-    count = await app.clients.of_loop().count("default")
+    count = await parts_of(app).clients.of_loop().count("default")
     assert (count.in_progress, count.pending) == (0, 0)
     await app.aclose()

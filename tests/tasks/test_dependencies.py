@@ -29,6 +29,7 @@ from pinlater import (
 )
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.worker.time_limits import hooks_limit_s
 from pinlater.worker.worker import WorkerConfig
 from tests.support.handlers_for_tests import on_loop, until
@@ -238,7 +239,7 @@ async def test_a_call_that_brings_what_the_worker_gives_fails(app: PinLater, log
         log.append("never")
 
     body = envelope.head("t", "msgpack") + envelope.packer("msgpack")([[], {"n": 1}])
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await task.aenqueue()
     await client.enqueue("default", body, attempts=1)
     log.clear()
@@ -550,7 +551,7 @@ async def test_a_producers_hook_adds_headers_once_a_call_of_a_producer(server: S
         await sends.aenqueue()
         await task.aenqueue_many([(), ()])
         await raw.aenqueue(b"")
-        client = app.clients.of_loop()
+        client = parts_of(app).clients.of_loop()
         jobs = await client.dequeue("default", 10)
         headers = [envelope.read(job.body)[3] for job in jobs]
     assert calls == ["t", "t"]
@@ -595,7 +596,7 @@ async def test_what_a_task_enqueues_has_its_trace(server: Server) -> None:
         await in_thread.aenqueue()
         async with worker_of(app, ["default"]) as worker:
             await worker.run(burst=True)
-        client = app.clients.of_loop()
+        client = parts_of(app).clients.of_loop()
         read = [envelope.read(job.body) for job in await client.dequeue("sink", 10)]
         app.close()  # the blocking client of the thread
     found = sorted((args[0], headers.get("trace", "")) for _, args, _, headers in read)

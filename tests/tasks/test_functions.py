@@ -14,6 +14,7 @@ import pytest
 import pinlater
 from pinlater import Context, Depends, InvalidArgument, PinLater, State, SyncContext
 from pinlater.running.app_worker import worker_of
+from pinlater.tasks.task import task_parts
 from tests.support.handlers_for_tests import on_loop
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ TAKES: dict[str, tuple[Callable[..., Any], bool]] = {
 
 @pytest.mark.parametrize(("function", "takes"), TAKES.values(), ids=TAKES)
 def test_the_context_is_seen_however_it_is_written(function: Callable[..., Any], takes: bool) -> None:
-    context = PinLater().task(name="t")(function).context
+    context = task_parts(PinLater().task(name="t")(function)).context
     assert (context is not None) is takes
 
 
@@ -195,14 +196,17 @@ async def test_a_call_that_can_never_fit_uses_up_all_attempts_at_once() -> None:
     async def batch(items: list[Any]) -> None:
         raise TypeError("of the task")
 
-    by_name = app.by_name
-    wrong = {
-        name: [await by_name(name).aenqueue(1, 2), await by_name(name).aenqueue(1, z=3), await by_name(name).aenqueue()]
-        for name in ("plain", "async", "wrapped", "batch")
-    }
-    right = [await plain.aenqueue(1), await plain.aenqueue(2), await on_the_loop.aenqueue(1), await batch.aenqueue(1)]
-    async with app, worker_of(app) as worker:
-        await worker.run(burst=True)
+    unknowing = PinLater("memory://test_functions")  # a program that does not know the functions
+    async with app, unknowing:
+        wrong = {
+            name: [await send(1, 2), await send(1, z=3), await send()]
+            for name in ("plain", "async", "wrapped", "batch")
+            for send in [unknowing.by_name(name).aenqueue]
+        }
+        right = [await plain.aenqueue(1), await plain.aenqueue(2), await on_the_loop.aenqueue(1)]
+        right += [await batch.aenqueue(1)]
+        async with worker_of(app) as worker:
+            await worker.run(burst=True)
         for name, handles in wrong.items():
             for handle in handles:
                 info = await handle.ainfo()
@@ -213,3 +217,33 @@ async def test_a_call_that_can_never_fit_uses_up_all_attempts_at_once() -> None:
             info = await one.ainfo()
             assert info is not None
             assert info.state is State.PENDING, info.status
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_an_app_and_a_task_show_public_names_only() -> None:
+    app = PinLater()
+
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    by_name = {"by_name", "send", "asend", "handle"}
+    assert public(app) == {
+        *("task", "tasks", "lifespan", "middleware", "add_middleware", "include", "immediate", "close", "aclose"),
+        *by_name,
+    }
+    enqueues = {"enqueue", "aenqueue", "enqueue_many", "aenqueue_many", "delay", "args", "using"}
+    assert public(add) == {
+        *enqueues,
+        "name",
+        "queue",
+        "codec",
+        "priority",
+        "function",
+        "options",
+        "kind",
+        "send_options",
+    }

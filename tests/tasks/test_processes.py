@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from pinlater import (
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
 from pinlater.tasks import task_processes as processes
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.loading import import_name, load_app
 from pinlater.worker.worker import WorkerConfig
 from tests.conftest import FreshServer
@@ -84,7 +87,7 @@ async def test_a_checkpoint_goes_through_the_worker_and_a_trace_goes_on(out: Pat
     async with app:
         await calls_app.checkpointed.using(trace="00-ab").aenqueue(str(out))
         assert (await run("default")).failed == 1
-        client = app.clients.of_loop()
+        client = parts_of(app).clients.of_loop()
         (sent,) = await client.dequeue("cheap")
         assert envelope.read(sent.body)[3] == {"trace": "00-ab"}
     said = lines(out)
@@ -111,10 +114,20 @@ async def test_a_task_in_a_process_gets_what_the_lifespan_of_the_process_shares(
 async def test_results_come_from_processes(out: Path) -> None:
     async with app:
         fine, bad = await calls_app.square.aenqueue(7), await calls_app.square.aenqueue("x")
-        await run("kept")
+        stats = await run("kept")
+        assert (stats.succeeded, stats.failed) == (1, 1)
         assert await fine.aresult(timeout=10) == {"square": 49}
         with pytest.raises(TaskFailed, match="result: it can not be packed as json"):
             await bad.aresult(timeout=10)
+
+
+@on_loop
+async def test_arguments_and_results_of_a_process_are_what_annotations_say() -> None:
+    day = datetime.date(2026, 11, 22)
+    async with app:
+        handle = await calls_app.price_on.aenqueue(day, {day: Decimal("1.50")})
+        await run("kept")
+        assert str(await handle.aresult(timeout=10)) == "1.50"
 
 
 @on_loop
@@ -133,10 +146,10 @@ async def test_what_can_not_be_read_back_fails_its_job_and_spares_its_process(ou
         before, value, state, after = [await calls_app.unreadable.aenqueue(where) for where in wheres]
         await run("values", concurrency=1)
         assert await before.aresult(timeout=10) == await after.aresult(timeout=10)
-        with pytest.raises(TaskFailed, match="InvalidArgument: result: it can not be read: OverflowError"):
+        with pytest.raises(TaskFailed, match="ResultNotKept: result: it can not be read: OverflowError"):
             await value.aresult(timeout=10)
         with pytest.raises(
-            TaskFailed, match="Snooze: its delay or state can not be packed and read back: OverflowError"
+            TaskFailed, match=r"Snooze: its delay or state can not be packed and read back: OverflowError.*; a state is"
         ):
             await state.aresult(timeout=10)
 
@@ -309,7 +322,7 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
     async def hook(failure: Failure) -> None:
         failures.append(failure)
 
-    async with app, app.clients.new() as client:
+    async with app, parts_of(app).clients.new() as client:
         await client.create_queue("default")
         await calls_app.fail.aenqueue("lookup")
         await calls_app.die.aenqueue("exit")
@@ -317,7 +330,6 @@ async def test_what_a_process_task_raised_is_seen_by_hooks_and_middleware(out: P
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "middleware", [Watch()])
             patch.setattr(calls_app.fail, "options", dataclasses.replace(options, on_failure=hook))
-            patch.setattr(calls_app.fail, "hook_is_async", True)
             await run()
     by_kind = {type(error): error for error in seen}
     assert set(by_kind) == {RaisedInProcess, ProcessDied}
@@ -465,7 +477,7 @@ def _with_context(context: SyncContext) -> None: ...
         ({"batch": 2}, _with_context, "expected no context for a batch, as each item has its job"),
         ({"batch": 2, "result_ttl": 5}, _plain, "expected no result_ttl for a batch, as its function returns nothing"),
         ({"batch": 0}, _plain, "batch: expected an integer from 1 to 100,000"),
-        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds, 0 or more, got -1"),
+        ({"batch": 2, "batch_wait": -1}, _plain, "batch_wait: expected seconds or a timedelta, 0 or more, got -1"),
     ],
 )
 def test_bad_kinds_raise_where_the_task_is_defined(options: dict[str, Any], function: Any, said: str) -> None:

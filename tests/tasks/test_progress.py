@@ -6,8 +6,11 @@ The tests run on servers of each kind, and read by handles and by the command li
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
+import uuid
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -178,7 +181,7 @@ async def test_bad_progress_raises(app: PinLater) -> None:
 
     @app.task
     async def task(context: Context) -> None:
-        bad: list[Any] = [("1",), (1, float("nan")), (True,), (1, None, b"x")]
+        bad: list[Any] = [("1",), (1, float("nan")), (True,), (Decimal(1),), (1, None, b"x")]
         for arguments in bad:
             with pytest.raises(InvalidArgument) as raised:
                 await context.progress(*arguments)
@@ -193,9 +196,10 @@ async def test_bad_progress_raises(app: PinLater) -> None:
     await raw.aenqueue(b"")
     assert (await work(app)).succeeded == 2
     assert said == [
-        "progress: done: expected a number, got '1'",
-        "progress: total: expected a number, got nan",
-        "progress: done: expected a number, got True",
+        "progress: done: expected a finite int or float, got '1'",
+        "progress: total: expected a finite int or float, got nan",
+        "progress: done: expected a finite int or float, got True",
+        "progress: done: expected a finite int or float, got Decimal('1')",
         "progress: note: expected text, got b'x'",
     ]
     context = Context(None, "t", None)  # type: ignore[arg-type]
@@ -254,7 +258,7 @@ async def test_a_snooze_goes_on_later_with_its_state_and_uses_no_attempt(
 async def test_a_state_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> None:
     @app.task(attempts=1, result_ttl=60)
     async def no_word() -> None:
-        raise Snooze(0, state=object())
+        raise Snooze(0, state={"due": datetime.date(2026, 11, 22)})
 
     @app.task(attempts=1, result_ttl=60)
     def too_large() -> None:
@@ -265,16 +269,38 @@ async def test_a_state_that_can_not_be_kept_fails_the_attempt(app: PinLater) -> 
         raise Snooze(-1)
 
     said: dict[Any, str] = {
-        no_word: "InvalidArgument: checkpoint: the state can not be packed as msgpack",
+        no_word: "InvalidArgument: Snooze: the state can not be packed as msgpack: .*'datetime.date' object; a state",
         too_large: "InvalidArgument: Snooze: the body with its state: expected at most 1,048,576 bytes",
-        never: "InvalidArgument: Snooze: delay: expected seconds, 0 or more, got -1",
+        never: "InvalidArgument: Snooze: delay: expected seconds or a timedelta, 0 or more, got -1",
     }
-    handles = [(await task.aenqueue(), text) for task, text in said.items()]
-    await work(app)
-    for handle, text in handles:
-        with pytest.raises(TaskFailed, match=text):
-            await handle.aresult(0)
-    await app.aclose()
+    async with app:
+        handles = [(await task.aenqueue(), text) for task, text in said.items()]
+        await work(app)
+        for handle, text in handles:
+            with pytest.raises(TaskFailed, match=text):
+                await handle.aresult(0)
+
+
+@pytest.mark.parametrize("state", [datetime.date(2026, 11, 22), uuid.UUID(int=1), Decimal("1.5"), 2**64])
+@on_loop
+async def test_a_checkpoint_says_what_a_state_may_be(app: PinLater, state: Any) -> None:
+    said = list[str]()
+
+    @app.task
+    async def task(context: Context) -> None:
+        with pytest.raises(InvalidArgument) as raised:
+            await context.checkpoint(state)
+        said.append(str(raised.value))
+
+    async with app:
+        await task.aenqueue()
+        await work(app)
+    (text,) = said
+    assert text.startswith("checkpoint: the state can not be packed as msgpack: ")
+    assert text.endswith(
+        "; a state is of None, bool, int to 64 bits, float, text, list and dict: give other values as text, and read "
+        "them from it"
+    )
 
 
 def test_the_command_line_shows_tasks_and_progress(run: Run, mail: str, server: Server) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from pinlater import (
 from pinlater.running import metrics
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from pinlater.tasks.reports import report
 from pinlater.tasks.retry_policies import Backoff
 from pinlater.tasks.runner import TaskRunner
@@ -107,7 +109,7 @@ async def _returns(app: PinLater) -> None:
         return "fine"
 
     assert (await one(app, task))[0] is None
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.configure_queue("default", keep_succeeded=10)
     info, _ = await one(app, task)
     assert info is not None
@@ -192,12 +194,34 @@ async def _cancel(app: PinLater) -> None:
 
 
 @line
+async def _result_not_kept(app: PinLater) -> None:
+    @app.task(result_ttl=60)
+    async def unpackable():  # type: ignore[no-untyped-def]
+        return Decimal(1)
+
+    @app.task(result_ttl=60)
+    def too_large() -> bytes:
+        return bytes(2_000_000)
+
+    said = {
+        unpackable: "ResultNotKept: result: it can not be packed as msgpack: can not serialize 'decimal.Decimal' "
+        "object; annotate the return type of the function with one that says what it is, or return None, bool, int to "
+        "64 bits, float, text, list and dict",
+        too_large: "ResultNotKept: result: expected at most 1,048,576 bytes (the queue's body limit), got 2,000,006",
+    }
+    for task, text in said.items():
+        info, _ = await one(app, task)
+        assert is_failed(info, text)
+
+
+@line
 async def _does_not_fit(app: PinLater) -> None:
-    @app.task
+    before_its_function_is_known: Any = app.by_name("task")
+
+    @app.task(name="task")
     async def task(x: int) -> None: ...
 
-    unchecked: Any = task
-    info, _ = await one(app, unchecked)
+    info, _ = await one(app, before_its_function_is_known)
     said = "TypeError: _does_not_fit.<locals>.task() missing 1 required positional argument: 'x'"
     assert is_failed(info, said)
 
@@ -491,7 +515,7 @@ async def _expires(app: PinLater) -> None:
     assert info.state is State.FAILED
     assert re.match(r"Expired: not run: it came \d+ ms after it was due, and expires after 50\n", info.status)
     assert "late" not in ran  # the delayed one was due 20 ms ago
-    assert await app.clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
+    assert await parts_of(app).clients.of_loop().retry_jobs([handles[0].descriptor], attempts=1)
     await run(app)
     assert await handles[0].astatus() is State.FAILED  # brought back, it expires again
     assert "late" not in ran
@@ -637,9 +661,9 @@ async def _dies(app: PinLater) -> None:
 
     handle = await task.aenqueue()
     for crashes in (1, 2, 3):
-        async with app.clients.new() as dying:
+        async with parts_of(app).clients.new() as dying:
             assert len(await dying.dequeue("default", wait=5)) == 1
-        async with app.clients.new() as client:
+        async with parts_of(app).clients.new() as client:
             monitor = Monitor(client, ["default"], tick_s=0.1)
             await monitor.start()
             await _until_crashes(handle.ainfo, crashes)
@@ -677,7 +701,7 @@ async def _newer(app: PinLater) -> None:
     @app.task
     async def task() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.create_queue("default")
     job = await client.enqueue("default", b"\xfe\x02 of the future", attempts=1)
     worker = await run(app)
@@ -696,7 +720,7 @@ async def _unreadable(app: PinLater) -> None:
     @app.task(expires=60)
     async def expires() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await task.aenqueue()
     foreign = envelope.head(expires.name, "msgpack") + msgpack.packb([[], {}, {"delay": "x"}])
     jobs = [await client.enqueue("default", body, attempts=9) for body in (b"hello", foreign)]
@@ -931,6 +955,9 @@ def test_frames_of_a_package_beside_this_one_are_reported() -> None:
         (Constant(3), [3, 3, 3, 3]),
         (Linear(2, cap=5), [2, 4, 5, 5]),
         (Exponential(1, 3, cap=20, jitter=0), [1, 3, 9, 20]),
+        (Constant(datetime.timedelta(minutes=1)), [60, 60, 60, 60]),
+        (Linear(datetime.timedelta(seconds=2), cap=5), [2, 4, 5, 5]),
+        (Exponential(datetime.timedelta(seconds=1), 3, cap=datetime.timedelta(seconds=20), jitter=0), [1, 3, 9, 20]),
     ],
 )
 def test_policies(policy: Backoff, seconds: list[float]) -> None:
@@ -940,11 +967,20 @@ def test_policies(policy: Backoff, seconds: list[float]) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda anything: Constant(-1), "Constant: seconds: expected seconds, 0 or more, got -1"),
-        (lambda anything: Linear(anything), "Linear: step: expected seconds, 0 or more, got 'a'"),
-        (lambda anything: Linear(1, cap=float("inf")), "Linear: cap: expected seconds, 0 or more, got inf"),
-        (lambda anything: Exponential(first=-1), "Exponential: first: expected seconds, 0 or more, got -1"),
-        (lambda anything: Exponential(cap=anything), "Exponential: cap: expected seconds, 0 or more, got 'a'"),
+        (lambda anything: Constant(-1), "Constant: seconds: expected seconds or a timedelta, 0 or more, got -1"),
+        (lambda anything: Linear(anything), "Linear: step: expected seconds or a timedelta, 0 or more, got 'a'"),
+        (
+            lambda anything: Linear(1, cap=float("inf")),
+            "Linear: cap: expected seconds or a timedelta, 0 or more, got inf",
+        ),
+        (
+            lambda anything: Exponential(first=-1),
+            "Exponential: first: expected seconds or a timedelta, 0 or more, got -1",
+        ),
+        (
+            lambda anything: Exponential(cap=anything),
+            "Exponential: cap: expected seconds or a timedelta, 0 or more, got 'a'",
+        ),
         (lambda anything: Exponential(factor=1e9), "Exponential: factor: expected a number from 0 to 1,000, got"),
         (lambda anything: Exponential(jitter=3), "Exponential: jitter: expected a number from 0 to 1, got 3"),
     ],
@@ -978,21 +1014,50 @@ async def test_a_backoff_that_gives_no_seconds_hides_no_error(server: Server) ->
         def raises() -> None:
             raise ValueError("its own")
 
-        @app.task(backoff=3600)
-        async def retries() -> None:
-            raise Retry("its own", delay=-1)
-
-        for task, kind, wrong in (
-            (not_a_number, "ValueError", "InvalidArgument: backoff: expected seconds, 0 or more, got nan"),
-            (raises, "ValueError", "LookupError: no such table"),
-            (retries, "Retry", "InvalidArgument: Retry: delay: expected seconds, 0 or more, got -1"),
+        for task, wrong in (
+            (not_a_number, "InvalidArgument: backoff: expected seconds or a timedelta, 0 or more, got nan"),
+            (raises, "LookupError: no such table"),
         ):
             info, due_ms = await one(app, task)
             assert is_pending(info, 1)
             assert due_ms < HOUR_MS
             assert info is not None
-            assert info.headline == f"{kind}: its own"
+            assert info.headline == "ValueError: its own"
             assert info.status.endswith(f" s\n  its backoff failed, so the default one applies: {wrong}\n")
+
+
+@pytest.mark.parametrize("delay", [-1, "5m", True, float("nan"), float("inf"), b"1"])
+def test_a_wrong_delay_is_told_where_it_is_given(delay: Any) -> None:
+    for what, make in (("Retry", lambda: Retry("busy", delay=delay)), ("Snooze", lambda: Snooze(delay))):
+        with pytest.raises(InvalidArgument, match=f"^{what}: delay: expected seconds or a timedelta, 0 or more, got "):
+            make()
+
+
+@on_loop
+async def test_pauses_may_be_timedeltas(server: Server) -> None:
+    async with PinLater(server.url) as app:
+
+        @app.task(backoff=datetime.timedelta(hours=1))
+        async def of_the_task() -> None:
+            raise ValueError
+
+        @app.task(backoff=lambda attempt, error: datetime.timedelta(hours=attempt))
+        def of_a_function() -> None:
+            raise ValueError
+
+        @app.task
+        async def retries() -> None:
+            raise Retry(delay=datetime.timedelta(hours=1))
+
+        @app.task
+        async def snoozes() -> None:
+            raise Snooze(datetime.timedelta(hours=1))
+
+        for task in (of_the_task, of_a_function, retries, snoozes):
+            info, due_ms = await one(app, task)
+            assert info is not None
+            assert info.state is State.PENDING
+            assert about_an_hour(due_ms), task
 
 
 class Abort(BaseException):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,14 +19,21 @@ from pinlater import (
     AsyncClient,
     Client,
     Context,
+    Depends,
+    Failure,
     InvalidArgument,
+    Item,
+    JobUnknown,
     PinLater,
     QueueConfig,
+    QueueNotFound,
+    Shared,
     State,
     SyncContext,
 )
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
+from pinlater.tasks.app import parts_of
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.servers import Server
@@ -192,7 +200,7 @@ def test_a_queue_of_using_is_made_for_the_task_that_is_sent(app: PinLater) -> No
     task.using(queue="two", priority=8).enqueue_many([()])
     task.using(queue="there", priority=1).enqueue()
     app.by_name("elsewhere").using(queue="three", priority=4).enqueue()
-    client = app.clients.sync()
+    client = parts_of(app).clients.sync()
     configs = {name: client.queue_config(name) for name in client.queue_names()}
     assert {name: (config.lease_ms // 1000, config.priorities) for name, config in configs.items()} == {
         "one": (120, 5),
@@ -215,7 +223,7 @@ async def test_a_worker_gives_a_queue_the_priorities_it_lacks_and_logs_its_lease
     @app.task(queue="small")
     def small() -> None: ...
 
-    client = app.clients.of_loop()
+    client = parts_of(app).clients.of_loop()
     await client.create_queue("more", QueueConfig(lease_ms=45_000, keep_succeeded=7))
     await client.create_queue("enough", QueueConfig(lease_ms=3_000, priorities=9))
     await client.create_queue("small", QueueConfig(lease_ms=1_000, priorities=1))
@@ -233,7 +241,7 @@ async def test_a_worker_gives_a_queue_the_priorities_it_lacks_and_logs_its_lease
         ("INFO", "queue more: its tasks need 5 priorities; raised from 3"),
         (
             "WARNING",
-            "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease-ms 120000",
+            "queue more: its lease is 45 s, its tasks ask for 120 s: pinlater queue set more --lease 120s",
         ),
     ]
     assert (await more.aenqueue()).descriptor.startswith("more:")
@@ -275,6 +283,34 @@ def test_keys_go_to_one_shard(server: Server) -> None:
         by_key = [{task.using(key=key).enqueue().descriptor.split(":")[1] for _ in range(5)} for key in "abcdefgh"]
         assert [len(shards) for shards in by_key] == [1] * 8
         assert set().union(*by_key) == {"s1", "s2"}
+
+
+@pytest.mark.parametrize("result_ttl", [None, 60])
+@on_loop
+async def test_a_job_that_never_was_is_told_from_one_that_is_not_there_any_more(
+    app: PinLater, result_ttl: float | None
+) -> None:
+    @app.task(result_ttl=result_ttl)
+    async def task() -> None: ...
+
+    handle = await task.aenqueue()
+    assert (await work(app)).succeeded == 1
+    async with app:
+        assert await handle.astatus() is (None if result_ttl is None else State.SUCCEEDED)
+        start, _, id_ = handle.descriptor.rpartition(":")
+        later, elsewhere = app.handle(f"{start}:{int(id_) + 2**40}"), app.handle(f"nowhere:s1:p1:{id_}")
+        for ask in (later.astatus, later.acancel):
+            with pytest.raises(JobUnknown, match=re.escape(f"job {later.descriptor}: ")):
+                await ask()
+        with pytest.raises(QueueNotFound):
+            await elsewhere.astatus()
+        assert await app.handle(f"{start}:{int(id_) - 2**40}").astatus() is None, "as if it had been there"
+
+        def in_sync_code() -> None:
+            with pytest.raises(JobUnknown):
+                later.status()
+
+        await asyncio.to_thread(in_sync_code)
 
 
 @on_loop
@@ -358,6 +394,12 @@ def _function(context: Context, x: int) -> None: ...
 async def _async_function(x: int, context: Context) -> None: ...
 
 
+async def _needs_one(failure: Failure, one: str = Depends(str)) -> None: ...
+
+
+def _needs_two(failure: Failure, *, one: str = Depends(str), two: str = Shared(str)) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "function", "said"),
     [
@@ -370,15 +412,25 @@ async def _async_function(x: int, context: Context) -> None: ...
         ({"queue": "a-b"}, len, "queue name: expected"),
         ({"priority": 0}, len, "priority: expected an integer from 1 to 100"),
         ({"attempts": 0}, len, "attempts: expected an integer from 1 to 65,535"),
-        ({"timeout": 0}, len, "timeout: expected seconds, 0.001 or more, got 0"),
-        ({"lease": "1"}, len, "lease: expected seconds"),
-        ({"expires": -1}, len, "expires: expected seconds, 0 or more, got -1"),
-        ({"backoff": float("nan")}, len, "backoff: expected seconds, 0 or more, got nan"),
+        ({"timeout": 0}, len, "timeout: expected seconds or a timedelta, 0.001 or more, got 0"),
+        ({"lease": "1"}, len, "lease: expected seconds or a timedelta"),
+        ({"expires": -1}, len, "expires: expected seconds or a timedelta, 0 or more, got -1"),
+        ({"backoff": float("nan")}, len, "backoff: expected seconds or a timedelta, 0 or more, got nan"),
         ({"batch_wait": 1}, len, "batch_wait: expected batch= beside it, got none"),
         ({"give_up_on": "x"}, len, "give_up_on: expected exception types, got 'x'"),
         ({"give_up_on": (ValueError, 5)}, len, "give_up_on: expected exception types, got 5"),
         ({"on_failure": "x"}, len, r"on_failure: expected a function of one argument \(the Failure\), got 'x'"),
         ({"on_failure": lambda: None}, len, r"on_failure: expected a function of one argument \(the Failure\), got <f"),
+        (
+            {"on_failure": _needs_one},
+            len,
+            "on_failure: expected a function without Depends and Shared, got them for one",
+        ),
+        (
+            {"on_failure": _needs_two},
+            len,
+            "got them for one, two; it gets the Failure alone: enqueue a task from it that",
+        ),
         ({}, 5, "task: expected a function, or name=, got 5"),
     ],
 )
@@ -388,6 +440,28 @@ def test_bad_options_raise_where_the_task_is_defined(options: dict[str, Any], fu
     with pytest.raises(InvalidArgument, match=said):
         app.task(**options)(function)
     assert list(app.tasks) == ["taken"]
+
+
+def test_times_are_seconds_or_timedeltas() -> None:
+    app, names = PinLater("redis://nobody:1"), ("timeout", "lease", "result_ttl", "expires", "backoff")
+    options: dict[str, Any] = dict.fromkeys(names, datetime.timedelta(minutes=2))
+    seconds: dict[str, Any] = dict.fromkeys(names, 120)
+    first, second = app.task(name="a", **options)(len), app.task(name="b", **seconds)(len)
+    assert first.options == second.options
+    batch = app.task(name="c", batch=2, batch_wait=datetime.timedelta(milliseconds=20))(_of_batch)
+    assert batch.options.batch_wait_s == 0.02
+    later = first.using(delay=datetime.timedelta(hours=1)).send_options
+    assert later == first.using(delay=3600).send_options
+    assert later.options["delay_ms"] == 60 * MINUTE_MS
+
+
+@pytest.mark.parametrize("wrong", [0, 601, "5", None, datetime.timedelta(seconds=5)])
+def test_a_wrong_time_limit_of_an_app_is_told_where_it_is_made(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^timeout_s: expected seconds, more than 0 and at most 600, got "):
+        PinLater("redis://nobody:1", timeout_s=wrong)
+
+
+def _of_batch(items: list[Item[int]]) -> None: ...
 
 
 def test_bad_calls_raise_before_anything_is_sent() -> None:
@@ -400,11 +474,11 @@ def test_bad_calls_raise_before_anything_is_sent() -> None:
     def raw(body: bytes) -> None: ...
 
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: task.enqueue(object()), "task 't': its arguments can not be packed as msgpack: can not serialize"),
+        (lambda: task.enqueue(object()), "task 't': argument x: a object cannot come back"),
         (lambda: task.enqueue(2**64), "task 't': its arguments can not be packed as msgpack"),
         (lambda: task.enqueue_many([5]), r"calls: expected task.args\(…\) or a tuple of arguments, got 5"),  # type: ignore[list-item]
         (lambda: task.enqueue_many(5), "calls: expected a list or another iterable, got 5"),  # type: ignore[arg-type]
-        (lambda: task.using(delay=-1), "delay: expected seconds, 0 or more, got -1"),
+        (lambda: task.using(delay=-1), "delay: expected seconds or a timedelta, 0 or more, got -1"),
         (lambda: task.using(at=datetime.datetime(2100, 1, 1)), "at: expected a datetime with a time zone"),
         (lambda: task.using(delay=1, at=datetime.datetime.now(datetime.UTC)), "expected a delay or a time"),
         (lambda: task.using(at=datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC)), "at: expected a time from 1970 to"),
@@ -422,7 +496,7 @@ def test_bad_calls_raise_before_anything_is_sent() -> None:
 
 def test_the_app_without_tasks_has_nothing_to_work_on() -> None:
     with pytest.raises(InvalidArgument, match="the app has no tasks"):
-        PinLater().queue_names()
+        parts_of(PinLater()).queue_names()
 
 
 @on_loop

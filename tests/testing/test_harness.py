@@ -6,6 +6,7 @@ Jobs run on the store in memory, and nothing waits for a real clock.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import importlib
 import os
@@ -13,8 +14,10 @@ import re
 import subprocess
 import sys
 import tomllib
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,52 @@ def test_what_is_in_line(harness: Harness) -> None:
     )
     with pytest.raises(AssertionError, match=r"expected 3 jobs of 'greet' .*, found 2"):
         harness.assert_enqueued(greet, count=3)
+
+
+@dataclasses.dataclass
+class Order:
+    id: uuid.UUID
+    price: Decimal
+    note: str = ""
+
+
+ORDER = Order(uuid.UUID(int=7), Decimal("1.50"))
+
+
+@app.task(name="charge", queue="charges")
+def charge(order: Order, tags: set[str], *, due: datetime.date | None = None) -> None:
+    done.append(order)
+
+
+def test_arguments_are_compared_and_shown_as_annotations_say(harness: Harness) -> None:
+    day = datetime.date(2026, 11, 22)
+    charge.enqueue(ORDER, {"a", "b"}, due=day)
+    for name in (charge, "charge"):
+        for order in (ORDER, {"id": str(ORDER.id), "price": "1.50", "note": ""}):
+            harness.assert_enqueued(name, args=[order, ["b", "a"]], kwargs={"due": day}, count=1)
+        harness.assert_enqueued(name, kwargs={"due": "2026-11-22"}, count=1)
+    harness.assert_enqueued(charge, args=[dataclasses.replace(ORDER, note="x"), {"a", "b"}], count=0)
+    harness.assert_enqueued(charge, args=["no order"], count=0)
+    with pytest.raises(InvalidArgument, match=r"task 'charge': argument due: expected datetime.date"):
+        harness.assert_enqueued(charge, kwargs={"due": ORDER})
+    with pytest.raises(InvalidArgument, match="task 'elsewhere': argument args: a UUID cannot come back"):
+        harness.assert_enqueued("elsewhere", args=[ORDER.id])
+    with pytest.raises(InvalidArgument, match=r"assert_enqueued: no job has these arguments: .*range"):
+        harness.assert_enqueued(greet, args=[2**64])
+    [enqueued] = harness.enqueued()
+    assert (enqueued.args, enqueued.kwargs) == ((ORDER, {"a", "b"}), {"due": day})
+    [ran] = harness.drain()
+    assert (ran.args, ran.kwargs) == ((ORDER, {"a", "b"}), {"due": day})
+    assert done == [ORDER]
+
+
+def test_arguments_that_do_not_fit_are_shown_as_the_body_has_them(harness: Harness) -> None:
+    other = PinLater(harness.server.url)  # it does not know the function
+    with other:
+        other.by_name("charge").using(queue="charges").enqueue({"id": "no id"}, ["a"])
+    harness.assert_enqueued(charge, args=[{"id": "no id"}, ["a"]], count=1)
+    [ran] = harness.drain(raising=False)
+    assert (ran.args, ran.outcome) == (({"id": "no id"}, ["a"]), "failed")
 
 
 def test_in_async_code(harness: Harness) -> None:

@@ -25,7 +25,7 @@ from pinlater.worker.worker import Worker, WorkerConfig
 from tests.conftest import FreshServer
 from tests.support.handlers_for_tests import on_loop, until
 from tests.support.paths import ROOT
-from tests.support.servers import Server, wait_until
+from tests.support.servers import Server, free_port, wait_until
 from tests.support.wire import jump
 
 TICK_S = 0.2
@@ -228,6 +228,33 @@ async def test_finds_queues_by_itself_and_forgets_those_that_go(
         # no spinning: a queue that is gone has no turn that is over
         assert await look(monitor) == pytest.approx(TICK_S)
         assert monitor.watches == {}
+
+
+@on_loop
+async def test_a_queue_that_is_missing_at_the_second_look_is_logged_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["late", "never"])
+        await monitor.run_once()
+        assert caplog.messages == []
+        await client.create_queue("late")  # as a worker does that starts beside the monitor
+        for _ in range(3):
+            await monitor.run_once()
+    assert caplog.messages == [
+        "queue 'never': not found; create_queue makes it; looking for it again from time to time"
+    ]
+
+
+@on_loop
+async def test_a_missing_queue_that_workers_create_is_not_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client:
+        monitor = Monitor(client, ["created", "never"], must_exist=["never"])
+        for _ in range(3):
+            await monitor.run_once()
+    assert [message.split(":")[0] for message in caplog.messages] == ["queue 'never'"]
 
 
 @on_loop
@@ -454,3 +481,21 @@ def test_bad_ticks(tick_s: Any) -> None:
 
     with pytest.raises(InvalidArgument, match="tick_s"):
         asyncio.run(make())
+
+
+@on_loop
+async def test_a_monitor_of_a_worker_says_where_its_servers_came_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("PINLATER_URL", url)
+    caplog.set_level("INFO", "pinlater.monitor")
+
+    async def work(job: Job) -> None: ...
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "pinlater.monitor"]
+
+    async with AsyncClient(timeout_s=0.1) as client, Worker(client, ["mail"], work, WorkerConfig(tick_s=0.1)):
+        await until(said, "the monitor to say that its server is away")
+    assert f"server {url} (from PINLATER_URL): " in said()[0]

@@ -16,6 +16,7 @@ import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, NewJob, State
 from pinlater.model.clocks import boot_s
+from pinlater.worker.end_rate import EndRate
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import clients, idle, nothing, on_loop, until
 from tests.support.servers import Server
@@ -192,6 +193,67 @@ async def test_never_more_than_capacity(server: Server) -> None:
     assert most == 7
     # what is being acked is not held any more, but still in progress for the server
     assert max(held) <= 2 * (7 + 5)
+
+
+class AtRate(EndRate):
+    """As if so many jobs ended a second."""
+
+    def __init__(self, per_s: float) -> None:
+        super().__init__()
+        self._known_per_s = per_s
+
+    def per_s(self) -> float:
+        return self._known_per_s
+
+
+@pytest.mark.parametrize(("per_s", "ahead"), [(1.0, 0), (50.0, 5), (1_000.0, 100), (1_000_000.0, 300)])
+@on_loop
+async def test_by_default_a_tenth_of_a_second_of_jobs_is_held_ahead(server: Server, per_s: float, ahead: int) -> None:
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    async with clients(server) as (client, own):
+        await client.enqueue_many("q", [b""] * 400)
+        worker = Worker(own, "q", handler)
+        worker.jobs.rate = AtRate(per_s)
+        async with worker:
+            await until(lambda: worker.held >= 10 + ahead, "all that it may hold")
+            worker.fetcher.look_again()
+            await own.count("q")
+            assert (len(worker.running), len(worker.prefetched)) == (10, ahead)
+            gate.set()
+
+
+@on_loop
+async def test_no_long_job_is_held_ahead(server: Server) -> None:
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    async with clients(server) as (client, own):
+        await client.enqueue_many("q", [b""] * 40)
+        async with Worker(own, "q", handler) as worker:
+            await until(lambda: len(worker.running) == 10, "ten that run")
+            worker.fetcher.look_again()
+            await own.count("q")
+            assert (worker.held, (await client.count("q")).pending) == (10, 30)
+            gate.set()
+
+
+@on_loop
+async def test_by_default_jobs_that_take_no_time_come_in_large_claims(server: Server) -> None:
+    async with clients(server) as (client, own):
+        for _ in range(3):
+            await client.enqueue_many("q", [b""] * 1_000)
+        worker = Worker(own, "q", nothing)
+        worker.jobs.rate = AtRate(1_000_000.0)
+        async with worker:
+            await until(lambda: worker.stats.succeeded == 3_000, "3,000 jobs")
+            # of each of two shards: one for 150 jobs at least, and those that find the last jobs or nothing
+            assert worker.stats.claims <= 2 * (3_000 / 150 + 5)
 
 
 @on_loop

@@ -7,6 +7,7 @@ servers write their AOF at every command, so what a lost tail of it does is not 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
@@ -104,6 +105,32 @@ async def test_a_worker_does_not_spin_while_its_server_is_down(
             server.start()
             await client.enqueue("q", b"")
             await until(lambda: len(ran) == 2, "the next job", NOTIFIED_S)
+
+
+@pytest.mark.parametrize("kind", KINDS[:1])
+@on_loop
+async def test_the_log_says_once_that_a_server_answers_again(
+    fresh_server: FreshServer, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fresh_server(kind, aof_always=True)
+
+    async def handler(job: Job) -> None: ...
+
+    def logged(text: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+    caplog.set_level(logging.INFO, "pinlater.worker")
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        for queue in ("q", "r"):
+            await client.create_queue(queue)
+        async with Worker(own, ["q", "r"], handler, WorkerConfig(monitor=False)) as worker:
+            for outage in (1, 2):
+                await until(lambda: worker.ready, "work")
+                assert len(logged("answers again")) == outage - 1
+                await asyncio.to_thread(server.kill)
+                await until(lambda: len(logged("does not answer, trying again")) == outage, "a warning")  # noqa: B023
+                await asyncio.to_thread(server.start)
+                await until(lambda: len(logged("answers again")) == outage, "the end of the outage")  # noqa: B023
 
 
 @pytest.mark.parametrize("what", [("TYPE", "normal"), ("TYPE", "pubsub")], ids=["connections", "subscriptions"])

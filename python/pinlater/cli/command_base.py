@@ -31,6 +31,7 @@ from pinlater.model.errors import (
     ServerFull,
     ServerUnavailable,
 )
+from pinlater.model.text import did_you_mean
 from pinlater.model.tracebacks import of_user
 from pinlater.model.urls import hide_urls
 
@@ -42,6 +43,9 @@ UNKNOWN: Final = 4
 BUG: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 PIPE_CLOSED: Final = 141  # 128 + SIGPIPE
+
+#: How similar an option must be to be proposed. --url is none for --burst (0.67).
+NEAR_OPTION: Final = 0.75
 
 #: The first matching entry counts.
 EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
@@ -144,6 +148,8 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         group = cast(click.Group, error.ctx.command)
         return f"{error.ctx.command_path}: expected a verb: {', '.join(group.commands)}", error.exit_code
+    if isinstance(error, click.NoSuchOption):
+        return _no_such_option(error), error.exit_code
     if isinstance(error, click.ClickException):
         help_of = getattr(getattr(error, "ctx", None), "command_path", "")
         more = f" ({help_of} --help)" if isinstance(error, click.UsageError) and help_of else ""
@@ -157,7 +163,21 @@ def explain(error: Exception) -> tuple[str, int]:
     if code is None:
         return f"unexpected {type(error).__name__}: {error}; this is a bug; PINLATER_DEBUG=1 shows the traceback", BUG
     advice = next((advice for kind, advice in ADVICE if isinstance(error, kind)), "")
-    return f"{error}; {advice}" if advice else str(error), code
+    advised = "the URL" in str(error)  # it says what to do: the server is there
+    return f"{error}; {advice}" if advice and not advised else str(error), code
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    """Proposes a similar option, or else the command that has this one."""
+    name, said = error.option_name, f"no such option: {error.option_name}"
+    if error.ctx is not None:
+        said += f" ({error.ctx.command_path} --help)"
+    if near := difflib.get_close_matches(name, error.possibilities or (), n=1, cutoff=NEAR_OPTION):
+        return f"{said}; did you mean {near[0]}?"
+    root = None if error.ctx is None else error.ctx.find_root().command
+    commands = root.commands if isinstance(root, click.Group) else {}
+    others = [f"pinlater {each}" for each, found in commands.items() if any(name in one.opts for one in found.params)]
+    return f"{said}; {' and '.join(others)} has it" if others else said
 
 
 def one_line(message: str) -> str:
@@ -180,7 +200,10 @@ def _queue_not_found(message: str, settings: Settings) -> str:
             known = client.queue_names()
     except PinLaterError:
         known = []
-    similar = difflib.get_close_matches(name, known, n=1)
-    if similar:
-        return f"queue {name!r}: not found; did you mean {similar[0]!r}?"
-    return f"queue {name!r}: not found; pinlater queue create {name} creates it, pinlater queue ls lists all queues"
+    return queue_not_found(name, known)
+
+
+def queue_not_found(name: str, known: list[str]) -> str:
+    """The error of an unknown queue. known: the names of all queues."""
+    advice = f"pinlater queue create {name} creates it, pinlater queue ls lists all queues"
+    return f"queue {name!r}: not found; {did_you_mean(name, known) or advice}"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from pinlater.cli.command_base import DONE, Command, CommandFailed, explain, usage
-from pinlater.cli.output import count, jobs, print_json, say
+from pinlater.cli.output import jobs, print_json, say
+from pinlater.cli.progress import counting
 from pinlater.cli.settings import Settings, common_options, json_option
+from pinlater.cli.times import FUTURE, MILLISECONDS
 from pinlater.client.client import Client
 from pinlater.model.errors import PartialEnqueue, PinLaterError, checked
 from pinlater.model.jobs import NewJob
@@ -33,8 +33,12 @@ LINES_A_CALL: Final = 1000
 @click.option("--file", "path", metavar="PATH", help="Read the body from this file; - is stdin.")
 @click.option("--lines", is_flag=True, help="A job for each line that is not empty.")
 @click.option("--priority", type=int, default=1, help="1 is first. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="Run not before this much time has passed.")
-@click.option("--run-after-ms", type=int, metavar="MS", help="Run not before this time, in ms since 1970.")
+@click.option(
+    "--delay", "delay_ms", type=MILLISECONDS, metavar="TIME", help="Run not before this has passed: 30s, 5m, 2h, 1d."
+)
+@click.option(
+    "--at", "run_after_ms", type=FUTURE, metavar="WHEN", help="Run not before this time: '2026-11-23 08:00', or 08:00."
+)
 @click.option("--attempts", type=int, default=2, help="How often a job may be tried. [default: 2]")
 @click.option("--status", default="", metavar="TEXT", help="Custom status.")
 @click.option("--key", metavar="TEXT", help="Jobs with the same key go to the same shard.")
@@ -109,8 +113,7 @@ def _show(settings: Settings, descriptors: Iterable[str]) -> None:
 def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryIO, options: dict[str, Any]) -> int:
     client.queue_config(queue)  # an unknown queue is an error before anything is read
     done, last_line = 0, 0
-    with _progress() as progress:
-        task = progress.add_task(f"enqueueing in {queue}", total=None)
+    with counting(f"enqueueing in {queue}") as enqueued:
         for numbered in _batches(_numbered(file)):
             try:
                 found = client.enqueue_many(queue, [checked(NewJob, body, **options) for _, body in numbered])
@@ -119,18 +122,10 @@ def _enqueue_lines(client: Client, settings: Settings, queue: str, file: BinaryI
             if settings.as_json:
                 _show(settings, found)
             done, last_line = done + len(found), numbered[-1][0]
-            progress.update(task, completed=done, description=f"enqueueing in {queue}: {count(done)}")
+            enqueued(done)
     if not settings.as_json:
         say(f"queue {queue}: {jobs(done)} enqueued")
     return DONE
-
-
-def _progress() -> Progress:
-    """A progress bar, which only a terminal shows."""
-    console = Console(stderr=True)
-    return Progress(
-        *Progress.get_default_columns()[:1], console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import click
 
 from pinlater._core import parse_descriptor
-from pinlater.cli.command_base import DONE, NO, Group, usage
+from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, confirm, explain, usage
+from pinlater.cli.job_filter import SCAN_PAGE, JobFilter, filter_options, matching, oldest, scanning
 from pinlater.cli.output import (
     MOST_ARGUMENTS,
     body_text,
@@ -34,19 +36,37 @@ from pinlater.cli.output import (
     say,
     task_info,
 )
+from pinlater.cli.progress import counting
 from pinlater.cli.queue import STATES, counted
 from pinlater.cli.settings import Settings
-from pinlater.model.jobs import Ack, Job, State
+from pinlater.cli.times import MILLISECONDS, SECONDS
+from pinlater.client.client import Client
+from pinlater.model.errors import PinLaterError
+from pinlater.model.jobs import Ack, CountsByState, Job, State
 from pinlater.tasks.handles import TaskInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_STATE: Final = click.Choice([state.value for state in State])
+
+class _State(click.Choice[str]):
+    """A state. Scheduled jobs are pending ones, which people look for under their own name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click.Choice."""
+        if value == "scheduled":
+            lists = ctx is not None and ctx.info_name == "ls"
+            self.fail(f"scheduled jobs are pending: --state pending{' --future' if lists else ''}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_STATE: Final = _State([state.value for state in State])
 TOKEN_BYTES: Final = 8
 #: Default of --limit for a command on a whole queue.
 MOST: Final = 1000
 #: Jobs that `job ls` reads at once: a body may be as large as its queue allows.
 PAGE: Final = 100
+#: Where else jobs may be that a filter does not find among the pending ones.
+_ELSEWHERE: Final = "; --future and --state failed look at others"
 #: Heading of the column of bodies. The key says whether a job of a task is among the jobs; its arguments are shown.
 BODIES: Final = {False: "body", True: "arguments"}
 
@@ -59,7 +79,7 @@ def job() -> None:
 @job.verb("dequeue")
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1), default=1, help="The most jobs to claim. [default: 1]")
-@click.option("--wait", type=float, metavar="SECONDS", help="Wait this long for a job.")
+@click.option("--wait", type=SECONDS, metavar="TIME", help="Wait this long for a job.")
 @click.option("--dry-run", is_flag=True, help="Show the jobs, and claim none.")
 def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_run: bool) -> int:
     """Claim due jobs, highest priority first. End each with `job ack CLAIM`, or release it with `job release CLAIM`."""
@@ -107,11 +127,18 @@ def _print_claimed(found: list[Job]) -> None:
     "--failed", is_flag=True, help="The jobs failed: they are tried again, or fail for good after the last attempt."
 )
 @click.option("--status", default="", metavar="TEXT", help="Append this to their custom status.")
-@click.option("--delay-ms", type=int, default=0, metavar="MS", help="With --failed: pause before the next attempt.")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=MILLISECONDS,
+    default=0,
+    metavar="TIME",
+    help="With --failed: pause before the next attempt.",
+)
 def ack(settings: Settings, claims: tuple[str, ...], failed: bool, status: str, delay_ms: int) -> int:
     """End claimed jobs, as done or --failed. CLAIM is what `job dequeue` printed."""
     if delay_ms and not failed:
-        usage("--delay-ms: expected together with --failed")
+        usage("--delay: expected together with --failed")
     items = [Ack(held, status, delay_ms) for held in map(read_claim, claims)]
     with settings.client() as client:
         refused = client.ack(failed=items) if failed else client.ack(succeeded=items)
@@ -160,11 +187,11 @@ def _report(settings: Settings, claims: tuple[str, ...], refused: set[str], verb
 @click.option("--body", is_flag=True, help="Show the bodies too.")
 def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
     """Show jobs. Exit code 1 if one of them does not exist."""
-    descriptors = tuple(dict.fromkeys(descriptors))
+    named = _descriptors(descriptors)
     with settings.client() as client:
-        looked_up = client.lookup(descriptors, with_body=True)
+        looked_up = client.lookup(named, with_body=True)
     found = {descriptor: task_info(info, body=body) for descriptor, info in looked_up.items()}
-    for descriptor in descriptors:
+    for descriptor in named:
         if descriptor in found and settings.as_json:
             print_json(info_document(found[descriptor]))
         elif descriptor in found:
@@ -172,7 +199,7 @@ def lookup(settings: Settings, descriptors: tuple[str, ...], body: bool) -> int:
             say("")
         else:
             remark(f"error: {descriptor}: not found; succeeded jobs are kept only if the queue has keep_succeeded")
-    return DONE if len(found) == len(descriptors) else NO
+    return DONE if len(found) == len(named) else NO
 
 
 def _facts(info: TaskInfo) -> Iterator[tuple[str, str]]:
@@ -212,15 +239,25 @@ def attempts_text(info: TaskInfo) -> str:
 @click.option("--priority", type=int, help="Only this priority.")
 @click.option("--future", is_flag=True, help="Pending jobs that are due later.")
 @click.option("--limit", type=click.IntRange(1), default=100, help="The most jobs to show. [default: 100]")
+@filter_options
 @click.option("--body", is_flag=True, help="Show the bodies too.")
-def ls(settings: Settings, queue: str, state: str, priority: int | None, future: bool, limit: int, body: bool) -> int:
+def ls(
+    settings: Settings,
+    queue: str,
+    state: str,
+    priority: int | None,
+    future: bool,
+    limit: int,
+    body: bool,
+    wanted: JobFilter,
+) -> int:
     """List the jobs of one state, latest first."""
     if future and state != State.PENDING.value:
         usage(f"--future: expected with --state pending, got {state}")
-    with settings.client() as client:
-        page = min(limit + 1, PAGE)
+    with settings.client() as client, scanning(settings, queue) as seen:
+        page = SCAN_PAGE if wanted else min(limit + 1, PAGE)
         scanned = client.scan(queue, state, priority=priority, future=future, with_body=True, page_size=page)
-        scan = (task_info(info, body=body, arguments=body) for info in scanned)
+        scan = (task_info(info, body=body, arguments=body) for info in matching(scanned, wanted, seen))
         shown = islice(scan, limit)
         if settings.as_json:
             for info in shown:
@@ -229,11 +266,14 @@ def ls(settings: Settings, queue: str, state: str, priority: int | None, future:
         found = list(shown)
         more = next(scan, None) is not None
         scheduled = client.count(queue, priority=priority).scheduled if not found else 0
-    if not found:
+    if not found and wanted:
+        elsewhere = _ELSEWHERE if state == "pending" else ""
+        say(f"queue {queue}: no {state} jobs{' due later' * future} {wanted.in_words}{elsewhere}")
+    elif not found:
         later = f"; {jobs(scheduled)} due later: --future" if scheduled and state == "pending" and not future else ""
         say(f"queue {queue}: no {state} jobs{' due later' if future else later}")
-        return DONE
-    _print_jobs(found, body)
+    else:
+        _print_jobs(found, body)
     if more:
         remark(f"there are more jobs; --limit {10 * limit} shows more of them")
     return DONE
@@ -280,47 +320,54 @@ def count(settings: Settings, queue: str, priority: int | None) -> int:
 @job.verb("retry")
 @click.argument("targets", nargs=-1, required=True, metavar="QUEUE | DESCRIPTOR...")
 @click.option("--priority", type=int, help="With QUEUE: only this priority.")
-@click.option("--limit", type=int, help=f"With QUEUE: the most jobs. [default: {MOST}]")
+@filter_options
+@click.option("--limit", type=click.IntRange(0), help=f"With QUEUE: the most jobs, oldest first. [default: {MOST}]")
 @click.option("--attempts", type=int, default=1, help="How often they may be tried again. [default: 1]")
-@click.option("--delay-ms", type=int, metavar="MS", help="With QUEUE: pause before they run.")
+@click.option("--delay", "delay_ms", type=MILLISECONDS, metavar="TIME", help="Pause before they run.")
+@click.option("--dry-run", is_flag=True, help="With QUEUE: show the jobs, and change none.")
 def retry(
     settings: Settings,
     targets: tuple[str, ...],
     priority: int | None,
     limit: int | None,
-    attempts: int,
-    delay_ms: int | None,
+    wanted: JobFilter,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
     """Enqueue failed jobs again: those of a queue, or the named ones.
 
     Exit code 1 if a named job is not a failed one.
     """
-    if ":" not in targets[0]:
-        if len(targets) > 1:
-            usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
-        options = {
-            "priority": priority,
-            "limit": MOST if limit is None else limit,
-            "attempts": attempts,
-            "delay_ms": delay_ms,
-        }
-        with settings.client() as client:
-            retried = client.retry_failed(targets[0], **options)  # type: ignore[arg-type]
-            left = client.count(targets[0], priority=priority).failed
-        if settings.as_json:
-            print_json({"retried": retried, "failed": left})
-        else:
-            say(f"queue {targets[0]}: {jobs(retried)} enqueued again, {_remain(left, 'failed')}")
-        return DONE
-    if (priority, limit, delay_ms) != (None, None, None):
-        usage("--priority, --limit and --delay-ms: expected with a queue, got descriptors")
+    if ":" in targets[0]:
+        _expect_no_queue_options("a queue", priority, limit, wanted, dry_run)
+        return _retry_named(settings, targets, options)
+    if len(targets) > 1:
+        usage(f"expected one queue, or descriptors, got {', '.join(targets)}")
+    most = MOST if limit is None else limit
     with settings.client() as client:
-        retried = client.retry_jobs(_descriptors(targets), attempts=attempts)
+        if wanted or dry_run:
+            chosen, more = oldest(settings, client, targets[0], State.FAILED, wanted, priority=priority, limit=most)
+            if dry_run or not chosen:
+                return _show_chosen(settings, targets[0], State.FAILED, wanted, chosen, more, "enqueued again")
+            done = _in_parts(chosen, "enqueued again", partial(client.retry_jobs, **options))
+            return _report_chosen(settings, targets[0], "retried", "enqueued again", done, more)
+        retried = client.retry_failed(targets[0], priority=priority, limit=most, **options)
+        left = client.count(targets[0], priority=priority).failed
+    if settings.as_json:
+        print_json({"retried": retried, "failed": left})
+    else:
+        say(f"queue {targets[0]}: {jobs(retried)} enqueued again, {_remain(left, 'failed')}")
+    return DONE
+
+
+def _retry_named(settings: Settings, named: tuple[str, ...], options: dict[str, Any]) -> int:
+    with settings.client() as client:
+        retried = client.retry_jobs(_descriptors(named), **options)
     if settings.as_json:
         print_json({"retried": retried})
     else:
-        say(f"{jobs(retried)} of {len(set(targets))} enqueued again")
-    return DONE if retried == len(set(targets)) else NO
+        say(f"{jobs(retried)} of {len(set(named))} enqueued again")
+    return DONE if retried == len(set(named)) else NO
 
 
 @job.verb("rm")
@@ -328,11 +375,14 @@ def retry(
 @click.option("--queue", metavar="NAME", help="Remove jobs of this queue, with --state.")
 @click.option("--state", type=_STATE, help="With --queue: jobs of this state.")
 @click.option("--priority", type=int, help="With --queue: only this priority.")
+@filter_options
 @click.option(
     "--limit",
-    type=int,
+    type=click.IntRange(0),
     help=f"With --queue: the most jobs, oldest first (running ones in no order). [default: {MOST}]",
 )
+@click.option("--dry-run", is_flag=True, help="With --queue: show the jobs, and remove none.")
+@click.option("--yes", is_flag=True, help="With --queue: do not ask.")
 def rm(
     settings: Settings,
     descriptors: tuple[str, ...],
@@ -340,6 +390,9 @@ def rm(
     state: str | None,
     priority: int | None,
     limit: int | None,
+    wanted: JobFilter,
+    dry_run: bool,
+    yes: bool,
 ) -> int:
     """Remove jobs: the named ones in any state, or those of a queue and state.
 
@@ -347,24 +400,112 @@ def rm(
     """
     if bool(descriptors) == bool(queue) or bool(queue) != bool(state):
         usage("expected descriptors, or --queue and --state")
-    if descriptors and (priority, limit) != (None, None):
-        usage("--priority and --limit: expected with --queue, got descriptors")
+    if queue is None or state is None:
+        _expect_no_queue_options("--queue", priority, limit, wanted, dry_run)
+        return _rm_named(settings, descriptors)
+    most = MOST if limit is None else limit
     with settings.client() as client:
-        if queue is not None and state is not None:
-            removed = client.delete_jobs(queue, state, priority=priority, limit=MOST if limit is None else limit)
-            counts = client.count(queue, priority=priority)
-            left = getattr(counts, state) + (counts.scheduled if state == "pending" else 0)
-            document = {"removed": removed, state: left}
-            text = f"queue {queue}: {jobs(removed)} removed, {_remain(left, state)}"
-        else:
-            removed = client.delete_jobs(descriptors=_descriptors(descriptors))
-            document = {"removed": removed}
-            text = f"{jobs(removed)} of {len(set(descriptors))} removed"
+        if not wanted and not dry_run:
+            return _rm_of_state(settings, client, queue, State(state), priority, most, yes)
+        chosen, more = oldest(settings, client, queue, State(state), wanted, priority=priority, limit=most)
+        if dry_run or not chosen:
+            return _show_chosen(settings, queue, State(state), wanted, chosen, more, "removed")
+        confirm(f"Remove {_of_state(len(chosen), State(state))} of queue {queue} for good?", yes)
+        done = _in_parts(chosen, "removed", partial(_remove_unchanged, client, State(state), wanted))
+    return _report_chosen(settings, queue, "removed", "removed", done, more)
+
+
+def _rm_named(settings: Settings, named: tuple[str, ...]) -> int:
+    with settings.client() as client:
+        removed = client.delete_jobs(descriptors=_descriptors(named))
     if settings.as_json:
-        print_json(document)
+        print_json({"removed": removed})
     else:
-        say(text)
-    return NO if descriptors and removed != len(set(descriptors)) else DONE
+        say(f"{jobs(removed)} of {len(set(named))} removed")
+    return DONE if removed == len(set(named)) else NO
+
+
+def _rm_of_state(
+    settings: Settings, client: Client, queue: str, state: State, priority: int | None, limit: int, yes: bool
+) -> int:
+    held = min(limit, _number_of(client.count(queue, priority=priority), state))
+    if held:
+        confirm(f"Remove {_of_state(held, state)} of queue {queue} for good?", yes)
+    removed = client.delete_jobs(queue, state, priority=priority, limit=limit)
+    left = _number_of(client.count(queue, priority=priority), state)
+    if settings.as_json:
+        print_json({"removed": removed, state.value: left})
+    else:
+        say(f"queue {queue}: {jobs(removed)} removed, {_remain(left, state.value)}")
+    return DONE
+
+
+def _number_of(counts: CountsByState, state: State) -> int:
+    number: int = getattr(counts, state.value)
+    return number + (counts.scheduled if state is State.PENDING else 0)
+
+
+def _of_state(number: int, state: State) -> str:
+    """`12 failed jobs`."""
+    return f"{number:,} {_named(state)} job" + ("" if number == 1 else "s")
+
+
+def _named(state: State) -> str:
+    return state.value.replace("_", "-")
+
+
+def _expect_no_queue_options(
+    queue: str, priority: int | None, limit: int | None, wanted: JobFilter, dry_run: bool
+) -> None:
+    """Raises a usage error if an option was given that is for the jobs of a queue. queue: how the user names one."""
+    if (priority, limit) != (None, None):
+        usage(f"--priority and --limit: expected with {queue}, got descriptors")
+    if wanted or dry_run:
+        usage(f"--task, --error, --since, --until and --dry-run: expected with {queue}, got descriptors")
+
+
+def _show_chosen(
+    settings: Settings, queue: str, state: State, wanted: JobFilter, chosen: list[TaskInfo], more: bool, verb: str
+) -> int:
+    """Shows the jobs that a command is for, as `job ls` does."""
+    if settings.as_json:
+        for info in chosen:
+            print_json(info_document(info))
+    elif not chosen:
+        say(f"queue {queue}: no {_named(state)} jobs {wanted.in_words}")
+    else:
+        _print_jobs(chosen, body=False)
+        remark(f"dry run: {_of_state(len(chosen), state)} would be {verb}{', and more match (--limit)' * more}")
+    return DONE
+
+
+def _in_parts(chosen: list[TaskInfo], verb: str, change: Callable[[list[str]], int]) -> int:
+    """Changes jobs, a call for each thousand. Returns how many were changed."""
+    done = 0
+    with counting(f"jobs {verb}") as changed:
+        for first in range(0, len(chosen), MOST):
+            try:
+                done += change([info.descriptor for info in chosen[first : first + MOST]])
+            except PinLaterError as error:
+                message, code = explain(error)
+                raise CommandFailed(f"{message}; {jobs(done)} {verb} before", code) from error
+            changed(done)
+    return done
+
+
+def _remove_unchanged(client: Client, state: State, wanted: JobFilter, descriptors: list[str]) -> int:
+    """Removes those of the jobs that are still in this state and wanted."""
+    infos = client.lookup(descriptors, with_body=True).values()
+    left = [info.descriptor for info in infos if info.state is state and wanted.matches(task_info(info, body=False))]
+    return client.delete_jobs(descriptors=left)
+
+
+def _report_chosen(settings: Settings, queue: str, key: str, verb: str, done: int, more: bool) -> int:
+    if settings.as_json:
+        print_json({key: done, "more": more})
+    else:
+        say(f"queue {queue}: {jobs(done)} {verb}{'; more match: repeat the command' * more}")
+    return DONE
 
 
 def _remain(left: int, state: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import finish, log_at_least_info, shards_of
+from pinlater.cli.long_running import finish, log_at_least_info
 from pinlater.cli.settings import Settings, common_options, json_option
 
 
@@ -28,4 +28,4 @@ def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
     from pinlater.running.monitor_command import run_monitor
 
     log_at_least_info(settings)
-    return finish(settings, "monitor", run_monitor(list(queues) or None, shards=shards_of(settings)))
+    return finish(settings, "monitor", run_monitor(list(queues) or None, shards=settings.servers()))

@@ -15,6 +15,7 @@ from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, confirm, u
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
 from pinlater.cli.settings import Settings
+from pinlater.cli.times import MILLISECONDS, WHOLE_SECONDS, written
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig
 
@@ -25,13 +26,13 @@ _VERSION_SHIFT: Final = 19
 STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
 _HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
 _HELP: Final = {
-    "lease_ms": "How long a claim lasts without renewal, in milliseconds.",
+    "lease_ms": "How long a claim lasts without renewal, such as 30s or 5m.",
     "paused": "Stop giving jobs to workers.",
     "refuse_enqueue": "Refuse new jobs.",
     "priorities": "Number of priorities; can only grow.",
     "keep_succeeded": "Succeeded jobs to keep, per shard and priority. A monitor removes surplus ones within 30 s.",
-    "succeeded_ttl_s": "How long succeeded jobs are kept, in seconds.",
-    "failed_ttl_s": "How long failed jobs are kept, in seconds.",
+    "succeeded_ttl_s": "How long succeeded jobs are kept, such as 1h or 7d.",
+    "failed_ttl_s": "How long failed jobs are kept, such as 1h or 7d.",
     "body_limit": "Largest body, in bytes.",
     "crash_limit": "Crashes after which a job fails; a crash then uses no attempt. 0: no limit, each crash uses one.",
     "quarantine_queue": "Queue to which a monitor moves jobs that reached the crash limit. '': they stay, as failed.",
@@ -41,15 +42,33 @@ _HELP: Final = {
 def config_options(function: F) -> F:
     """An option for each field of QueueConfig. One that was not given is None."""
     for setting in reversed(fields(QueueConfig)):
-        dashed = setting.name.replace("_", "-")
-        text = f"{_HELP[setting.name]} [default: {str(setting.default).lower()}]"
+        dashed = _option_name(setting.name)
+        text = f"{_HELP[setting.name]} [default: {_default(setting.name, setting.default)}]"
         if isinstance(setting.default, bool):
             option = click.option(f"--{dashed}/--no-{dashed}", default=None, help=text)
         else:
-            kind, metavar = (str, "NAME") if isinstance(setting.default, str) else (int, "N")
-            option = click.option(f"--{dashed}", type=kind, default=None, metavar=metavar, help=text)
+            kind, metavar = _type_of(setting.name, setting.default)
+            option = click.option(f"--{dashed}", setting.name, type=kind, default=None, metavar=metavar, help=text)
         function = option(function)
     return function
+
+
+def _option_name(setting: str) -> str:
+    """`lease` of lease_ms: a time on the command line has its own unit."""
+    return setting.removesuffix("_ms").removesuffix("_s").replace("_", "-")
+
+
+def _type_of(setting: str, default: object) -> tuple[Any, str]:
+    """The type and the metavar of an option."""
+    if setting.endswith(("_ms", "_s")):
+        return (MILLISECONDS if setting.endswith("_ms") else WHOLE_SECONDS), "TIME"
+    return (str, "NAME") if isinstance(default, str) else (int, "N")
+
+
+def _default(setting: str, default: Any) -> str:
+    if setting.endswith(("_ms", "_s")):
+        return written(default if setting.endswith("_ms") else 1000 * default)
+    return str(default).lower()
 
 
 @click.group("queue", cls=Group)
@@ -131,7 +150,7 @@ def set_(settings: Settings, name: str, **options: Any) -> int:
     """Change settings of a queue. It may be in use."""
     changes = _given(options)
     if not changes:
-        names = ", ".join("--" + name.replace("_", "-") for name in CONFIG_FIELDS)
+        names = ", ".join("--" + _option_name(name) for name in CONFIG_FIELDS)
         usage(f"expected a setting to change, one of {names}")
     with settings.client() as client:
         config = client.configure_queue(name, **changes)

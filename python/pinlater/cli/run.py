@@ -5,19 +5,15 @@ This module only reads the options. With --processes, each process runs this com
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pinlater.cli.command_base import Command
-from pinlater.cli.long_running import export_url, finish, log_at_least_info, shards_of
-from pinlater.cli.settings import Settings, common_options, json_option
-from pinlater.store.shards import URL_VARIABLE, resolve_shards
-
-if TYPE_CHECKING:
-    from pinlater.running.options import RunOptions
+from pinlater.cli.long_running import finish, log_at_least_info
+from pinlater.cli.settings import Settings, check_servers_of_app, common_options, json_option
+from pinlater.cli.times import SECONDS
 
 
 @click.command("run", cls=Command)
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     "--strict", is_flag=True, default=None, help="Work on a queue only while those before it have nothing, as A>B."
 )
 @click.option("--isolate", is_flag=True, default=None, help="Each queue has processes of its own.")
+@click.option("--include", metavar="MODULE,MODULE", help="Import these modules too, as they have tasks.")
 @click.option("--concurrency", type=int, metavar="N", help="Tasks that run at once in each process. [default: 10]")
 @click.option(
     "--processes", type=int, metavar="N", help="Number of processes; one that dies is restarted. [default: 1]"
@@ -49,17 +46,20 @@ if TYPE_CHECKING:
     metavar="MB",
     help="Replace a process that uses more, when its jobs have ended.",
 )
+@click.option("--create", is_flag=True, default=None, help="Create missing queues that no task names.")
 @click.option("--burst", is_flag=True, default=None, help="Stop when nothing is due.")
 @click.option("--watch", is_flag=True, default=None, help="Reload when the app's Python files change.")
-@click.option("--stop-timeout", type=float, metavar="SECONDS", help="Time for running tasks at a stop. [default: 30]")
+@click.option("--stop-timeout", type=SECONDS, metavar="TIME", help="Time for running tasks at a stop. [default: 30s]")
 @click.option(
     "--loop-timeout",
-    type=float,
-    metavar="SECONDS",
+    type=SECONDS,
+    metavar="TIME",
     help="End a process whose event loop has not turned for this long, with its stacks in the log. [default: never]",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr. [default: text]")
+@click.option("--log-success", is_flag=True, default=None, help="Log each job that succeeded.")
 @click.option("--http", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+@click.option("--no-http", "http", flag_value="", help="Serve none, whatever TOML says.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -72,33 +72,32 @@ if TYPE_CHECKING:
 def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
     """Run the tasks of MODULE:APP, a PinLater.
 
-    Missing queues are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and TOML again:
-    with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The app names its
-    servers; if it does not, they are those of all commands. More: docs/running.md.
+    Missing queues of its tasks are created. SIGTERM or Ctrl-C stops; running tasks end first. SIGHUP reads code and
+    TOML again: with several processes there is no gap, a single one ends its tasks first. SIGUSR1 logs what runs. The
+    app names its servers; if it does not, they are those of all commands. More: docs/running.md.
     """
     from pinlater.worker.stop_signals import OTHER_SIGNALS, ignore
 
     ignore(OTHER_SIGNALS)
     from pinlater.running.read_options import options_of
-    from pinlater.running.run_command import run_app
-    from pinlater.tasks.loading import load_app
+    from pinlater.running.run_command import find_app, run_app
     from pinlater.tasks.logs import set_up
 
     options = options_of(given, config)
-    _name_servers(settings, options, load_app(options.app).clients.named)
+    facts = find_app(options)
+    _name_servers(settings, options.app, config, facts.named)
     log_at_least_info(settings)
     set_up(options.log_format)
-    code = run_app(options, verbosity=settings.verbosity, read=lambda: options_of(given, config))
+    code = run_app(options, facts=facts, verbosity=settings.verbosity, read=lambda: options_of(given, config))
     return finish(settings, "run", code)
 
 
-def _name_servers(settings: Settings, options: RunOptions, named: bool) -> None:
+def _name_servers(settings: Settings, app: str, config: Path | None, named: bool) -> None:
     """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
-    if named and settings.named:
-        raise click.UsageError(f"{options.app} names its servers itself; leave out --url and --shard")
+    from pinlater.running.read_options import servers_of
+
+    check_servers_of_app(settings, app, named)
     if settings.named:
-        export_url(shards_of(settings))
-    elif not named and not os.environ.get(
-        URL_VARIABLE
-    ):  # if the file of --config names no servers, no other file is read
-        export_url(resolve_shards(options.url, options.shards or None))
+        settings.servers().export()
+    elif not named:
+        servers_of(config).export()

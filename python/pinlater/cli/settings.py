@@ -6,21 +6,42 @@ Promises that an option may stand before or after the command's name. If it is g
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import click
 
+from pinlater.cli.times import SECONDS
 from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
 from pinlater.model.urls import shown_url
-from pinlater.store.shards import URL_VARIABLE
+from pinlater.store.shards import URL_VARIABLE, ChosenShards
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class _Plain(logging.Handler):
+    """Prints messages on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        sys.stderr.write(record.getMessage() + "\n")
+
+
+_PLAIN: Final = _Plain()
+
+
+def show_starts(*, plain: bool) -> None:
+    """Whether the start of an empty embedded server is a line on stderr, as a command without -v has no log of it."""
+    log = logging.getLogger("pinlater.embedded")
+    log.setLevel(logging.INFO if plain else logging.NOTSET)
+    log.propagate = not plain
+    (log.addHandler if plain else log.removeHandler)(_PLAIN)
 
 
 @dataclass
@@ -38,19 +59,17 @@ class Settings:
         """Whether the command line names servers."""
         return self.url is not None or bool(self.shards)
 
-    def servers(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """The URL or the shards, from the command line or else from TOML. Returns neither if PINLATER_URL is set."""
+    def servers(self) -> ChosenShards:
+        """The shards of the command line, else of PINLATER_URL, else of TOML, else the default."""
         return settings_file.servers(self.url, self.shards or None)
 
     def client(self) -> Client:
         """A client for one command."""
-        url, shards = self.servers()
-        return Client(url, shards=shards, timeout_s=self.timeout_s)
+        return Client(shards=self.servers(), timeout_s=self.timeout_s)
 
     def client_settings(self) -> ClientSettings:
         """The settings of a client, for commands that make their own clients."""
-        url, shards = self.servers()
-        return ClientSettings(url, shards=shards, timeout_s=self.timeout_s)
+        return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s)
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -58,6 +77,12 @@ def settings_of(context: click.Context) -> Settings:
     settings = context.find_root().ensure_object(Settings)
     assert isinstance(settings, Settings)
     return settings
+
+
+def check_servers_of_app(settings: Settings, app: str, named: bool) -> None:
+    """Raises a usage error if the command line and the app both name servers. named: whether the app does."""
+    if named and settings.named:
+        raise click.UsageError(f"{app} names its servers itself; leave out --url and --shard")
 
 
 def common_options(*, hidden: bool) -> Callable[[F], F]:
@@ -83,12 +108,12 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
         ),
         click.option(
             "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(0, MAX_TIMEOUT_S, min_open=True),
+            metavar="TIME",
+            type=SECONDS,
             hidden=hidden,
             expose_value=False,
             callback=_set_timeout,
-            help="Time limit of each call. [default: 10]",
+            help="Time limit of each call: 30s, 5m, or seconds. [default: 10s]",
         ),
         click.option(
             "-v",
@@ -135,6 +160,8 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
 
 def _set_timeout(context: click.Context, _: click.Parameter, value: float | None) -> None:
     if value is not None:
+        if not 0 < value <= MAX_TIMEOUT_S:
+            raise click.BadParameter(f"expected more than 0 and at most {MAX_TIMEOUT_S:.0f} s, got {value:g} s")
         settings_of(context).timeout_s = value
 
 
@@ -144,6 +171,7 @@ def _set_verbosity(context: click.Context, _: click.Parameter, value: int) -> No
     level = LOG_LEVELS[min(settings.verbosity, len(LOG_LEVELS) - 1)]
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(level)
+    show_starts(plain=level > logging.INFO)
 
 
 def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:

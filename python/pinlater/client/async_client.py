@@ -103,6 +103,10 @@ class AsyncClient(BaseClient):
             make_resolvable(error, self.run)
             raise
 
+    def _separate(self, other: Self) -> None:
+        self._check_fork()
+        other._tasks, other._enqueues, other._acks = self._tasks, {}, {}
+
     def _check_fork(self) -> None:
         """A forked child starts with nothing: the calls under way belong to the parent."""
         if self.session.forked:

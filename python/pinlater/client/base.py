@@ -10,7 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from copy import copy
+from typing import Any, Final, Self
 
 from pinlater.model.errors import (
     InvalidArgument,
@@ -42,11 +43,22 @@ class ClientSettings:
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
     ) -> None:
-        self.session = Session(resolve_shards(url, shards))
+        #: The shards and their URLs, and where the choice came from.
+        self.chosen = resolve_shards(url, shards)
+        self.session = Session(self.chosen)
         self.source = source if source is not None else source_of(os.getpid(), os.environ.get(MARK_VARIABLE, ""))
         check_source(self.source)
-        self.timeout_s = _seconds("timeout_s", timeout_s)
-        self.timeouts = _seconds("connect_timeout_s", connect_timeout_s), _seconds("read_timeout_s", read_timeout_s)
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
+        self.timeouts = (
+            check_seconds("connect_timeout_s", connect_timeout_s),
+            check_seconds("read_timeout_s", read_timeout_s),
+        )
+
+    def within(self, timeout_s: float) -> Self:
+        """These settings with another timeout_s. They share the session."""
+        other = copy(self)
+        other.timeout_s = check_seconds("timeout_s", timeout_s)
+        return other
 
     def deadline_s(self) -> float:
         """The deadline of a call that starts now (monotonic seconds)."""
@@ -59,6 +71,19 @@ class BaseClient:
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.session = settings.session
+
+    def within(self, timeout_s: float) -> Self:
+        """This client with another time limit of each call, in seconds. Both share their connections: close one.
+
+        On an AsyncClient, what one of them sends does not join what the other sends.
+        """
+        other = copy(self)
+        other.settings = self.settings.within(timeout_s)
+        self._separate(other)
+        return other
+
+    def _separate(self, other: Self) -> None:
+        """Gives a copy of this client what it may not share."""
 
 
 def source_of(pid: int, mark: str) -> str:
@@ -84,12 +109,18 @@ def _parts(error: PinLaterError) -> Iterable[Any]:
     return [error]
 
 
-def _seconds(name: str, value: object) -> float:
+def check_seconds(name: str, value: object, expected: str = "seconds") -> float:
+    """The value, if it is a time that a call may take, in seconds. Raises InvalidArgument.
+
+    expected: what the parameter takes, for the error.
+    """
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not math.isfinite(value)
         or not 0 < value <= MAX_TIMEOUT_S
     ):
-        raise InvalidArgument(f"{name}: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}")
+        raise InvalidArgument(
+            f"{name}: expected {expected}, more than 0 and at most {MAX_TIMEOUT_S:.0f}, got {value!r}"
+        )
     return float(value)

@@ -15,6 +15,7 @@ from pinlater.client.base import BaseClient
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.times import Seconds
 from pinlater.operations import admin, claim, enqueue, inspect, leases, queues
 from pinlater.operations.dequeue import dequeue as dequeue_flow
 from pinlater.store.effects import Flow
@@ -83,11 +84,11 @@ def enqueue_many(self: BaseClient, queue: str, jobs: Iterable[bytes | NewJob]) -
 
 
 def dequeue(
-    self: BaseClient, queue: str, limit: int = 1, *, wait: float | None = None, dry_run: bool = False
+    self: BaseClient, queue: str, limit: int = 1, *, wait: Seconds | None = None, dry_run: bool = False
 ) -> MakeFlow[list[Job]]:
     """Claims up to `limit` due jobs, highest priority first.
 
-    wait: seconds to wait for the first job; None or 0: do not wait.
+    wait: how long to wait for the first job, in seconds or as a timedelta; None or 0: do not wait.
     dry_run: return the jobs without claiming them.
     """
     if dry_run:
@@ -204,9 +205,17 @@ def retry_failed(
     return partial(admin.retry_failed, self.session, queue, priority, limit, attempts, run_after_ms, delay_ms)
 
 
-def retry_jobs(self: BaseClient, descriptors: Iterable[str], *, attempts: int = 1) -> MakeFlow[int]:
+def retry_jobs(
+    self: BaseClient,
+    descriptors: Iterable[str],
+    *,
+    attempts: int = 1,
+    run_after_ms: int | None = None,
+    delay_ms: int | None = None,
+) -> MakeFlow[int]:
     """Moves the named failed jobs back to pending, as retry_failed does. Returns how many of them were failed."""
-    return partial(admin.retry_jobs, self.session, listed("descriptors", descriptors), attempts)
+    named = listed("descriptors", descriptors)
+    return partial(admin.retry_jobs, self.session, named, attempts, run_after_ms, delay_ms)
 
 
 def delete_jobs(

@@ -1,29 +1,48 @@
-"""The settings file in the current directory: pinlater.toml, else the table tool.pinlater of pyproject.toml.
+"""The settings file: pinlater.toml, else the table tool.pinlater of pyproject.toml.
+
+It is searched in the current directory, then upward to the root of the repository, which is the directory that has
+`.git`. Without a repository only the current directory counts.
 
 Promises that producers and all commands read the same file. Risks: a running program does not see later changes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.urls import hide_urls, shown_url
-from pinlater.store.shards import URL_VARIABLE
+from pinlater.store.servers import absolute
+from pinlater.store.shards import ChosenShards, resolve_shards, split_url
 
-#: The files, in the order of the search.
+#: The files, in the order of the search in each directory.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
 
 
 def found() -> tuple[str, dict[str, Any]]:
-    """The name of the file and its settings; ("", {}) if there is no file."""
-    for name in FILES:
-        if (path := Path(name)).exists() and (table := table_of(path)):
-            return name, table
+    """The path of the file and its settings; ("", {}) if there is none. In the current directory the path is a name."""
+    for directory in _directories():
+        for name in FILES:
+            if (path := directory / name).exists() and (table := table_of(path)):
+                return str(path), table
     return "", {}
+
+
+def _directories() -> list[Path]:
+    """The directories of the search: the current one, and those above it in the same repository."""
+    here = Path()
+    try:
+        above = here.absolute().parents
+    except FileNotFoundError:  # it was removed
+        return [here]
+    if (here / ".git").exists():
+        return [here]
+    for count, directory in enumerate(above, 1):
+        if (directory / ".git").exists():
+            return [here, *above[:count]]
+    return [here]
 
 
 def table_of(path: Path) -> dict[str, Any]:
@@ -44,16 +63,29 @@ def table_of(path: Path) -> dict[str, Any]:
     return document
 
 
-def servers(
-    url: str | None = None, shards: Mapping[str, str] | None = None
-) -> tuple[str | None, Mapping[str, str] | None]:
-    """The URL or the shards to connect to: those given, else those of the file. Neither if PINLATER_URL is set."""
-    if url is not None or shards is not None or os.environ.get(URL_VARIABLE):
-        return url, shards
-    name, table = found()
+def servers(url: str | None = None, shards: Mapping[str, str] | None = None) -> ChosenShards:
+    """The shards to connect to: those given, else those of PINLATER_URL, else those of the file, else the default."""
+    return resolve_shards(url, shards, _of_found)
+
+
+def _of_found() -> ChosenShards | None:
+    return servers_of(*found())
+
+
+def servers_of(name: str, table: Mapping[str, Any]) -> ChosenShards | None:
+    """The servers that a file names; None if it names none. Its relative paths are relative to its directory.
+
+    name: the path of the file. table: its settings.
+    """
     url, shards = table.get("url"), table.get("shards")
     check_servers(url, {} if shards is None else shards, f"{name}: ")
-    return url, shards or None
+    if url is None and not shards:
+        return None
+    if url is not None and shards:
+        raise InvalidArgument(f"{name}: expected url or shards, got both")
+    file = Path(name).absolute()
+    named = {key: absolute(each, file.parent) for key, each in (shards or {}).items()}
+    return ChosenShards(named or split_url(url, file.parent), f"from {file}")
 
 
 def check_servers(url: Any, shards: Any, where: str = "") -> None:

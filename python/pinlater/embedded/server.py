@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import stat
@@ -29,7 +30,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pinlater.embedded import keeper as embedded_keeper
@@ -46,6 +47,8 @@ from pinlater.model.errors import EmbeddedServerError, InvalidArgument
 from pinlater.model.urls import shown_url
 
 __all__ = ["EmbeddedServer", "attach"]
+
+log: Final = logging.getLogger("pinlater.embedded")
 
 SCHEME = "embedded://"
 STARTS = 2  # tries: a keeper fails if it adopts a server that is about to end
@@ -160,6 +163,8 @@ class _Attachment:
             elif time.monotonic() > deadline_s:
                 raise EmbeddedServerError(_failure(self.directory, f"none in {ANSWER_DEADLINE_S:g} s"))
             time.sleep(POLL_S)
+        if starts and not self._private and ask(self.directory, "DBSIZE") == b"0":
+            log.info("started an empty server in %s: it has no queues yet", self.directory)
         if always and (answer := ask(self.directory, "CONFIG", "SET", "appendfsync", "always")) != b"OK":
             raise EmbeddedServerError(f"expected OK to appendfsync always, got {answer!r}")
 
@@ -221,8 +226,10 @@ def _meant(url: str) -> str:
     return f"; did you mean {SCHEME}./{path} (of the working directory) or {SCHEME}/{path}?"
 
 
-def absolute(url: str) -> str:
+def absolute(url: str, directory: Path | None = None) -> str:
     """The URL with an absolute directory in place of `./…` or `../…`.
+
+    directory: what these are relative to. By default the working directory.
 
     Raises InvalidArgument if the working directory was removed.
     """
@@ -231,7 +238,7 @@ def absolute(url: str) -> str:
     if not relative or "#" in url or _is_strange(path):  # check_url refuses malformed URLs
         return url
     try:
-        return f"{SCHEME}{quote(str((Path.cwd() / unquote(path)).resolve()))}{separator}{options}"
+        return f"{SCHEME}{quote(str(((directory or Path.cwd()) / unquote(path)).resolve()))}{separator}{options}"
     except FileNotFoundError:
         raise InvalidArgument(f"server URL: {shown_url(url)!r}: the working directory was removed") from None
 
@@ -262,6 +269,8 @@ def _prepare(directory: Path) -> Path:
         mode = stat.S_IMODE(directory.stat().st_mode)
         raise EmbeddedServerError(f"expected {directory} to be empty or of mode 700, it has files and {mode:o}")
     directory.chmod(0o700)
+    if not any(directory.iterdir()):
+        (directory / ".gitignore").write_text("*\n")  # it may stand in a repository
     return directory
 
 

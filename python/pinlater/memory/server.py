@@ -345,7 +345,7 @@ class Attachment:
         """See store.servers.Attachment."""
 
 
-def absolute(url: str) -> str:
+def absolute(url: str, directory: Path | None = None) -> str:
     """The URL unchanged: a store has no directory."""
     return url
 

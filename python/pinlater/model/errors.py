@@ -57,6 +57,10 @@ class QueueNotFound(QueueError):
     """The queue does not exist."""
 
 
+class JobUnknown(QueueError):
+    """The queue has not given this id yet: the descriptor is wrong or of another server, or the server lost the job."""
+
+
 class EnqueueRefused(QueueError):
     """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
 

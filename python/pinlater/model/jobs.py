@@ -18,12 +18,15 @@ __all__ = ["Ack", "Checkpoint", "Claimed", "CountsByState", "Job", "JobInfo", "N
 
 
 class State(Enum):
-    """The state of a job. The value is its name in the CLI and in JSON."""
+    """The state of a job. The value is its name in the CLI and in JSON, and its text: `str(State.FAILED)`."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
 
     @property
     def code(self) -> int:

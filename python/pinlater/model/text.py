@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'mail'?`, with the most similar one of the known names; "" if none is similar."""
+    import difflib  # only errors need it
+
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {similar[0]!r}?" if similar else ""
+
 
 def describe(error: BaseException, limit_bytes: int) -> str:
     """An error's type and text, in so many bytes of UTF-8 at most; no zero bytes, further lines indented."""

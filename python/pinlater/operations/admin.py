@@ -53,12 +53,20 @@ def retry_failed(
     )
 
 
-def retry_jobs(session: Session, descriptors: Iterable[str], attempts: int, deadline_s: float) -> Flow[int]:
+def retry_jobs(
+    session: Session,
+    descriptors: Iterable[str],
+    attempts: int,
+    run_after_ms: int | None,
+    delay_ms: int | None,
+    deadline_s: float,
+) -> Flow[int]:
     """Moves the named failed jobs back to pending. Returns how many of them were failed."""
-    checked(lambda: NewJob(b"", attempts=attempts))
+    checked(lambda: NewJob(b"", attempts=attempts, run_after_ms=run_after_ms, delay_ms=delay_ms))
+    kind, ms = when(run_after_ms, delay_ms)
     calls = _by_priority(session, list(descriptors))
     flows = [
-        _retry_named(queue_shard, priority, [priority, 0, attempts, 0, 0, *ids], deadline_s)
+        _retry_named(queue_shard, priority, [priority, 0, attempts, kind, ms, *ids], deadline_s)
         for queue_shard, priority, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))

@@ -15,6 +15,7 @@ import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.model.jobs import Job
 from pinlater.model.queue_config import check_integer
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.operations.claim import claim_at
 from pinlater.operations.leases import release
 from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
@@ -51,15 +52,16 @@ class _Waiter:
 
 
 def dequeue(
-    session: Session, queue: str, limit: int, wait_s: float | None, source: str, timeout_s: float
+    session: Session, queue: str, limit: int, wait: Seconds | None, source: str, timeout_s: float
 ) -> Flow[list[Job]]:
     """Claims up to `limit` due jobs.
 
-    wait_s: seconds to wait for the first jobs; None or 0: do not wait.
+    wait: how long to wait for the first jobs, in seconds or as a timedelta; None or 0: do not wait.
     timeout_s: seconds for each call on the servers.
     """
     check_integer("limit", limit, 0, 2**31 - 1)
-    until_s = time.monotonic() + _check_wait(wait_s)
+    wait_s = _check_wait(wait)
+    until_s = time.monotonic() + wait_s
     waiter = _Waiter()
     try:
         while True:
@@ -87,11 +89,11 @@ def dequeue(
     return jobs
 
 
-def _check_wait(wait_s: float | None) -> float:
-    if wait_s is None:
-        return 0.0
+def _check_wait(wait: Seconds | None) -> float:
+    """Seconds of a wait. Raises InvalidArgument."""
+    wait_s = 0.0 if wait is None else as_seconds(wait)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
-        raise InvalidArgument(f"wait: expected seconds, 0 or more, got {wait_s!r}")
+        raise InvalidArgument(f"wait: expected seconds or a timedelta, 0 or more, got {wait!r}")
     return float(wait_s)
 
 

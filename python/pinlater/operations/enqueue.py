@@ -79,8 +79,9 @@ def _validate(jobs: list[Any], queue_shards: list[QueueShard]) -> tuple[list[int
     assert queue_shards[0].stored is not None
     config = queue_shards[0].stored.config
     sizes: list[int] = []
+    limits = config.body_limit, config.priorities
     for first in range(0, len(jobs), MAX_BATCH):
-        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], config.body_limit, config.priorities, first)
+        packed = checked(_core.pack_jobs, jobs[first : first + MAX_BATCH], *limits, first, len(jobs))
         sizes += map(len, packed[2])
         for position, length in status_sizes(packed[1]):
             sizes[first + position] += length

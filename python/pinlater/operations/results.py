@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import ResultGone, ResultTimeout, ServerUnavailable, TaskFailed, checked
+from pinlater.model.errors import JobUnknown, ResultGone, ResultTimeout, ServerUnavailable, TaskFailed, checked
 from pinlater.model.jobs import Job, State
 from pinlater.operations.inspect import REPLY_BYTES, lookup
 from pinlater.operations.parts import in_parts
@@ -84,13 +84,16 @@ def notify(session: Session, descriptors: Sequence[str], deadline_s: float) -> F
 
 
 def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float) -> Flow[bytes]:
-    """Waits for the result of a job. Raises TaskFailed, ResultGone or ResultTimeout.
+    """Waits for the result of a job. Raises TaskFailed, ResultGone or ResultTimeout; ServerUnavailable if no server
+    answers until the end.
 
     wait_s: the longest wait.
-    deadline_s: the deadline of the first look. A later look is repeated until the wait ends.
+    deadline_s: the deadline of the first look, if the wait is not over before. A later look is repeated until the wait
+        ends.
     """
     queue_shard, priority, id_ = _parsed(session, descriptor)
     end_s = time.monotonic() + wait_s
+    deadline_s = min(deadline_s, end_s)
     subscription: Any = None
     try:
         while True:
@@ -107,11 +110,11 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise ResultTimeout(f"job {descriptor}: no result within {wait_s:g} s")
-            deadline_s = max(deadline_s, end_s)
+            deadline_s = end_s
             if subscription is None or subscription.lost:
-                subscription = yield Subscribe(queue_shard.shard.server, _channel(queue_shard, id_))
+                subscription = yield Subscribe(queue_shard.shard.server, _channel(queue_shard, id_), left_s)
                 if subscription is None:
-                    yield Sleep(min(left_s, LOOK_AGAIN_S))
+                    yield Sleep(max(0.0, min(end_s - time.monotonic(), LOOK_AGAIN_S)))
             else:
                 yield AwaitMessage(subscription, min(left_s, SAFETY_S))
                 if left_s - (end_s - time.monotonic()) >= SAFETY_S:  # no message came
@@ -123,15 +126,23 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
 
 
 def state_of(session: Session, descriptor: str, deadline_s: float) -> Flow[State | None]:
-    """The state of a job, or None. A removed job counts as succeeded while its result exists."""
+    """The state of a job; None if it is not there any more. A removed job counts as succeeded while its result exists.
+
+    Raises JobUnknown if its queue shard has not given its id yet: ids only grow.
+    """
     found = yield from lookup(session, [descriptor], False, deadline_s)
     if descriptor in found:
         return found[descriptor].state
     queue_shard, priority, id_ = _parsed(session, descriptor)
-    outcome = (yield from _look(queue_shard, [(priority, id_, deadline_s)]))[0]
-    if isinstance(outcome, NoAnswer):
-        raise outcome.error
-    return State.SUCCEEDED if outcome[:1] == _ANSWER else None
+    _, last_id, outcome = yield from read(queue_shard, "outcome", [REPLY_BYTES, bytes([priority]), id_], deadline_s)
+    if outcome[:1] == _ANSWER:
+        return State.SUCCEEDED
+    if id_ > last_id:
+        raise JobUnknown(
+            f"job {descriptor}: {queue_shard} has not given this id yet; expected a descriptor of its jobs (another "
+            "server, or data that it lost?)"
+        )
+    return None
 
 
 def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flow[list[bytes | NoAnswer]]:

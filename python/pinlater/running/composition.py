@@ -5,7 +5,9 @@ Promises one way for `pinlater run` and `pinlater worker`: signals, restarts, re
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -13,12 +15,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pinlater.running.background import in_background
 from pinlater.running.failed_jobs import FailedJobs
 from pinlater.running.file_watcher import watch
 from pinlater.running.loop_watch import END_WITH_STACKS
+from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.probes import serving
+from pinlater.running.queue_reader import reading_queues
 from pinlater.running.recoverer import Recoverer
 from pinlater.running.status import SupervisorStatus
 from pinlater.running.supervisor import Supervisor
@@ -26,6 +31,8 @@ from pinlater.running.supervisor_monitor import monitoring
 from pinlater.running.worker_process import RECYCLE, REPORT_VARIABLE, Process, ProcessSet
 from pinlater.running.worker_run import Work, WorkerRun
 from pinlater.worker.stop_signals import OTHER_SIGNALS
+
+log: Final = logging.getLogger("pinlater.supervisor")
 
 
 class _Listener:
@@ -40,6 +47,11 @@ class _Listener:
         self._failed_jobs.reported(process)
 
 
+def is_supervised() -> bool:
+    """Whether a supervisor started this process, and run_supervised() has not been called."""
+    return REPORT_VARIABLE in os.environ
+
+
 def run_supervised(work: Work) -> int | None:
     """If a supervisor started this process, runs the work and returns the exit code. Otherwise returns None."""
     report_fd = os.environ.pop(REPORT_VARIABLE, None)
@@ -48,8 +60,9 @@ def run_supervised(work: Work) -> int | None:
     os.set_inheritable(int(report_fd), False)
     faulthandler.register(END_WITH_STACKS, chain=True)
     try:
-        # the supervisor runs a monitor, where no handler can hold it
-        return WorkerRun(replace(work, config=replace(work.config, monitor=False)), int(report_fd)).run()
+        # the supervisor runs a monitor, where no handler can hold it, and has announced what is not worked on
+        work = replace(work, config=replace(work.config, monitor=False), other_queues=())
+        return WorkerRun(work, int(report_fd)).run()
     finally:
         _ignore_other_signals()
 
@@ -73,6 +86,9 @@ def supervise(
     reloaded: returns the process sets after a reload. By default they do not change.
     watched: a folder. A change of its Python files causes a reload.
     """
+    work.announce(log)
+    if work.must_exist:
+        asyncio.run(_check_queues(work))
     failed_jobs = FailedJobs()
     recoverer = Recoverer(work.new_client, work.queues, failed_jobs.add)
     status = SupervisorStatus(process_sets, work.queues, recoverer)
@@ -95,15 +111,26 @@ def supervise(
             stack.enter_context(failed_jobs.open())
             await stack.enter_async_context(recoverer.open())
             if work.config.monitor:
-                monitor = monitoring(work.new_client, status.queues, work.config.tick_s, failed_jobs.add)
+                monitor = monitoring(
+                    work.new_client, status.queues, work.must_exist, work.config.tick_s, failed_jobs.add
+                )
                 status.monitor = await stack.enter_async_context(monitor)
             if work.http is not None:
+                reading = reading_queues(work.new_client, status.queues)
+                status.queue_samples = await stack.enter_async_context(reading)
                 await stack.enter_async_context(serving(work.http, status.answers()))
             if watched is not None:
                 await stack.enter_async_context(in_background(watch(watched, supervisor.reload)))
             yield
 
     return supervisor.run(beside)
+
+
+async def _check_queues(work: Work) -> None:
+    async with work.new_client() as client:
+        with unless_away():
+            others = {*work.queues, *work.other_queues}.difference(work.must_exist)
+            await check_exist(client, work.must_exist, others)
 
 
 def _start_again() -> None:

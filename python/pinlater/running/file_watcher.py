@@ -19,7 +19,7 @@ _SKIPPED: Final = {"__pycache__", "node_modules", "site-packages"}
 
 def folder_of(app: str) -> Path:
     """The folder with the code of an imported `module:app`: its package, or that of its module."""
-    file = sys.modules[app.partition(":")[0].partition(".")[0]].__file__
+    file = getattr(sys.modules[app.partition(":")[0].partition(".")[0]], "__file__", None)
     return Path(file).resolve().parent if file else Path.cwd()
 
 

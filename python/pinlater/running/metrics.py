@@ -1,7 +1,8 @@
 """Metrics of a worker, and their sum over processes, in Prometheus's text format.
 
-Promises that a job costs a few additions of integers. All other work is done when metrics are read. Risks: a process
-that is killed loses its counts since its last report.
+Promises that a job costs a few additions of integers, and all other work is done when metrics are read. The counts of a
+process's own tasks are there from its start, as 0: a rule sees no increase to the first value of a series. Risks: a
+process that is killed loses its counts since its last report.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from pinlater.operations.workers import QueueMeasures
+from pinlater.store.shards import QueueShard
 from pinlater.tasks.meters import BOUNDS_S, Meter
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.worker import Worker
@@ -49,6 +52,14 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
     "pinlater_released_jobs_total": ("counter", "Jobs released at a stop."),
+    "pinlater_queue_jobs": (
+        "gauge",
+        "Jobs of a queue on a shard, by state: pending (due), scheduled, running, failed. One process shows them.",
+    ),
+    "pinlater_queue_oldest_due_seconds": (
+        "gauge",
+        "How long the oldest due job of a queue on a shard has waited; 0 if none is due. One process shows it.",
+    ),
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
         "counter",
@@ -101,6 +112,18 @@ def text(found: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def queue_samples(measures: Mapping[QueueShard, QueueMeasures]) -> Samples:
+    """The values of queues."""
+    jobs: dict[str, float] = {}
+    waits_s: dict[str, float] = {}
+    for queue_shard, of_shard in measures.items():
+        labels = f'queue="{queue_shard.queue}",shard="{queue_shard.shard.name}"'
+        for state in ("pending", "scheduled", "running", "failed"):
+            jobs[f'{{{labels},state="{state}"}}'] = getattr(of_shard, state)
+        waits_s[f"{{{labels}}}"] = of_shard.oldest_due_ms / 1000
+    return {"pinlater_queue_jobs": jobs, "pinlater_queue_oldest_due_seconds": waits_s} if measures else {}
+
+
 def _worker_samples(worker: Worker) -> Samples:
     stats = worker.stats
     return {
@@ -132,8 +155,9 @@ def _task_samples(runner: TaskRunner) -> Samples:
         found["pinlater_job_seconds"] |= _histogram(label, meter)
     newer = {f'{{version="{version}"}}': count for version, count in stats.newer.items()}
     _add(found, {"pinlater_newer_envelopes_total": newer})
-    for (task, queue), count in stats.crashed.items():
-        _add(found, {"pinlater_failed_by_crash_total": {f'{{task="{_escaped(task)}",queue="{queue}"}}': count}})
+    crashed = {(task.name, task.queue): 0 for task in runner.tasks()} | stats.crashed
+    for (name, queue), count in crashed.items():
+        _add(found, {"pinlater_failed_by_crash_total": {f'{{task="{_escaped(name)}",queue="{queue}"}}': count}})
     unknown = {f'{{task="{_escaped(name)}"}}': count for name, count in stats.unknown.items()}
     _add(found, {_UNKNOWN: unknown})
     return found

@@ -6,16 +6,21 @@ Promises that a stop signal ends it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import uvloop
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.jobs import Job
+from pinlater.store.shards import resolve_shards
 from pinlater.tasks.late_failures import LateFailures
 from pinlater.worker.executor import ThreadPool
 from pinlater.worker.monitor import TICK_S, Monitor
 from pinlater.worker.stop_signals import StopSignals
+
+log: Final = logging.getLogger("pinlater.worker")
 
 
 def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick_s: float = TICK_S) -> int:
@@ -30,6 +35,7 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
             await monitor.run()
             await failures.close()
 
+    log.info("servers: %s", resolve_shards(None, shards))
     with StopSignals(0.0) as signals:
         uvloop.run(work())
     return 0

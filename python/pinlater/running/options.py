@@ -5,7 +5,7 @@ Promises that a wrong value raises an error that names the expected values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, get_args
 
@@ -13,6 +13,7 @@ from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.running.probes import parse_address
+from pinlater.tasks.functions import checked_modules
 from pinlater.tasks.logs import LogFormat
 from pinlater.worker.queue_order import MAX_WEIGHT, QueueOrder
 from pinlater.worker.worker import WorkerConfig
@@ -42,6 +43,7 @@ class RunOptions:
     """The options of one run.
 
     app: the app, as `module:app`.
+    include: modules to import, beside those that the app includes itself.
     queues: the queues and their order. Empty: the queues of the app's tasks.
     strict: claim from a queue only while the queues before it have no due jobs.
     isolate: give each queue its own processes.
@@ -53,13 +55,16 @@ class RunOptions:
     memory_mb: replace a process that uses more memory than this, in MiB.
     stop_timeout: the time that running jobs have at a stop, in seconds.
     loop_timeout: end a process whose event loop has not turned for this long, in seconds. None: never.
+    create: create missing queues that no task of the app names.
     burst: stop when no job is due.
     watch: reload when the app's Python files change.
+    log_success: log each job that succeeded.
     http: HOST:PORT of probes and metrics.
     url, shards: the servers, if the app names none.
     """
 
     app: str
+    include: Sequence[str] = ()
     queues: Mapping[str, QueueOptions] = field(default_factory=dict)
     strict: bool = False
     isolate: bool = False
@@ -70,9 +75,11 @@ class RunOptions:
     memory_mb: int | None = None
     stop_timeout: float = 30.0
     loop_timeout: float | None = None
+    create: bool = False
     burst: bool = False
     watch: bool = False
     log_format: LogFormat = "text"
+    log_success: bool = False
     http: str | None = None
     url: str | None = field(default=None, repr=False)
     shards: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -80,7 +87,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.app, str):
             raise InvalidArgument(f"app: expected MODULE:APP, got {self.app!r}")
-        for name in ("strict", "isolate", "burst", "watch"):
+        checked_modules(self.include)
+        for name in ("strict", "isolate", "create", "burst", "watch", "log_success"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected true or false, got {getattr(self, name)!r}")
         if self.log_format not in get_args(LogFormat):
@@ -107,6 +115,11 @@ class RunOptions:
         return WorkerConfig(
             concurrency=self.concurrency, stop_timeout_s=self.stop_timeout, max_jobs=self.max_jobs, order=order
         )
+
+    @property
+    def may_be_apart(self) -> bool:
+        """Whether a queue may have its own processes; groups() says which."""
+        return self.isolate or any(own.has_own_processes for own in self.queues.values())
 
     def groups(self, names: Iterable[str]) -> list[RunOptions]:
         """The options of each process set, for a run of these queues."""
@@ -141,6 +154,7 @@ class RunOptions:
             weights = [f"{name}:{own.weight or 1}" for name, own in self.queues.items()]
             arguments += ["--queues", ",".join(weights)]
         for name, value in (
+            ("--include", ",".join(self.include) or None),
             ("--task-processes", self.task_processes),
             ("--max-jobs", self.max_jobs),
             ("--max-memory", self.memory_mb),
@@ -148,7 +162,8 @@ class RunOptions:
             ("--http", self.http),
         ):
             arguments += [] if value is None else [name, str(value)]
-        return [*arguments, *["--strict"] * self.strict, *["--burst"] * self.burst]
+        flags = ("strict", "create", "burst", "log_success")
+        return [*arguments, *(f"--{name.replace('_', '-')}" for name in flags if getattr(self, name))]
 
 
 def _check_queue(queue: str, own: QueueOptions) -> None:

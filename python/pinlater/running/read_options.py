@@ -5,18 +5,24 @@ Promises that the command line wins, and that an unknown key is an error that na
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_queue_name
+from pinlater.model.times import parse_duration
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
+from pinlater.store.shards import ChosenShards, resolve_shards
+
+#: Options whose values may be written as `"30s"`.
+_TIMES: Final = frozenset({"stop_timeout", "loop_timeout"})
 
 
 def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
@@ -38,17 +44,20 @@ def parse_queues(text: str) -> tuple[dict[str, QueueOptions], bool]:
 def options_of(given: Mapping[str, Any], config: Path | None) -> RunOptions:
     """The options of a command.
 
-    given: the options of the command line, with queues as text. An absent option is None.
-    config: a TOML file. By default pinlater.toml or pyproject.toml of the current directory. A process of a supervisor
-        reads no file, because its command line has all options.
+    given: the options of the command line, with queues and modules as text. An absent option is None; http is "" for
+        none.
+    config: a TOML file. By default that of settings_file. A process of a supervisor reads no file, because its command
+        line has all options.
     """
     values = {} if REPORT_VARIABLE in os.environ else read_config(config)
     options = {name: value for name, value in given.items() if value is not None}
+    if "include" in options:
+        options["include"] = [name.strip() for name in options["include"].split(",")]
     if "queues" in options:
         queues, strict = parse_queues(options["queues"])
         options["queues"] = _with_weights(queues, values.get("queues", {}))
         options["strict"] = options.get("strict") or strict or values.get("strict", False)
-    values |= options
+    values |= options | ({"http": None} if options.get("http") == "" else {})
     if "app" not in values:
         raise InvalidArgument("app: expected MODULE:APP, on the command line or as `app` in TOML, got none")
     return RunOptions(**values)
@@ -64,13 +73,20 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 def read_config(path: Path | None) -> dict[str, Any]:
     """The options in a file. Each of its queues is a QueueOptions."""
-    if path is not None:
-        return _checked(str(path), settings_file.table_of(path))
-    return _checked(*settings_file.found())
+    return _checked(*_file(path))
+
+
+def servers_of(path: Path | None) -> ChosenShards:
+    """The servers of PINLATER_URL, else of the file that read_config() reads, else the default."""
+    return resolve_shards(None, None, lambda: settings_file.servers_of(*_file(path)))
+
+
+def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
+    return settings_file.found() if path is None else (str(path), settings_file.table_of(path))
 
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
-    known = [option.name for option in fields(RunOptions) if option.name not in ("burst", "watch")]
+    known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
     _check_keys(file, "", table, known)
     for name in ("queues", "shards"):
         if not isinstance(table.get(name, {}), dict):
@@ -81,7 +97,26 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
             raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
         _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
         queues[queue] = QueueOptions(**own)
-    return {**table, "queues": queues} if queues else table
+    return _read_values(file, {**table, "queues": queues} if queues else table)
+
+
+def _read_values(file: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table with times as seconds (`"30s"`), and no http for `false`."""
+    values = {name: value for name, value in table.items() if not (name == "http" and value is False)}
+    for name in _TIMES & values.keys():
+        try:
+            values[name] = _seconds(values[name])
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{file}: {name}: {error}") from None
+    return values
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidArgument(f"expected a time such as 30s, 5m, 2h or 1d, or seconds, got {value!r:.60}")
+    return value
 
 
 def _shown(name: str, value: object) -> str:

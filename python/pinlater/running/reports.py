@@ -27,6 +27,7 @@ class Report:
     """What a supervisor knows of a process. A report is sent as a line of JSON.
 
     ready: the worker is ready for jobs.
+    unready: why it is not; "" if it is.
     recycling: the process claims no more jobs, and will end with exit code RECYCLE.
     queues: the queues of the worker.
     code: the exit code; None before the end.
@@ -34,6 +35,7 @@ class Report:
     """
 
     ready: bool
+    unready: str
     recycling: bool
     queues: list[str]
     code: int | None

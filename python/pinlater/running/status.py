@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final
 
@@ -36,6 +36,8 @@ class SupervisorStatus:
         self._queues = queues
         #: The supervisor's monitor, if it runs one.
         self.monitor: Monitor | None = None
+        #: Returns what this process reads of queues, if it does.
+        self.queue_samples: Callable[[], metrics.Samples] = dict
         self._recoverer = recoverer
         self._running: dict[int, Process] = {}
         self._ended: metrics.Samples = {}
@@ -72,7 +74,12 @@ class SupervisorStatus:
             process.process_set.name for process in self._running.values() if process.ready and not _is_stale(process)
         }
         missing = [process_set.name for process_set in self.process_sets if process_set.name not in ready]
-        return probe(f"not ready: {', '.join(missing)}" if missing else "")
+        return probe("; ".join(f"not ready: {name}: {self._why(name)}" for name in missing))
+
+    def _why(self, name: str) -> str:
+        """Why no process of a set is ready."""
+        found = [process for process in self._running.values() if process.process_set.name == name]
+        return ", ".join(f"{process.pid} {_reason(process)}" for process in found) or "none has started yet"
 
     def _metrics(self) -> Answer:
         total: metrics.Samples = {}
@@ -84,11 +91,18 @@ class SupervisorStatus:
         if self._recoverer is not None:
             counts = {"retried": self._recoverer.retried, "failed": self._recoverer.failed}
             total["pinlater_crashed_jobs_total"] = {f'{{end="{end}"}}': count for end, count in counts.items()}
+        total |= self.queue_samples()
         total["pinlater_processes"] = {"": len(self._running)}
         total["pinlater_process_restarts_total"] = {
             f'{{reason="{reason}"}}': count for reason, count in self._restarts.items()
         }
         return Answer(200, metrics.text(total), METRICS_TYPE)
+
+
+def _reason(process: Process) -> str:
+    if _is_stale(process):
+        return f"has sent no report for {STALE_S:.0f} s"
+    return f"is not: {process.report.get('unready') or 'it starts'}"
 
 
 def _is_stale(process: Process) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 from pinlater.running.process_slots import ProcessTable
 from pinlater.running.worker_process import NEVER_S, NO_SERVER, RECYCLED, Process
-from pinlater.worker.stop_signals import OVERTIME_S
+from pinlater.worker.stop_signals import OVERTIME_S, log_stop
 
 log: Final = logging.getLogger("pinlater.supervisor")
 
@@ -36,8 +36,9 @@ class Stopper:
         return self._received > 0
 
     def request(self) -> None:
-        """Records a stop signal."""
+        """Records and logs a stop signal."""
         self._received += 1
+        log_stop(self._received)
 
     def pass_on(self) -> None:
         """Sends the recorded stop signals to all processes."""

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.model.errors import InvalidArgument
 from pinlater.running.composition import run_alone, run_supervised, supervise
+from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.worker_process import ProcessSet, kill_after_s
 from pinlater.running.worker_run import Work
-from pinlater.worker.executor import Handler
-from pinlater.worker.load_object import load_handler
+from pinlater.store.shards import resolve_shards
+from pinlater.tasks.loading import app_name_of
+from pinlater.tasks.task import Task
+from pinlater.worker.executor import Handler, check_handler
+from pinlater.worker.load_object import load_object
 from pinlater.worker.worker import Worker, WorkerConfig
 
 
@@ -25,15 +31,17 @@ def run_handler(
     config: WorkerConfig | None = None,
     processes: int = 1,
     command: Sequence[str] = (),
+    create: bool = False,
 ) -> int:
     """Works on queues until a signal. Returns the exit code.
 
     handler: a function that takes one job, or its name as `module:function`.
     processes: the number of processes. A single one is this process. Several run under a supervisor.
     command: the command line that starts one of several processes. That process calls this function too.
+    create: create missing queues. By default they raise InvalidArgument.
     """
-    function = load_handler(handler) if isinstance(handler, str) else handler
-    work = _work(function, queues, shards, config or WorkerConfig())
+    function = load_handler(handler) if isinstance(handler, str) else _checked("handler", handler)
+    work = _work(function, queues, shards, config or WorkerConfig(), create)
     code = run_supervised(work)
     if code is not None:
         return code
@@ -43,13 +51,42 @@ def run_handler(
     return supervise(work, [ProcessSet(command=command, processes=processes, kill_after_s=kill_s)])
 
 
-def _work(handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig) -> Work:
+def load_handler(name: str) -> Handler:
+    """The function that `module:function` names. Raises as load_object does."""
+    return _checked(f"handler {name!r}", load_object(name, "handler"))
+
+
+def _checked(what: str, handler: Any) -> Handler:
+    """Returns a handler. Raises InvalidArgument. what: the handler, as errors name it."""
+    if isinstance(handler, Task):
+        app = app_name_of(handler)
+        raise InvalidArgument(f"{what}: this is a task of app {app}; `pinlater run {app}` works on it")
+    return check_handler(handler)
+
+
+def _work(
+    handler: Handler, queues: Sequence[str], shards: Mapping[str, str], config: WorkerConfig, create: bool
+) -> Work:
+    must_exist = [] if create else queues
+
     def new_client() -> AsyncClient:
         return AsyncClient(shards=shards)
 
     @asynccontextmanager
     async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
         async with new_client() as client:
+            with unless_away():
+                await check_exist(client, must_exist)
+                for queue in queues if create else []:
+                    await client.create_queue(queue)
             yield Worker(client, queues, handler, config)
 
-    return Work(queues=queues, summary=", ".join(queues), config=config, new_client=new_client, open=open_worker)
+    return Work(
+        queues=queues,
+        must_exist=must_exist,
+        summary=", ".join(queues),
+        servers=str(resolve_shards(None, shards)),
+        config=config,
+        new_client=new_client,
+        open=open_worker,
+    )

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,15 +21,17 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument, ServerUnavailable
 from pinlater.running import metrics
 from pinlater.running.background import in_background
+from pinlater.running.heartbeat import beating
 from pinlater.running.job_dump import dump
 from pinlater.running.probes import METRICS_TYPE, Answer, Answers, probe, serving
+from pinlater.running.queue_reader import reading_queues
 from pinlater.running.reports import Report, reporting
 from pinlater.running.worker_process import MIB, NO_SERVER, RECYCLE
 from pinlater.tasks.logs import Lines
 from pinlater.tasks.runner import TaskRunner
 from pinlater.worker.os_process import memory_bytes
 from pinlater.worker.stats import counts_of, in_words
-from pinlater.worker.stop_signals import StopSignals
+from pinlater.worker.stop_signals import StopSignals, log_stop
 from pinlater.worker.worker import Worker, WorkerConfig
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -47,10 +49,13 @@ class Work:
     """The work of a worker.
 
     queues: the names of its queues.
+    must_exist: those of them that no worker creates.
+    other_queues: those of the app's tasks that are not worked on here, for the log.
     summary: what the log says the worker works on.
+    servers: the servers and where their choice came from, for the log.
     config: the worker's configuration. Under a supervisor the worker runs no monitor.
     new_client: makes a client of the same servers.
-    open: makes the worker with this configuration, not started yet.
+    open: makes the worker with this configuration, not started yet. A supervisor does not call it.
     burst: end the worker when no job is due.
     http: HOST:PORT of probes and metrics.
     memory_mb: replace the process when it uses more memory than this, in MiB.
@@ -58,7 +63,10 @@ class Work:
     """
 
     queues: Sequence[str]
+    must_exist: Sequence[str] = ()
+    other_queues: Sequence[str] = ()
     summary: str
+    servers: str
     config: WorkerConfig
     new_client: Callable[[], AsyncClient]
     open: Callable[[WorkerConfig], AbstractAsyncContextManager[Worker]]
@@ -66,6 +74,12 @@ class Work:
     http: str | None = None
     memory_mb: int | None = None
     check: Callable[[], object] = _always_valid
+
+    def announce(self, log: logging.Logger) -> None:
+        """Logs what a command says first."""
+        log.info("servers: %s", self.servers)
+        if self.other_queues:
+            log.info("queues of the app that are not worked on here: %s", ", ".join(self.other_queues))
 
 
 class WorkerRun:
@@ -78,9 +92,11 @@ class WorkerRun:
         self._work, self._report_fd = work, report_fd
         self._stops = self._code = 0
         self._over = False
+        self._queue_samples: Callable[[], metrics.Samples] = dict
 
     def run(self) -> int:
         """Runs the worker to its end. Returns the exit code; RECYCLE asks for another process."""
+        self._work.announce(log)
         with StopSignals(self._work.config.stop_timeout_s) as signals:
             uvloop.run(self._run(signals))
         return self._code
@@ -93,20 +109,32 @@ class WorkerRun:
             stack.enter_context(self._other_signals())
             for service in self._services():
                 await stack.enter_async_context(service)
-            log.info("working on %s", self._work.summary)
             await self._work_until_the_end()
 
     def _services(self) -> Iterator[AbstractAsyncContextManager[None]]:
         """The services that run beside the worker."""
         work = self._work
+        yield beating(work.new_client, work.queues, self._worker)
+        yield in_background(self._log_that_it_works())
         if self._runner is not None and self._runner.meters:
             yield in_background(self._fold_meters(self._runner))
         if self._report_fd is not None:
             yield reporting(self._report_fd, self._report, self._on_message)
         elif work.http is not None:
+            yield self._reading_queues()
             yield serving(work.http, self._answers())
         if work.memory_mb is not None:
             yield in_background(self._watch_memory(work.memory_mb))
+
+    @asynccontextmanager
+    async def _reading_queues(self) -> AsyncIterator[None]:
+        async with reading_queues(self._work.new_client, lambda: self._work.queues) as self._queue_samples:
+            yield
+
+    async def _log_that_it_works(self) -> None:
+        """Logs the queues when the first claim is answered."""
+        await self._worker.fetcher.answered.wait()
+        log.info("working on %s", self._work.summary)
 
     async def _work_until_the_end(self) -> None:
         try:
@@ -116,13 +144,16 @@ class WorkerRun:
             raise
         stats = [self._worker.stats] if self._runner is None else [self._worker.stats, self._runner.stats]
         counts = counts_of(*stats)
-        log.info("stopped: %s", in_words(counts), extra=counts)
+        process = "" if self._report_fd is None else f"process {os.getpid()} "
+        log.info("%sstopped: %s", process, in_words(counts), extra=counts)
         self._code = 0 if self._stops else RECYCLE if self._recycling else self._code
         self._over = True
 
     def _on_stop(self) -> None:
         """Takes a stop signal. While the process recycles itself the first signal changes nothing."""
         self._stops += 1
+        if self._report_fd is None:  # else the supervisor says it
+            log_stop(self._stops)
         if not (self._code or self._recycling) or self._stops > 1:
             self._worker.request_stop()
 
@@ -168,6 +199,14 @@ class WorkerRun:
     def _ready(self) -> bool:
         return self._worker.ready and not self._recycling
 
+    def _unready(self) -> str:
+        """Why it is not ready; "" if it is."""
+        if self._ready:
+            return ""
+        if self._stops or self._recycling or self._over:
+            return "it stops"
+        return f"it does not hear from every server yet: {self._work.servers}"
+
     @property
     def _recycling(self) -> bool:
         return self._code == RECYCLE or self._worker.exhausted
@@ -185,13 +224,14 @@ class WorkerRun:
     def _answers(self) -> Answers:
         return {
             "/healthz": lambda: probe(""),
-            "/readyz": lambda: probe("" if self._ready else "not subscribed, or stopping"),
-            "/metrics": lambda: Answer(200, metrics.text(self._samples()), METRICS_TYPE),
+            "/readyz": lambda: probe(self._unready()),
+            "/metrics": lambda: Answer(200, metrics.text(self._samples() | self._queue_samples()), METRICS_TYPE),
         }
 
     def _report(self) -> Report:
         return Report(
             ready=self._ready,
+            unready=self._unready(),
             recycling=self._recycling,
             queues=list(self._work.queues),
             code=self._code if self._over else None,

@@ -117,8 +117,8 @@ class AsyncDriver:
                 return await self._while_open(self.subscriber.listen(channels))
             case AwaitNotification(seconds, since):
                 await self._while_open(self.subscriber.wait(seconds, since))
-            case Subscribe(server, channel):
-                return await self._while_open(self.subscriber.subscribe(server, channel))
+            case Subscribe(server, channel, seconds):
+                return await self._while_open(self.subscriber.subscribe(server, channel, seconds))
             case AwaitMessage(subscription, seconds):
                 await self._while_open(subscription.wait(seconds))
             case Coalesce():
@@ -171,7 +171,7 @@ class AsyncDriver:
             connection.close()
             if connection.errors.leave or isinstance(why, TimeoutError):
                 self._leave(server, connection.moves)
-            lost = NoAnswer(True, ServerUnavailable(f"server {server}: {why}"))
+            lost = NoAnswer(True, ServerUnavailable(f"server {server.with_origin}: {why}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         self._release(server, connection)
         return answers

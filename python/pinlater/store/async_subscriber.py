@@ -120,15 +120,16 @@ class AsyncSubscriber:
 
     # channels of single calls
 
-    async def subscribe(self, server: Server, channel: bytes) -> AsyncSubscription | None:
-        """A subscription to a channel; None if the server does not answer. Raises ServerRefused if the user lacks the
-        right.
+    async def subscribe(self, server: Server, channel: bytes, seconds: float) -> AsyncSubscription | None:
+        """A subscription to a channel; None if the server does not answer within `seconds`. Raises ServerRefused if the
+        user lacks the right.
         """
-        return await _answered(self._subscribe, server, channel)
+        return await _answered(partial(self._subscribe, seconds), server, channel)
 
-    async def _subscribe(self, server: Server, channel: bytes) -> AsyncSubscription:
-        connection = await self._call_connection(server)
-        return await connection.subscribe(channel)
+    async def _subscribe(self, seconds: float, server: Server, channel: bytes) -> AsyncSubscription:
+        async with asyncio.timeout(seconds):
+            connection = await self._call_connection(server)
+            return await connection.subscribe(channel)
 
     async def _call_connection(self, server: Server) -> _CallConnection:
         """The connection that calls share; concurrent callers wait for the same one."""

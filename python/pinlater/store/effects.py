@@ -72,13 +72,15 @@ class AwaitNotification:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Effect: subscribe to a channel of a server. Result: the subscription, or None if the server does not answer.
+    """Effect: subscribe to a channel of a server. Result: the subscription, or None if the server does not answer
+    within `seconds`.
 
     The subscription has `lost` (no message comes any more) and close().
     """
 
     server: Server
     channel: bytes
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,9 @@ class CommonKeys(list[Argument]):
 
 
 def read(queue_shard: QueueShard, verb: str, arguments: ScriptArguments, deadline_s: float) -> Flow[list[Any]]:
-    """Runs a script that only reads, again and again until an answer comes. deadline_s: monotonic seconds."""
+    """Runs a script that reads, or that may run more than once, until an answer comes. deadline_s: monotonic
+    seconds.
+    """
     script = load_scripts()[verb]
     pauses, changes = _pauses(), _pauses(at_once=True)
     while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
@@ -46,17 +47,20 @@ class Starter(Protocol):
     def check_url(self, url: str) -> object:
         """Raises InvalidArgument for a URL that the module cannot serve."""
 
-    def absolute(self, url: str) -> str:
-        """The URL, independent of the working directory."""
+    def absolute(self, url: str, directory: Path | None = None) -> str:
+        """The URL, independent of the working directory. directory: what it is relative to instead."""
 
     def attach(self, url: str) -> Attachment:
         """Holds the server, and starts it if it does not run."""
 
 
-def absolute(url: object) -> Any:
-    """A server URL, independent of the working directory. Returns any other value unchanged."""
+def absolute(url: object, directory: Path | None = None) -> Any:
+    """A server URL, independent of the working directory. Returns any other value unchanged.
+
+    directory: what a relative path is relative to, instead of the working directory.
+    """
     starter = _starter_of(url)
-    return url if starter is None else starter.absolute(cast(str, url))
+    return url if starter is None else starter.absolute(cast(str, url), directory)
 
 
 def _starter_of(url: object) -> Starter | None:
@@ -66,17 +70,18 @@ def _starter_of(url: object) -> Starter | None:
 class Server:
     """One server.
 
+    - origin: where its URL came from, for messages; "" if that is not known.
     - contacted: a connection to it has worked before, so a refused one is worth another try.
     - version: `Valkey 9.1.2` or `Redis 7.0.15`; None until a connection has checked it.
     - moves: how often the driver left the node that its connections led to. It uses no connection from before.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, origin: str = "") -> None:
         known = [*REMOTE_SCHEMES, *(name for name in registered_names() if name.endswith("://"))]
         if f"{_scheme(url)}://" not in known:
             *first, last = known
             raise InvalidArgument(f"server URL: expected {', '.join(first)} or {last}, got {shown_url(url)!r}")
-        self.url = url
+        self.url, self.origin = url, origin
         self.contacted = False
         self.version: str | None = None
         self.moves = 0
@@ -86,6 +91,11 @@ class Server:
 
     def __repr__(self) -> str:
         return shown_url(self.url)
+
+    @property
+    def with_origin(self) -> str:
+        """For messages: `redis://a:6379 (from PINLATER_URL)`."""
+        return f"{self} ({self.origin})" if self.origin else str(self)
 
     def connection_arguments(self, connect_timeout_s: float, read_timeout_s: float) -> tuple[str, dict[str, Any]]:
         """URL and keyword arguments for a connection pool of redis-py. Starts an embedded server.
@@ -134,9 +144,11 @@ class Server:
         redis_version, valkey_version = found.get("redis_version", "0"), found.get("valkey_version")
         numbers = tuple(int(part) for part in re.findall(r"\d+", redis_version)[:2])
         if numbers < MIN_VERSION:
-            raise ServerTooOld(f"server {self}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}")
+            raise ServerTooOld(
+                f"server {self.with_origin}: expected Redis 7.0 or later (or Valkey), got Redis {redis_version}"
+            )
         if found.get("arch_bits", "64") != "64":
-            raise ServerTooOld(f"server {self}: expected a 64-bit build, got {found['arch_bits']}")
+            raise ServerTooOld(f"server {self.with_origin}: expected a 64-bit build, got {found['arch_bits']}")
         self.version = f"Valkey {valkey_version}" if valkey_version else f"Redis {redis_version}"
         self.contacted = True
 

@@ -10,8 +10,9 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final
 
 from pinlater._core import CommandHead
@@ -25,10 +26,37 @@ from pinlater.store.scripts import load_scripts
 from pinlater.store.servers import Server, absolute, check_url
 
 URL_VARIABLE: Final = "PINLATER_URL"
+#: Where a command found the servers that it put into PINLATER_URL, behind a checksum of that value.
+ORIGIN_VARIABLE: Final = "PINLATER_URL_ORIGIN"
 DEFAULT_URL: Final = "embedded://"
+#: The origin of servers that a program or a command line names.
+ARGUMENT: Final = "from an argument"
 #: A session forgets unknown queues when it remembers so many queue shards, and twice as many as it kept last time.
 MAX_UNKNOWN: Final = 1_000
 _NAMED: Final = re.compile(r"(?:^|,)\s*([A-Za-z0-9_-]{1,32})=(?=\w+://)")
+
+
+class ChosenShards(dict[str, str]):
+    """URLs by the names of shards, and where the choice came from.
+
+    origin: a short text for messages: `from an argument`, `from PINLATER_URL`, `from /srv/shop/pinlater.toml`, or
+    `the default`.
+    """
+
+    def __init__(self, urls: Mapping[str, str], origin: str) -> None:
+        super().__init__(urls)
+        self.origin = origin
+
+    def __str__(self) -> str:
+        """For logs: `redis://a:6379 (from PINLATER_URL)`."""
+        named = (f"{name}={shown_url(url)}" for name, url in self.items())
+        shown = shown_url(self["1"]) if [*self] == ["1"] else ", ".join(named)
+        return f"{shown} ({self.origin})"
+
+    def export(self) -> None:
+        """Makes this the choice of the processes that this process starts, and of its own clients."""
+        os.environ[URL_VARIABLE] = url = ",".join(f"{name}={url}" for name, url in self.items())
+        os.environ[ORIGIN_VARIABLE] = f"{_checksum(url)} {self.origin}"
 
 
 class Shard:
@@ -133,10 +161,11 @@ class Session:
         if not shards:
             raise InvalidArgument("shards: expected at least one name and URL, got none")
         servers: dict[str, Server] = {}
+        origin = shards.origin if isinstance(shards, ChosenShards) else ""
         for url in shards.values():
             if url not in servers:
                 check_url(url)
-                servers[url] = Server(url)
+                servers[url] = Server(url, origin)
         self.shards = {name: Shard(name, servers[url]) for name, url in shards.items()}
         self.servers = list(servers.values())
         self.renew()
@@ -221,27 +250,59 @@ def shard_for_key(key: bytes, shards: list[str]) -> str:
     )
 
 
-def resolve_shards(url: str | None, shards: Mapping[str, str] | None) -> dict[str, str]:
-    """Shard names and their URLs.
+def no_file() -> ChosenShards | None:
+    """Stands for a settings file that names no servers."""
+    return None
+
+
+def resolve_shards(
+    url: str | None,
+    shards: Mapping[str, str] | None,
+    of_file: Callable[[], ChosenShards | None] = no_file,
+) -> ChosenShards:
+    """Shard names and their URLs, and where they come from. This is the only place that chooses.
 
     - url: one URL, or several shards as `1=redis://a:6379,2=redis://b:6379`.
-    - shards: names and URLs; not together with `url`.
+    - shards: names and URLs; not together with `url`. ChosenShards keep their origin.
+    - of_file: reads the servers of the settings file.
 
-    Without either, the environment variable PINLATER_URL counts, then the embedded server. `embedded://./data` is
-    resolved against the current working directory.
+    Without URL and shards, the environment variable PINLATER_URL counts, then the file, then the embedded server.
+    `embedded://./data` is resolved against the current working directory.
     """
     if url is not None and shards is not None:
         raise InvalidArgument("expected a URL or shards, got both")
+    if isinstance(shards, ChosenShards):
+        return shards
     if shards is not None:
         if not isinstance(shards, Mapping):
             raise InvalidArgument(f"shards: expected a mapping of names to URLs, got {shown_url(shards)}")
-        return {name: absolute(url) for name, url in shards.items()}
-    text = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        return ChosenShards({name: absolute(url) for name, url in shards.items()}, ARGUMENT)
+    if url is not None:
+        return ChosenShards(split_url(url), ARGUMENT)
+    if text := os.environ.get(URL_VARIABLE):
+        return ChosenShards(split_url(text), _origin_of(text))
+    return of_file() or ChosenShards(split_url(DEFAULT_URL), "the default")
+
+
+def split_url(text: object, directory: Path | None = None) -> dict[str, str]:
+    """The shards that the text of a URL names. directory: what relative paths are relative to; None: the working
+    directory.
+    """
     if not isinstance(text, str):
         raise InvalidArgument(f"server URL: expected a str, got {shown_url(text)}")
     names = list(_NAMED.finditer(text))
     if not names:
-        return {"1": absolute(text)}
+        return {"1": absolute(text, directory)}
     ends = [match.start() for match in names[1:]] + [len(text)]
     urls = [text[match.end() : end].strip().strip(",") for match, end in zip(names, ends, strict=True)]
-    return {match[1]: absolute(url) for match, url in zip(names, urls, strict=True)}
+    return {match[1]: absolute(url, directory) for match, url in zip(names, urls, strict=True)}
+
+
+def _origin_of(text: str) -> str:
+    """Where the value of PINLATER_URL came from: the variable itself, or what the command that set it read."""
+    checksum, _, origin = os.environ.get(ORIGIN_VARIABLE, "").partition(" ")
+    return origin if checksum == _checksum(text) else f"from {URL_VARIABLE}"
+
+
+def _checksum(text: str) -> str:
+    return blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()

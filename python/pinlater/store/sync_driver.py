@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import hiredis
 import redis
@@ -29,6 +30,7 @@ import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerRefused, ServerUnavailable
 from pinlater.model.urls import hide_user
 from pinlater.store.effects import (
+    LEAST_WAIT_S,
     AwaitMessage,
     AwaitNotification,
     Coalesce,
@@ -117,9 +119,9 @@ class SyncDriver:
             case AwaitNotification(seconds, since):
                 self.subscriber.wait(seconds, since)
                 self._check_open()
-            case Subscribe(server, channel):
+            case Subscribe(server, channel, seconds):
                 self._check_open()
-                return self.subscriber.subscribe(server, channel)
+                return self.subscriber.subscribe(server, channel, max(LEAST_WAIT_S, seconds))
             case AwaitMessage(subscription, seconds):
                 subscription.wait(seconds)
                 self._check_open()
@@ -148,7 +150,7 @@ class SyncDriver:
         except OSError as error:
             connection.close()
             self._leave_if_lost(server, connection, error)
-            return NoAnswer(True, ServerUnavailable(f"server {server}: sending failed: {error}"))
+            return NoAnswer(True, ServerUnavailable(f"server {server.with_origin}: sending failed: {error}"))
         return connection
 
     def _read(self, effect: Send, connection: _Connection | NoAnswer) -> list[Any]:
@@ -160,7 +162,7 @@ class SyncDriver:
         except (OSError, hiredis.ProtocolError) as error:
             connection.close()
             self._leave_if_lost(effect.server, connection, error)
-            lost = NoAnswer(True, ServerUnavailable(f"server {effect.server}: no answer: {error}"))
+            lost = NoAnswer(True, ServerUnavailable(f"server {effect.server.with_origin}: no answer: {error}"))
             return answers + [lost] * (len(effect.commands) - len(answers))
         except BaseException:
             connection.close()
@@ -236,9 +238,9 @@ class SyncDriver:
         server.contacted = True
         return connection
 
-    def connect_to_primary(self, server: Server) -> Any:
+    def connect_to_primary(self, server: Server, within_s: float = float("inf")) -> Any:
         """As connect, but also raises ServerUnavailable for a replica: a subscription there would stay silent."""
-        connection = self.connect(server)
+        connection = self.connect(server, within_s)
         try:
             connection.send_command(*WRITE_NOTHING, check_health=False)
             connection.read_response(disable_decoding=True)
@@ -346,5 +348,21 @@ def timed_out(error: Exception) -> bool:
 def connect_error(server: Server, error: Exception) -> PinLaterError:
     """The PinLaterError for a failed connect."""
     if isinstance(error, AuthenticationError | NoPermissionError):
-        return ServerRefused(f"server {server}: login refused: {hide_user(str(error))}")
-    return ServerUnavailable(f"server {server}: not reached: {str(error) or 'no answer in time'}")
+        return ServerRefused(f"server {server.with_origin}: login refused: {hide_user(str(error))}")
+    found = str(error).rstrip(".") or "no answer in time"
+    return ServerUnavailable(f"server {server.with_origin}: not reached: {found}{_advice(server.url, found, error)}")
+
+
+def _advice(url: str, found: str, error: Exception) -> str:
+    """What to do about a failed connect, where the reason alone does not say it. found: the reason."""
+    plain = url.startswith("redis://")
+    if "DB index is out of range" in found:
+        where = "db= of" if "db" in parse_qs(urlsplit(url).query) else "the last / of"
+        return f"; the number behind {where} the URL is the database: take a lower one, most servers have 0 to 15"
+    if isinstance(error, redis.InvalidResponse) and not found.endswith('"\\x15" as reply type byte'):
+        return "; another kind of server answers there, such as one of HTTP: expected host and port of Redis or Valkey"
+    if plain and isinstance(error, redis.InvalidResponse | ConnectionResetError | redis.ConnectionError):
+        return "" if "connecting to" in found else "; if the port takes TLS, the URL begins with rediss://"
+    if url.startswith("rediss://") and ("WRONG_VERSION_NUMBER" in found or timed_out(error)):
+        return "; if the port takes no TLS, the URL begins with redis://"
+    return ""

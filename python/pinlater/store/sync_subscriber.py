@@ -10,6 +10,7 @@ Risks: `subscribe` takes one connection for each thread that waits.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
@@ -33,10 +34,11 @@ MAX_FREE: Final = 8
 class SyncSubscriber:
     """The client's own channels on each server, and subscriptions of single calls. Safe for threads.
 
-    connect: makes a redis-py connection, or raises ServerError. free: connections for the next subscriptions.
+    connect: makes a redis-py connection within some seconds, or raises ServerError.
+    free: connections for the next subscriptions.
     """
 
-    def __init__(self, connect: Callable[[Server], Any]) -> None:
+    def __init__(self, connect: Callable[[Server, float], Any]) -> None:
         self._connect = connect
         self._listening: dict[Server, Any] = {}
         self._channels: dict[Server, set[bytes]] = {}
@@ -70,12 +72,15 @@ class SyncSubscriber:
                 else:
                     self._read_for_all(left_s)
 
-    def subscribe(self, server: Server, channel: bytes) -> SyncSubscription | None:
+    def subscribe(self, server: Server, channel: bytes, seconds: float) -> SyncSubscription | None:
         """A subscription to a channel; None if the server does not answer. Raises ServerRefused if the user lacks the
         right.
+
+        seconds: the longest wait for one answer.
         """
         moves, free = server.moves, self.free.setdefault(server, [])
-        connection = self._subscribed_again(server, channel, free) or self._subscribed(server, channel)
+        connection = self._subscribed_again(server, channel, free, seconds)
+        connection = connection or self._subscribed(server, channel, seconds)
         if connection is None:
             return None
         subscription = SyncSubscription(connection, server, channel, free, self._subscriptions)
@@ -135,15 +140,15 @@ class SyncSubscriber:
                 connection.disconnect()
         self._notify()  # a notification may have come before the confirmation
 
-    def _subscribed(self, server: Server, channel: bytes) -> Any:
+    def _subscribed(self, server: Server, channel: bytes, seconds: float = math.inf) -> Any:
         """A new connection that is subscribed to a channel; None if the server does not answer."""
         try:
-            connection = self._connect(server)
+            connection = self._connect(server, seconds)
         except PinLaterError:
             return None
-        return connection if _is_subscribed(connection, server, channel) else None
+        return connection if _is_subscribed(connection, server, channel, seconds) else None
 
-    def _subscribed_again(self, server: Server, channel: bytes, free: list[Any]) -> Any:
+    def _subscribed_again(self, server: Server, channel: bytes, free: list[Any], seconds: float) -> Any:
         """A free connection that is subscribed to a channel; None if there is none, or the first one does not work.
         Then the others are closed: each may cost a timeout.
         """
@@ -151,7 +156,7 @@ class SyncSubscriber:
             connection = free.pop()
         except IndexError:
             return None
-        if _is_subscribed(connection, server, channel):
+        if _is_subscribed(connection, server, channel, seconds):
             return connection
         _disconnect(free)
         return None
@@ -242,10 +247,10 @@ def _disconnect(free: list[Any]) -> None:
             free.pop().disconnect()
 
 
-def _is_subscribed(connection: Any, server: Server, channel: bytes) -> bool:
+def _is_subscribed(connection: Any, server: Server, channel: bytes, seconds: float) -> bool:
     """Whether the server confirmed the subscription; if not, the connection is closed."""
     try:
-        _subscribe(connection, server, channel)
+        _subscribe(connection, server, channel, seconds)
     except (RedisError, OSError):
         connection.disconnect()
         return False
@@ -255,10 +260,15 @@ def _is_subscribed(connection: Any, server: Server, channel: bytes) -> bool:
     return True
 
 
-def _subscribe(connection: Any, server: Server, channel: bytes) -> None:
-    """Returns when the server confirmed the subscription. Raises ServerRefused, RedisError or OSError."""
+def _subscribe(connection: Any, server: Server, channel: bytes, seconds: float = math.inf) -> None:
+    """Returns when the server confirmed the subscription. Raises ServerRefused, RedisError or OSError.
+
+    seconds: the longest wait for an answer, if it is less than the connection's own.
+    """
     try:
         connection.send_command("SUBSCRIBE", channel, check_health=False)
+        if seconds < math.inf and not connection.can_read(timeout=min(seconds, connection.socket_timeout)):
+            raise TimeoutError
         while connection.read_response(disable_decoding=True)[:2] != [b"subscribe", channel]:
             pass  # messages, and replies to an earlier subscription of this connection
     except NoPermissionError as error:

@@ -1,30 +1,29 @@
 """The app: the tasks of a program, and the servers of their queues.
 
 Promises that no two tasks have the same name, and that a raw task is alone in its queue. Risks: a worker knows only the
-tasks of the modules that it imports.
+tasks of the app's module, of the modules that this one imports, and of those in `include`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from traceback import walk_tb
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, overload
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.model.errors import InvalidArgument, checked
-from pinlater.model.queue_config import QueueConfig, check_integer, check_queue_name
+from pinlater.model.queue_config import check_integer, check_queue_name
 from pinlater.model.registry import registered
-from pinlater.model.tracebacks import is_ours
-from pinlater.tasks.app_clients import AppClients
+from pinlater.model.times import Seconds
+from pinlater.tasks.app_parts import AppParts
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.decorators import Async, BatchDecorator, TaskDecorator
-from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.envelope import CODEC_BYTES, Codec
-from pinlater.tasks.functions import task_name
+from pinlater.tasks.functions import checked_modules, task_name
 from pinlater.tasks.handles import Handle
-from pinlater.tasks.lifespan import Lifespan, entered_lifespan
+from pinlater.tasks.lifespan import Lifespan
 from pinlater.tasks.middleware import Middleware, check_middleware, enqueue_hook
 from pinlater.tasks.producer import Producer, SendOptions
 from pinlater.tasks.reports import Failure
@@ -37,8 +36,6 @@ R = TypeVar("R")
 LifespanFunction = TypeVar("LifespanFunction", bound=Lifespan)
 
 DEFAULT_QUEUE: Final = "default"
-#: After this many deaths of its worker a job is failed. One death may be a bad deploy or machine; three are suspicious.
-DEFAULT_CRASH_LIMIT: Final = 3
 #: With the default backoff, five attempts take a quarter of a minute: enough for a restart of what a task calls.
 DEFAULT_ATTEMPTS: Final = 5
 
@@ -59,6 +56,7 @@ class PinLater:
     timeout_s: the longest time of one call of a producer or a handle, in seconds.
     middleware: the first one is the outermost.
     immediate: jobs run at once in this process when they are enqueued, without a server; see immediate().
+    include: the names of more modules that have tasks, such as "shop.emails". Workers import them, producers do not.
 
     Close it, or use it in a `with` or `async with` block, if the program goes on without it. Workers close it.
     """
@@ -71,17 +69,17 @@ class PinLater:
         timeout_s: float = 10.0,
         middleware: Iterable[Middleware] = (),
         immediate: bool = False,
+        include: Iterable[str] = (),
     ) -> None:
+        self._parts = AppParts(url, shards, timeout_s)
         #: The tasks by their names.
-        self.tasks: dict[str, Task[..., Any]] = {}
+        self.tasks = self._parts.tasks
         #: The middleware, the outermost first.
         self.middleware: list[Middleware] = []
-        self.clients = AppClients(url, shards, timeout_s, self.queue_config)
+        #: The names of the modules that workers import too.
+        self.include = checked_modules(include)
         if immediate:
-            self.clients.provider = registered("immediate mode").Immediate(self)
-        self._lifespan: Lifespan | None = None
-        #: The name "module:app" by which workers import it; None until it is known.
-        self.import_name: str | None = None
+            self._parts.clients.provider = registered("immediate mode").Immediate(self)
         for each in middleware:
             self.add_middleware(each)
 
@@ -99,11 +97,11 @@ class PinLater:
 
     def close(self) -> None:
         """Closes the client of sync code. It may be called twice. The next use connects again."""
-        self.clients.close()
+        self._parts.clients.close()
 
     async def aclose(self) -> None:
         """Closes the client of the running loop. It may be called twice. The next use connects again."""
-        await self.clients.aclose()
+        await self._parts.clients.aclose()
 
     def immediate(self) -> AbstractContextManager[None]:
         """Immediate mode for a block: each job has run when the call that enqueues it returns.
@@ -138,12 +136,12 @@ class PinLater:
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = ...,
+        backoff: Backoff | Seconds = ...,
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        result_ttl: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        result_ttl: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
@@ -155,16 +153,16 @@ class PinLater:
         /,
         *,
         batch: int,
-        batch_wait: float = ...,
+        batch_wait: Seconds = ...,
         name: str | None = None,
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = ...,
+        backoff: Backoff | Seconds = ...,
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
@@ -179,26 +177,26 @@ class PinLater:
         queue: str = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
-        backoff: Backoff | float = Exponential(),  # noqa: B008  (it is frozen)
+        backoff: Backoff | Seconds = Exponential(),  # noqa: B008  (it is frozen)
         give_up_on: type[BaseException] | tuple[type[BaseException], ...] = (),
-        timeout: float | None = None,
-        lease: float | None = None,
-        result_ttl: float | None = None,
-        expires: float | None = None,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        result_ttl: Seconds | None = None,
+        expires: Seconds | None = None,
         codec: Codec = "msgpack",
         on_failure: Callable[[Failure], Any] | None = None,
         runs_in: Kind | None = None,
         batch: int | None = None,
-        batch_wait: float | None = None,
-    ) -> Any:
-        """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times are in seconds.
+        batch_wait: Seconds | None = None,
+    ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
+        """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times: seconds or timedelta.
 
         name: the task's name in bodies; by default module.function.
         queue: the queue of its jobs. A missing queue is created at the first enqueue.
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
-        backoff: the pause before the next attempt: seconds, or a function of the attempt and the error, such as
-            Constant, Linear or Exponential.
+        backoff: the pause before the next attempt: a time, or a function of the attempt and the error, such as
+            Constant, Linear or Exponential. The function may return None for the default pause.
         give_up_on: errors after which the job is failed for good, whatever attempts it has left.
         timeout: the longest run. After it an async task is cancelled, a process is killed, and a thread is left behind:
             its job fails with TimedOut.
@@ -242,24 +240,12 @@ class PinLater:
                 codec=codec,
                 options=job_options,
                 headers={},
+                arguments=UNKNOWN,
                 results=result_ttl is not None,
             )
-            return self._add(make_task(function, self.clients, send_options, options))
+            return self._parts.add(make_task(function, self._parts.clients, send_options, options))
 
         return add if function is None else add(function)
-
-    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
-        if task.name in self.tasks:
-            raise InvalidArgument(f"task {task.name!r}: there is a task of that name; name= gives this one another")
-        for other in self.tasks.values():
-            if other.queue == task.queue and "raw" in (task.codec, other.codec):
-                raise InvalidArgument(
-                    f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
-                )
-        self.tasks[task.name] = task
-        if task.codec == "raw":
-            self.clients.raw_queues.add(task.queue)
-        return task
 
     # what is around tasks
 
@@ -268,7 +254,7 @@ class PinLater:
         self.middleware.append(check_middleware(middleware))
         hook = enqueue_hook(middleware)
         if hook is not None:
-            self.clients.enqueue_hooks.append(hook)
+            self._parts.clients.enqueue_hooks.append(hook)
 
     def lifespan(self, function: LifespanFunction) -> LifespanFunction:
         """Sets the app's lifespan: what each worker process opens at its start and closes at its end.
@@ -285,35 +271,10 @@ class PinLater:
         """
         if not inspect.isasyncgenfunction(function):
             raise InvalidArgument(f"lifespan: expected an async generator function, got {function!r:.60}")
-        if self._lifespan is not None:
-            raise InvalidArgument(f"lifespan: the app has one, {self._lifespan!r:.60}")
-        self._lifespan = function
+        if self._parts.lifespan is not None:
+            raise InvalidArgument(f"lifespan: the app has one, {self._parts.lifespan!r:.60}")
+        self._parts.lifespan = function
         return cast(LifespanFunction, function)
-
-    @contextmanager
-    def with_lifespan(self, function: Lifespan) -> Iterator[None]:
-        """Replaces the app's lifespan for a block."""
-        before, self._lifespan = self._lifespan, function
-        try:
-            yield
-        finally:
-            self._lifespan = before
-
-    def entered_lifespan(self, *, in_process: bool = False) -> AbstractAsyncContextManager[Resolved]:
-        """Enters the lifespan for a block, which gets what it shares. For workers.
-
-        in_process: for a task process, which enters the lifespan only if its tasks need it.
-        """
-        needs = {name: task.needs for name, task in self.tasks.items() if (task.kind == "process") is in_process}
-        needed = not in_process or any(each.shared for each in needs.values())
-        return entered_lifespan(self._lifespan if needed else None, needs)
-
-    def raised_by_lifespan(self, error: BaseException) -> bool:
-        """Whether the lifespan itself raised the error, and not the code that ran while it was entered."""
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-        codes = [frame.f_code for frame in frames]
-        code = getattr(self._lifespan, "__code__", None)
-        return code in codes and not any(map(is_ours, frames[len(codes) - codes[::-1].index(code) :]))
 
     # by name
 
@@ -326,8 +287,15 @@ class PinLater:
         if known is not None:
             return known
         options = {"priority": 1, "attempts": DEFAULT_ATTEMPTS}
-        send_options = SendOptions(name=name, queue=DEFAULT_QUEUE, codec="msgpack", options=options, headers={})
-        return Producer(self.clients, send_options)
+        send_options = SendOptions(
+            name=name,
+            queue=DEFAULT_QUEUE,
+            codec="msgpack",
+            options=options,
+            headers={},
+            arguments=Arguments(f"task {name!r}", None, "msgpack"),
+        )
+        return Producer(self._parts.clients, send_options)
 
     def send(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Enqueues one call of the task of that name; see by_name() for calls with options."""
@@ -340,40 +308,9 @@ class PinLater:
     def handle(self, descriptor: str) -> Handle[Any]:
         """The handle of a job that was enqueued elsewhere or earlier. Raises InvalidArgument."""
         checked(parse_descriptor, descriptor)
-        return Handle(self.clients, descriptor)
+        return Handle(self._parts.clients, descriptor)
 
-    # queues
 
-    def queue_config(self, queue: str, task: str = "", priority: int = 1) -> QueueConfig:
-        """The configuration for a new queue: the longest lease and the most priorities that its tasks ask for.
-
-        task, priority: of a job that is sent to it. That task may have another queue.
-        """
-        default = QueueConfig()
-        lease_ms, priorities = self.lease_and_priorities(queue, task)
-        return QueueConfig(
-            lease_ms=lease_ms or default.lease_ms,
-            priorities=max(default.priorities, priorities, priority),
-            crash_limit=DEFAULT_CRASH_LIMIT,
-        )
-
-    def lease_and_priorities(self, queue: str, task: str = "") -> tuple[int, int]:
-        """The longest lease in ms, and the number of priorities, that the tasks of a queue ask for; 0: none asks.
-
-        task: the name of one more task that counts.
-        """
-        tasks = [each for each in self.tasks.values() if each.queue == queue or each.name == task]
-        leases_ms = [each.options.lease_ms or 0 for each in tasks]
-        return max(leases_ms, default=0), max((each.priority for each in tasks), default=0)
-
-    def queue_names(self, chosen: Iterable[str] | None = None) -> list[str]:
-        """The queues to work on: the chosen ones, or those of the app's tasks. Raises InvalidArgument.
-
-        chosen: may have queues that no task has, such as those of `using(queue=…)`.
-        """
-        own = list(dict.fromkeys(task.queue for task in self.tasks.values()))
-        if not own:
-            raise InvalidArgument("the app has no tasks: expected @app.task on at least one function")
-        if chosen is None:
-            return own
-        return [check_queue_name(name) for name in dict.fromkeys(chosen)]
+def parts_of(app: PinLater) -> AppParts:
+    """The parts of an app, for the modules of this package. Programs use the app."""
+    return app._parts

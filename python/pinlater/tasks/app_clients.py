@@ -10,14 +10,17 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
+from pinlater.client.base import check_seconds
 from pinlater.client.client import Client
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig
+from pinlater.store.shards import ChosenShards
 from pinlater.tasks.middleware import EnqueueHook
 
 
@@ -84,10 +87,37 @@ class UrlProvider(ClientProvider):
         return AsyncClient(self._url)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How an app's clients are made. url, shards, timeout_s: see Client.
+
+    PINLATER_URL or the TOML file is read when a client is made. Raises InvalidArgument for another timeout_s.
+    """
+
+    url: str | None = field(repr=False)
+    shards: Mapping[str, str] | None = field(repr=False)
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        check_seconds("timeout_s", self.timeout_s)
+
+    def new(self) -> AsyncClient:
+        """A new client. The caller closes it."""
+        return AsyncClient(shards=self.servers(), timeout_s=self.timeout_s)
+
+    def new_sync(self) -> Client:
+        """A new blocking client."""
+        return Client(shards=self.servers(), timeout_s=self.timeout_s)
+
+    def servers(self) -> ChosenShards:
+        """The servers, and where their choice came from."""
+        return settings_file.servers(self.url, self.shards)
+
+
 class AppClients:
     """The clients of one app.
 
-    url, shards, timeout_s: see Client. PINLATER_URL or the TOML file is read when a client is made.
+    url, shards, timeout_s: see ClientOptions.
     queue_config: the configuration of a queue that is created: takes the queue, a task's name and a priority.
     provider: where clients come from instead, if it is set.
     """
@@ -99,7 +129,7 @@ class AppClients:
         timeout_s: float,
         queue_config: Callable[[str, str, int], QueueConfig],
     ) -> None:
-        self._url, self._shards, self._timeout_s = url, shards, timeout_s
+        self._settings = ClientOptions(url=url, shards=shards, timeout_s=timeout_s)
         self.queue_config = queue_config
         self.provider: ClientProvider | None = None
         #: The on_enqueue methods of the app's middleware. Every producer shares this list.
@@ -113,14 +143,23 @@ class AppClients:
     @property
     def named(self) -> bool:
         """Whether the app itself names its servers."""
-        return self.provider is not None or self._url is not None or self._shards is not None
+        return self.provider is not None or (self._settings.url, self._settings.shards) != (None, None)
+
+    @property
+    def settings(self) -> ClientOptions:
+        """How its clients are made, also in another process."""
+        own = self._settings
+        return own if self.provider is None else replace(own, url=self.provider.url(), shards=None)
 
     def deferring(self, *, blocking: bool) -> bool:
         """See ClientProvider."""
         return self.provider is not None and self.provider.deferring(blocking=blocking)
 
-    def blocking(self, call: str) -> Client:
-        """The blocking client. call: the method that needs it, for the error.
+    def blocking(self, call: str, timeout_s: float | None = None) -> Client:
+        """The blocking client.
+
+        call: the method that needs it, for the error.
+        timeout_s: its time limit of a call; None: that of the app.
 
         Raises InvalidArgument where an event loop runs: the call would block that loop, and might wait for something
         that the loop itself has to do.
@@ -130,7 +169,9 @@ class AppClients:
                 f"{call}: it would block the event loop that runs in this thread; expected `await ….a{call}(…)` here"
             )
         client = self._sync
-        return self.sync() if client is None else client
+        if client is None:
+            client = self.sync()
+        return client if timeout_s is None else client.within(timeout_s)
 
     def sync(self) -> Client:
         """The blocking client."""
@@ -140,28 +181,26 @@ class AppClients:
                     self._sync = self._new_sync()
         return self._sync
 
-    def of_loop(self) -> AsyncClient:
-        """The client of the running loop."""
+    def of_loop(self, timeout_s: float | None = None) -> AsyncClient:
+        """The client of the running loop. timeout_s: see blocking."""
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
             with self._lock:
                 self._async = {old: kept for old, kept in self._async.items() if not old.is_closed()}
                 client = self._async[loop] = self.provider.of_loop() if self.provider else self.new()
-        return client
+        return client if timeout_s is None else client.within(timeout_s)
 
     def new(self) -> AsyncClient:
         """A new client. The caller closes it."""
         if self.provider is not None:
             return self.provider.new()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return AsyncClient(url, shards=shards, timeout_s=self._timeout_s)
+        return self._settings.new()
 
     def _new_sync(self) -> Client:
         if self.provider is not None:
             return self.provider.sync()
-        url, shards = settings_file.servers(self._url, self._shards)
-        return Client(url, shards=shards, timeout_s=self._timeout_s)
+        return self._settings.new_sync()
 
     @contextmanager
     def redirected(self, provider: ClientProvider) -> Iterator[None]:

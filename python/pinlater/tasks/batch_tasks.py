@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Job
+from pinlater.model.times import Seconds
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.outcomes import Retry
 
@@ -61,8 +63,8 @@ class Item(Generic[T]):
             raise InvalidArgument(f"Item.fail: expected an exception, got {error!r:.60}")
         self.error = error
 
-    def retry(self, reason: str = "", *, delay: float | None = None) -> None:
-        """Does the same as `fail(Retry(reason, delay=delay))`. delay: seconds until the next attempt."""
+    def retry(self, reason: str = "", *, delay: Seconds | None = None) -> None:
+        """Does the same as `fail(Retry(reason, delay=delay))`. delay: see Retry."""
         self.fail(Retry(reason, delay=delay))
 
 
@@ -186,6 +188,12 @@ class Batcher:
             why = failed if collected.item.error is None else collected.item.error
             if not collected.result.done():
                 collected.result.set_result(None if why is None else (why, getattr(why, "__traceback__", None)))
+
+
+def never_raised(error: BaseException) -> bool:
+    """Whether a batch task gave this error to an item, and nothing raised it before."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is Batcher.run.__code__
 
 
 def _shared_trace(items: list[Item[Any]]) -> str | None:

@@ -100,7 +100,7 @@ class BaseContext:
         """Remembers progress. Returns whether it is time to write it."""
         for name, value in (("done", done), ("total", 0 if total is None else total)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidArgument(f"progress: {name}: expected a number, got {value!r:.60}")
+                raise InvalidArgument(f"progress: {name}: expected a finite int or float, got {value!r:.60}")
         if not isinstance(note, str):
             raise InvalidArgument(f"progress: note: expected text, got {note!r:.60}")
         self._progress = [done, total, note]

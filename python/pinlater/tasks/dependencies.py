@@ -103,6 +103,18 @@ def shared_by_type(objects: Mapping[type, Any]) -> Resolved:
     return {_FromLifespan(kind): value for kind, value in objects.items()}
 
 
+def refuse_needs(what: str, function: Callable[..., Any], instead: str) -> None:
+    """Raises InvalidArgument for a function with dependencies where it is called without them.
+
+    what: the function, as errors name it.
+    instead: what would work.
+    """
+    if needs := ", ".join(_needs(function)):
+        raise InvalidArgument(
+            f"{what}: expected a function without Depends and Shared, got them for {needs}; {instead}"
+        )
+
+
 class _Step(NamedTuple):
     """One provider to call.
 

@@ -35,6 +35,10 @@ _DAY: Final = datetime.timedelta(hours=23, minutes=59, seconds=59)
 _EAST: Final = datetime.timezone(_DAY)
 _WEST: Final = datetime.timezone(-_DAY)
 START: Final = bytes([FIRST_BYTE, VERSION])
+#: What every codec carries without an annotation.
+CARRIED: Final = "None, bool, int to 64 bits, float, text, list and dict"
+#: What to do about a state that can not be packed.
+STATE_TAKES: Final = f"a state is of {CARRIED}: give other values as text, and read them from it"
 
 
 class NewerVersion(BodyUnreadable):
@@ -111,15 +115,19 @@ def read(body: bytes) -> Envelope:
     return body[_HEAD_BYTES:end], args, kwargs, _checked("headers", parts[2]) if count > 2 else {}
 
 
-def with_headers(body: bytes, changes: Mapping[str, Any]) -> bytes:
-    """The body with these headers changed; None removes one. Raises InvalidArgument for values it can not pack."""
+def with_headers(body: bytes, changes: Mapping[str, Any], what: str = "checkpoint") -> bytes:
+    """The body with these headers changed; None removes one. Raises InvalidArgument for values it can not pack.
+
+    what: gave the state, as errors name it.
+    """
     name, args, kwargs, headers = read(body)
     codec: Codec = "msgpack" if body[2] == CODEC_BYTES["msgpack"] else "json"
     changed = {key: value for key, value in {**headers, **changes}.items() if value is not None}
     try:
         packed = packer(codec)(document(args, kwargs, changed))
     except Exception as error:
-        raise InvalidArgument(f"checkpoint: the state can not be packed as {codec}: {error}") from None
+        text = f"{what}: the state can not be packed as {codec}: {error}"
+        raise InvalidArgument(f"{text}; {STATE_TAKES}") from None
     return body[: _HEAD_BYTES + len(name)] + packed
 
 

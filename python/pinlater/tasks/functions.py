@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -65,10 +65,21 @@ def module_name(module: str) -> str:
     return module
 
 
+def checked_modules(names: Iterable[str]) -> list[str]:
+    """The names of modules, each once. Raises InvalidArgument."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"include: expected a list of module names, got {names!r:.60}")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise InvalidArgument(f"include: expected module names like 'shop.emails', got {name!r:.60}")
+    return list(dict.fromkeys(names))
+
+
 def context_of(what: str, function: Callable[..., Any], is_async: bool) -> type[BaseContext] | None:
     """The context class that annotates the function's first parameter, or None. Raises InvalidArgument."""
     wanted = Context if is_async else SyncContext
-    names = getattr(_innermost_function(function), "__globals__", {})
+    names = getattr(innermost_function(function), "__globals__", {})
     for position, parameter in enumerate(_parameters(function)):
         first = position == 0 and parameter.kind in _POSITIONAL
         try:
@@ -117,7 +128,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []  # a built-in without a signature
 
 
-def _innermost_function(function: Any) -> Any:
+def innermost_function(function: Any) -> Any:
     """The function that the user wrote, inside of decorators, partials, methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):
@@ -148,7 +159,7 @@ def never_fits(
     """
     if type(error) is not TypeError:
         return False
-    code = getattr(_innermost_function(function), "__code__", None)
+    code = getattr(innermost_function(function), "__code__", None)
     if any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__)):
         return False
     try:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, cast
 
 from pinlater.client.async_client import AsyncClient
+from pinlater.client.client import Client
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import JobInfo, State
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.operations import results
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import UNKNOWN, Arguments
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -90,16 +93,24 @@ class Handle(Generic[R_co]):
 
     descriptor: names the job; `app.handle(descriptor)` makes the handle again.
 
-    Each method asks the servers, and raises what a Client raises. Methods that begin with an `a` are for async code.
+    Each method asks the servers, and raises what a Client raises. Each call has the time limit of the producer that
+    made the handle (`using(timeout=)`), else the app's `timeout_s`. Methods that begin with an `a` are for async code.
     The others raise InvalidArgument where an event loop runs, as they would block it.
     """
 
-    __slots__ = ("_clients", "_results", "descriptor")
+    __slots__ = ("_clients", "_results", "_timeout_s", "descriptor")
 
-    def __init__(self, clients: AppClients, descriptor: str, results: bool = True) -> None:
-        # results: False if the task is known to keep no results
+    def __init__(
+        self,
+        clients: AppClients,
+        descriptor: str,
+        results: Arguments | None = UNKNOWN,
+        timeout_s: float | None = None,
+    ) -> None:
+        # results: restores them; None if the task is known to keep none. timeout_s: of a call; None: that of the app
         self._clients = clients
         self._results = results
+        self._timeout_s = timeout_s
         self.descriptor = descriptor
 
     def __repr__(self) -> str:
@@ -112,25 +123,25 @@ class Handle(Generic[R_co]):
         return hash(self.descriptor)
 
     def status(self) -> State | None:
-        """The job's state; None if the job is not there.
+        """The job's state; None if the job is not there any more.
 
-        A job is not there if it was removed, or if it succeeded and neither the job nor its result is kept any more.
+        That is: it was removed, or it succeeded and neither the job nor its result is kept any more.
+
+        Raises JobUnknown for a job that never was, where that can be known: its id is later than the last one of its
+        queue on its shard. Raises QueueNotFound if there is no such queue. An earlier id that was never given counts as
+        that of a job which is not there any more.
         """
-        client = self._clients.blocking("status")
-        if not self._results:
-            return _state(client.lookup([self.descriptor]).get(self.descriptor))
+        client = self._blocking("status")
         return client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     async def astatus(self) -> State | None:
         """See status."""
         client = self._async
-        if not self._results:
-            return _state((await client.lookup([self.descriptor])).get(self.descriptor))
         return await client.run(lambda end: results.state_of(client.session, self.descriptor, end))
 
     def info(self) -> TaskInfo | None:
         """All that is known of the job; None if the job is not there."""
-        found = self._clients.blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
+        found = self._blocking("info").lookup([self.descriptor], with_body=True).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
     async def ainfo(self) -> TaskInfo | None:
@@ -138,31 +149,36 @@ class Handle(Generic[R_co]):
         found = (await self._async.lookup([self.descriptor], with_body=True)).get(self.descriptor)
         return None if found is None else TaskInfo.of(found)
 
-    def result(self, timeout: float | None = None) -> R_co:
-        """Waits for the job to end and returns what the task returned, as its codec restores it: a tuple as a list, a
-        date in JSON as text.
+    def result(self, timeout: Seconds | None = None) -> R_co:
+        """Waits for the job to end and returns what the task returned, as its annotation says.
 
-        timeout: the longest wait in seconds. None: no limit. 0: no wait.
+        Without an annotation, or from `app.handle()`, it is what its codec restores: a list for a tuple, text for a
+        date in JSON. So is a result that does not fit its annotation.
+
+        timeout: the longest wait, in seconds or as a timedelta. None: no limit. 0: no wait. It holds whatever the
+            server does, but what was sent gets 1 s for its answer. If the limit of a call is shorter, a server that
+            does not answer at first ends the wait at that limit. Later it is asked again until the wait ends.
 
         Raises:
             TaskFailed: the job failed for good.
-            ResultTimeout: the job did not end in time. It is a TimeoutError too.
+            ResultTimeout: the job did not end in time, as the server said at the end. It is a TimeoutError too.
+            ServerUnavailable: no server answered until the end, so nobody knows whether the job ended.
             ResultGone: neither the job nor its result is there any more.
             InvalidArgument: the task keeps no results, as it has no result_ttl.
         """
-        wait_s, client = self._wait_s(timeout), self._clients.blocking("result")
+        wait_s, client = self._wait_s(timeout), self._blocking("result")
         if wait_s and self._clients.deferring(blocking=True) and _unfinished(self.status()):
             raise self._deferred_error()
         packed = client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
-    async def aresult(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
+    async def aresult(self, timeout: Seconds | None = None) -> R_co:  # noqa: ASYNC109  (the sync twin has it)
         """See result."""
         wait_s, client = self._wait_s(timeout), self._async
         if wait_s and self._clients.deferring(blocking=False) and _unfinished(await self.astatus()):
             raise self._deferred_error()
         packed = await client.run(lambda end: results.wait_for(client.session, self.descriptor, wait_s, end))
-        return cast(R_co, envelope.read_result(packed))
+        return self._restored(packed)
 
     def cancel(self) -> bool:
         """Removes the job if it is pending or running, and returns whether it was. A finished job stays as it is.
@@ -171,7 +187,7 @@ class Handle(Generic[R_co]):
         function, and kills the process of a process task. A checkpoint of the job then raises ClaimLost. The end of the
         run is not kept, and the job is not tried again.
         """
-        client = self._clients.blocking("cancel")
+        client = self._blocking("cancel")
         removed = _unfinished(self.status()) and client.delete_jobs(descriptors=[self.descriptor]) == 1
         if removed and self._results:
             client.run(lambda end: results.notify(client.session, [self.descriptor], end))
@@ -186,14 +202,19 @@ class Handle(Generic[R_co]):
             await client.run(lambda end: results.notify(client.session, [self.descriptor], end))
         return removed
 
-    def _wait_s(self, timeout: object) -> float:
+    def _restored(self, packed: bytes) -> R_co:
+        assert self._results is not None
+        return cast(R_co, self._results.read_result(packed))
+
+    def _wait_s(self, timeout: Seconds | None) -> float:
         if not self._results:
             raise InvalidArgument(f"job {self.descriptor}: its task keeps no results: expected one with result_ttl")
         if timeout is None:
             return math.inf
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= math.inf:
-            raise InvalidArgument(f"timeout: expected seconds, 0 or more, got {timeout!r:.60}")
-        return float(timeout)
+        wait_s = as_seconds(timeout)
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= math.inf:
+            raise InvalidArgument(f"timeout: expected seconds or a timedelta, 0 or more, got {timeout!r:.60}")
+        return float(wait_s)
 
     def _deferred_error(self) -> InvalidArgument:
         return InvalidArgument(
@@ -201,13 +222,12 @@ class Handle(Generic[R_co]):
             "after this task"
         )
 
+    def _blocking(self, call: str) -> Client:
+        return self._clients.blocking(call, self._timeout_s)
+
     @property
     def _async(self) -> AsyncClient:
-        return self._clients.of_loop()
-
-
-def _state(info: JobInfo | None) -> State | None:
-    return None if info is None else info.state
+        return self._clients.of_loop(self._timeout_s)
 
 
 def _unfinished(state: State | None) -> bool:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from pinlater.model.jobs import Job
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.tasks.middleware import Runner
 from pinlater.tasks.reports import Failure
-from pinlater.worker.executor import End, ThreadPool
+from pinlater.worker.executor import End, ThreadPool, is_async
 from pinlater.worker.time_limits import Limit, TimedOut
 from pinlater.worker.worker_slots import Judge
 
@@ -73,7 +74,6 @@ def limited(call: Runner, wrap: Callable[[Runner], Runner], most_s: float, fail:
 
 async def call_on_failure(
     hook: Callable[[Failure], Any],
-    is_async: bool,
     most_s: float,
     failure: Failure,
     end: End,
@@ -88,7 +88,7 @@ async def call_on_failure(
 
     mine = limit(failure.job, most_s, without_hook)
     try:
-        if is_async:
+        if is_async(hook):
             mine.begin()
             await hook(failure)
         else:
@@ -98,7 +98,8 @@ async def call_on_failure(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        log.exception("job %s: on_failure of task %s failed", failure.job.descriptor, failure.task)
+        text = "job %s: on_failure of task %s failed"
+        log.error(text, failure.job.descriptor, failure.task, exc_info=exc_info_of(error, hook))
     finally:
         mine.lift()
 

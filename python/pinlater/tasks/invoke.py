@@ -22,7 +22,7 @@ from pinlater.tasks.context import BaseContext, Keep, SyncContext, wait_for
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.middleware import Runner
 from pinlater.tasks.outcomes import Snooze
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_processes import ProcessPool
 from pinlater.worker.executor import ThreadPool
 from pinlater.worker.time_limits import TimedOut, in_time
@@ -69,7 +69,7 @@ class Invoker:
         return batcher.run
 
     def _on_loop(self, task: Task[..., Any]) -> Runner:
-        function, needs, timeout_s = task.function, task.needs, task.options.timeout_s
+        function, needs, timeout_s = task.function, task_parts(task).needs, task.options.timeout_s
 
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
@@ -89,11 +89,11 @@ class Invoker:
         return limited
 
     def _in_thread(self, task: Task[..., Any]) -> Runner:
-        timeout_s = task.options.timeout_s
+        timeout_s, takes_context = task.options.timeout_s, task_parts(task).context is not None
 
         async def run(job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]) -> Any:
             called = with_context(task, job, args, headers, self.keep, self.loop)
-            if task.context is not None:
+            if takes_context:
                 self.contexts[id(job)] = called[0]  # it keeps the job: no other has this id meanwhile
             returned: list[Any] = []
 
@@ -106,7 +106,7 @@ class Invoker:
             try:
                 await self.threads.run(lambda job: context.run(call, job), job, timeout_s)
             except (TimedOut, asyncio.CancelledError):  # its thread goes on
-                if task.context is not None:
+                if takes_context:
                     called[0].cancelled = True
                 raise
             except Snooze as snooze:
@@ -122,9 +122,10 @@ def call_plain_task(
     task: Task[..., Any], called: list[Any], kwargs: dict[str, Any], loop: asyncio.AbstractEventLoop, resolved: Resolved
 ) -> Any:
     """Calls a plain function in this thread, which is not the loop's, with what it needs."""
-    if not task.needs:
+    needs = task_parts(task).needs
+    if not needs:
         return task.function(*called, **kwargs)
-    return task.needs.call_plain(task.function, called, kwargs, resolved, partial(wait_for, loop=loop))
+    return needs.call_plain(task.function, called, kwargs, resolved, partial(wait_for, loop=loop))
 
 
 async def _keep_nowhere(job: Job, headers: Mapping[str, Any]) -> None:
@@ -147,10 +148,11 @@ def with_context(
     loop: asyncio.AbstractEventLoop,
 ) -> list[Any]:
     """The arguments, behind the context if the task takes one."""
-    if task.context is None:
+    make_context = task_parts(task).context
+    if make_context is None:
         return args
     timeout_s = task.options.timeout_s
-    context: BaseContext = task.context(
+    context: BaseContext = make_context(
         job,
         task.name,
         _keep_nowhere if task.codec == "raw" else keep,

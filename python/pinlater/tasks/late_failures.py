@@ -19,11 +19,12 @@ from pinlater._core import parse_descriptor
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, PinLaterError
 from pinlater.model.jobs import Job, JobInfo, State
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.tasks import envelope
 from pinlater.tasks.outcomes import ProcessDied
 from pinlater.tasks.reports import Failure
-from pinlater.tasks.task import Task
-from pinlater.worker.executor import ThreadPool
+from pinlater.tasks.task import Task, task_parts
+from pinlater.worker.executor import ThreadPool, is_async
 from pinlater.worker.time_limits import hooks_limit_s
 
 log: Final = logging.getLogger("pinlater.worker")
@@ -88,14 +89,16 @@ class LateFailures:
             return
         try:
             args, kwargs = ([job.body], {}) if task.codec == "raw" else envelope.read(job.body)[1:3]
+            args, kwargs = task_parts(task).arguments.restore(args, kwargs)
             await self._call(task, Failure(job, name, args, kwargs, error, info.status))
-        except Exception:
-            log.exception("job %s: on_failure of task %s failed", job.descriptor, name)
+        except Exception as raised:
+            text = "job %s: on_failure of task %s failed"
+            log.error(text, job.descriptor, name, exc_info=exc_info_of(raised, task.options.on_failure))
 
     async def _call(self, task: Task[..., Any], failure: Failure) -> None:
         hook, most_s = task.options.on_failure, hooks_limit_s(task.options.timeout_s)
         assert hook is not None
-        if task.hook_is_async:
+        if is_async(hook):
             async with asyncio.timeout(most_s):
                 await hook(failure)
         else:

@@ -15,14 +15,12 @@ import json
 import logging
 import re
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
 from pinlater.model.errors import BodyUnreadable
 from pinlater.model.jobs import Job
-from pinlater.model.tracebacks import is_ours
 from pinlater.tasks import envelope
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -99,7 +97,7 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "job_fields", {}),
         }
         if record.exc_info:
-            document["error"] = self.formatException(record.exc_info)
+            document["error"] = record.exc_text or self.formatException(record.exc_info)
         for name, value in vars(record).items():
             if name not in _STANDARD_FIELDS:
                 document.setdefault(name, value)
@@ -115,14 +113,6 @@ def set_up(log_format: LogFormat) -> None:
     for handler in logging.getLogger().handlers:
         handler.setFormatter(formatter)
         handler.addFilter(JobFilter())
-
-
-def exc_info_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """exc_info of what a task raised, without PinLater's frames at the top unless all are."""
-    where = error.__traceback__
-    while where is not None and is_ours(where.tb_frame):
-        where = where.tb_next
-    return type(error), error, where or error.__traceback__
 
 
 def task_name_of(job: Job) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pinlater.model.times import Seconds, as_seconds, milliseconds
 from pinlater.worker.executor import Failed
 
 
@@ -18,27 +19,35 @@ class Retry(TaskEnd):
     """This attempt failed, try again: `raise Retry("busy", delay=5)`. It costs an attempt.
 
     reason: text for the job's custom status.
-    delay: seconds until the next attempt; None: as the task's backoff says.
+    delay: until the next attempt, in seconds or as a timedelta; None: as the task's backoff says.
+    Raises InvalidArgument for another delay.
     """
 
-    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, delay: Seconds | None = None) -> None:
         super().__init__(reason)
-        self.delay = delay
+        self.delay = None if delay is None else _delay_s("Retry", delay)
 
 
 class Snooze(TaskEnd):
     """Not now, run this attempt again later: `raise Snooze(60)`. It costs no attempt.
 
-    delay: seconds until then.
+    delay: until then, in seconds or as a timedelta.
     state: what `context.state` is then, as after a checkpoint. Without it the state stays as it is.
+    Raises InvalidArgument for another delay.
     """
 
-    def __init__(self, delay: float, *, state: Any = ...) -> None:
+    def __init__(self, delay: Seconds, *, state: Any = ...) -> None:
         super().__init__(delay)
-        self.delay = delay
+        self.delay = _delay_s("Snooze", delay)
         self.state = state
         #: The headers to write into the envelope: the state and the last progress. None: leave them as they are.
         self.headers: dict[str, Any] | None = None if state is ... else {"state": state}
+
+
+def _delay_s(what: str, delay: Seconds) -> float:
+    """Seconds of a delay. Raises InvalidArgument."""
+    milliseconds(f"{what}: delay", delay)
+    return as_seconds(delay)
 
 
 class Cancel(TaskEnd):
@@ -57,11 +66,12 @@ class RaisedInProcess(Exception):
     """What a task raised in its process.
 
     text: the error as text.
-    traceback: its traceback as text; added as a note.
+    traceback: its traceback as text, from the task's own frames on; added as a note. "": it has none.
     end: how it ends the job, as the process judged.
     """
 
     def __init__(self, text: str, traceback: str, end: Failed) -> None:
         super().__init__(text)
-        self.end = end
-        self.add_note(traceback)
+        self.end, self.traceback = end, traceback
+        if traceback:
+            self.add_note(traceback)

@@ -1,7 +1,6 @@
 """Producers: enqueue the calls of a task, from sync and async code, with their types kept.
 
-Promises that a call is checked and packed before anything is sent, and that a missing queue is created. Risks: only the
-type checker compares a call with the function's signature; a wrong call fails when it runs.
+Promises that a call is checked and packed before anything is sent, and that a missing queue is created.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVa
 
 import pinlater._core as _core
 from pinlater._core import MAX_TIME_MS
+from pinlater.client.base import check_seconds
 from pinlater.client.methods import listed
 from pinlater.model.errors import InvalidArgument, QueueNotFound, checked
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.times import Seconds, as_seconds, milliseconds
 from pinlater.tasks import envelope
 from pinlater.tasks.app_clients import AppClients
+from pinlater.tasks.arguments import Arguments
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.envelope import Codec
 from pinlater.tasks.handles import Handle
-from pinlater.tasks.retry_policies import milliseconds
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -51,8 +52,9 @@ class SendOptions:
     codec: how arguments are packed.
     options: options of NewJob: priority, attempts, delay_ms, run_after_ms, key.
     headers: headers of the envelope.
-    injected: the parameters that the worker passes, so that callers may not.
+    arguments: what the task's function takes and returns.
     results: whether the task may keep results; False if it is known to keep none.
+    timeout_s: time limit of a call; None: that of the app.
     """
 
     name: str
@@ -60,8 +62,9 @@ class SendOptions:
     codec: Codec
     options: dict[str, Any]
     headers: dict[str, Any]
-    injected: frozenset[str] = frozenset()
+    arguments: Arguments
     results: bool = True
+    timeout_s: float | None = None
 
 
 class Producer(Generic[P, R_co]):
@@ -75,7 +78,8 @@ class Producer(Generic[P, R_co]):
     P: the parameters of the task. R_co: what it returns (of an async task: when awaited).
     send_options: how it sends.
 
-    Each enqueue raises what Client.enqueue raises, and InvalidArgument for arguments that the codec can not pack.
+    Each enqueue raises what Client.enqueue raises, TypeError for a call that does not fit the function, and
+    InvalidArgument for arguments that can not be packed or not come back.
     Methods that begin with an `a` are for async code. The others raise InvalidArgument where an event loop runs. All
     `aenqueue`s of one turn of the loop leave as one request.
     """
@@ -83,8 +87,9 @@ class Producer(Generic[P, R_co]):
     def __init__(self, clients: AppClients, send_options: SendOptions) -> None:
         self._clients, self.send_options = clients, send_options
         self._queue, self._options = send_options.queue, send_options.options
-        self._headers, self._injected = send_options.headers, send_options.injected
-        self._results = send_options.results
+        self._headers, self._arguments = send_options.headers, send_options.arguments
+        self._calls, self._timeout_s = self._arguments.calls, send_options.timeout_s
+        self._results = send_options.arguments if send_options.results else None
         self._hooks = clients.enqueue_hooks
         self._codec = send_options.codec
         self._raw = self._codec == "raw"
@@ -94,26 +99,26 @@ class Producer(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Enqueues one call. Creates its queue if that is not there."""
-        job, client = self._job(args, kwargs), self._clients.blocking("enqueue")
+        job, client = self._job(args, kwargs), self._clients.blocking("enqueue", self._timeout_s)
         try:
             descriptor = client.enqueue_job(self._queue, job)
         except QueueNotFound:
             client.create_queue(self._queue, self._queue_config())
             descriptor = client.enqueue_job(self._queue, job)
-        return Handle(self._clients, descriptor, self._results)
+        return Handle(self._clients, descriptor, self._results, self._timeout_s)
 
     #: Other task queues have this name for it.
     delay = enqueue
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """See enqueue."""
-        job, client = self._job(args, kwargs), self._clients.of_loop()
+        job, client = self._job(args, kwargs), self._clients.of_loop(self._timeout_s)
         try:
             descriptor = await client.enqueue_job(self._queue, job)
         except QueueNotFound:
             await client.create_queue(self._queue, self._queue_config())
             descriptor = await client.enqueue_job(self._queue, job)
-        return Handle(self._clients, descriptor, self._results)
+        return Handle(self._clients, descriptor, self._results, self._timeout_s)
 
     def enqueue_many(self, calls: Iterable[AnyCall]) -> list[Handle[R_co]]:
         """Enqueues many calls, in order, with as few requests as possible.
@@ -122,23 +127,23 @@ class Producer(Generic[P, R_co]):
 
         Raises also PartialEnqueue, which says what was enqueued, if the calls needed several requests and some failed.
         """
-        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many")
+        jobs, client = self._jobs(calls), self._clients.blocking("enqueue_many", self._timeout_s)
         try:
             descriptors = client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
             client.create_queue(self._queue, self._queue_config())
             descriptors = client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results, self._timeout_s) for descriptor in descriptors]
 
     async def aenqueue_many(self, calls: Iterable[AnyCall]) -> list[Handle[R_co]]:
         """See enqueue_many."""
-        jobs, client = self._jobs(calls), self._clients.of_loop()
+        jobs, client = self._jobs(calls), self._clients.of_loop(self._timeout_s)
         try:
             descriptors = await client.enqueue_many(self._queue, jobs)
         except QueueNotFound:
             await client.create_queue(self._queue, self._queue_config())
             descriptors = await client.enqueue_many(self._queue, jobs)
-        return [Handle(self._clients, descriptor, self._results) for descriptor in descriptors]
+        return [Handle(self._clients, descriptor, self._results, self._timeout_s) for descriptor in descriptors]
 
     def args(self, *args: P.args, **kwargs: P.kwargs) -> CallArguments:
         """The arguments of one call, for enqueue_many."""
@@ -147,21 +152,24 @@ class Producer(Generic[P, R_co]):
     def using(
         self,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime.datetime | None = None,
         priority: int | None = None,
         queue: str | None = None,
         key: str | bytes | None = None,
         trace: str | None = None,
+        timeout: Seconds | None = None,
     ) -> Producer[P, R_co]:
         """The same task with other options for its calls. What is not given stays as it is.
 
-        delay: seconds from now.
+        delay: from now, in seconds or as a timedelta.
         at: the earliest time (a datetime with a time zone), instead of a delay.
         priority: 1 (first) to the number of the queue's priorities.
         queue: another queue.
         key: calls with the same key go to the same shard.
         trace: a trace context, which the task finds in `context.trace`.
+        timeout: time limit of a call, as `delay`, in place of the app's `timeout_s`. Its handles keep it.
+            It does not limit the task.
 
         Raises InvalidArgument.
         """
@@ -177,8 +185,13 @@ class Producer(Generic[P, R_co]):
         headers |= {} if trace is None else {"trace": trace}
         queue = self.send_options.queue if queue is None else queue
         headers = {} if self._raw else headers
+        if timeout is not None:
+            timeout = check_seconds("timeout", as_seconds(timeout), "seconds or a timedelta")
         return Producer(
-            self._clients, dataclasses.replace(self.send_options, queue=queue, options=options, headers=headers)
+            self._clients,
+            dataclasses.replace(
+                self.send_options, queue=queue, options=options, headers=headers, timeout_s=timeout or self._timeout_s
+            ),
         )
 
     def _check_using(self, delay: object, at: object, queue: str | None, trace: object) -> None:
@@ -210,10 +223,11 @@ class Producer(Generic[P, R_co]):
         if self._raw:
             body = self._raw_body(args, kwargs)
         else:
-            if self._injected:
-                self._check_injected(kwargs)
+            plain: Sequence[Any] = args
+            if not self._calls.knows(args, kwargs):
+                plain, kwargs = self._arguments.plain(args, kwargs)
             headers = self._headers if current_trace.get() is None and not self._hooks else self._current_headers()
-            document = envelope.document(args, kwargs, headers) if kwargs or headers else (args,)
+            document = envelope.document(plain, kwargs, headers) if kwargs or headers else (plain,)
             try:
                 body = self._head + self._packers.pack(document)
             except Exception as error:
@@ -226,20 +240,12 @@ class Producer(Generic[P, R_co]):
         """The bodies of many calls. They share their headers, so middleware is called once."""
         if self._raw:
             return [self._raw_body(args, kwargs) for args, kwargs in calls]
-        for _, kwargs in calls if self._injected else ():
-            self._check_injected(kwargs)
+        plain = [call if self._calls.knows(*call) else self._arguments.plain(*call) for call in calls]
         pack, head, headers, document = self._packers.pack, self._head, self._current_headers(), envelope.document
         try:
-            return [head + pack(document(args, kwargs, headers)) for args, kwargs in calls]
+            return [head + pack(document(args, kwargs, headers)) for args, kwargs in plain]
         except Exception as error:
             raise self._not_packed(error) from None
-
-    def _check_injected(self, kwargs: dict[str, Any]) -> None:
-        if passed := self._injected & kwargs.keys():
-            names = ", ".join(sorted(passed))
-            raise InvalidArgument(
-                f"task {self.send_options.name!r}: expected {names} from the worker, not from the caller"
-            )
 
     def _not_packed(self, error: Exception) -> InvalidArgument:
         return InvalidArgument(

@@ -18,22 +18,23 @@ from typing import Any, Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import BodyUnreadable, ClaimLost, InvalidArgument, PinLaterError
 from pinlater.model.jobs import Checkpoint, Job
+from pinlater.model.times import milliseconds
 from pinlater.operations.inspect import server_time_ms
 from pinlater.tasks import envelope, hooks
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
+from pinlater.tasks.arguments import Arguments, ResultNotKept
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.failed_attempts import failed_end, log_failure, run_end
 from pinlater.tasks.invoke import Invoker
 from pinlater.tasks.late_failures import LateFailures
-from pinlater.tasks.loading import import_name
+from pinlater.tasks.loading import import_name, task_modules
 from pinlater.tasks.logs import current_job, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
 from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
 from pinlater.tasks.reports import Failure, report
-from pinlater.tasks.retry_policies import milliseconds
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
 from pinlater.tasks.unknown_jobs import postpone_newer, postpone_unknown
 from pinlater.worker.executor import End, Failed, Postponed, Succeeded, ThreadPool
@@ -69,11 +70,13 @@ class RunnableTask(NamedTuple):
 
     function: the task's own function, if awaiting it is all there is to do; else None.
     run: runs the task in every case.
+    arguments: what the function takes and returns.
     """
 
     task: Task[..., Any]
     function: Callable[..., Awaitable[Any]] | None
     run: Runner
+    arguments: Arguments
 
 
 class TaskRunner:
@@ -99,8 +102,11 @@ class TaskRunner:
         self._threads = ThreadPool(concurrency, self._loop)
         name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
         values = sees_values(app.middleware)
-        url = None if app.clients.provider is None else app.clients.provider.url()
-        self._processes = ProcessPool(name, processes or cores(), self._worker, self._store_body, values, url)
+        provider = parts_of(app).clients.provider
+        url = None if provider is None else provider.url()
+        self._processes = ProcessPool(
+            name, processes or cores(), self._worker, self._store_body, values, url, app.include
+        )
         invoker = Invoker(
             self._loop,
             self._threads,
@@ -116,6 +122,7 @@ class TaskRunner:
         self._tasks = {each.task.name.encode(): each for each in runnable if each.task.codec != "raw"}
         self._raw = {each.task.queue: each for each in runnable if each.task.codec == "raw"}
         raw_tasks.update({queue: each.task.name for queue, each in self._raw.items()})
+        self._modules = task_modules(app)
         self.stats = TaskStats()
         self._late_failures = LateFailures(client, self._task_of, self._threads)
         self.stats.crashed = self._late_failures.counts
@@ -125,6 +132,8 @@ class TaskRunner:
         self.on_error: Callable[[Job, BaseException], None] | None = None
         #: The worker whose handler this is. Set it before the first job.
         self.worker: Worker
+        #: The log level of a job that succeeded.
+        self.success_level = logging.DEBUG
         #: By the task's name. Empty: only `stats` are counted.
         self.meters: dict[str, Meter] = {}
 
@@ -135,6 +144,10 @@ class TaskRunner:
         for table in tables:
             for key, each in table.items():
                 table[key] = each._replace(function=None, run=partial(_run_and_call_back, callback, each.run))
+
+    def tasks(self) -> list[Task[..., Any]]:
+        """The tasks that it runs."""
+        return [each.task for each in (*self._tasks.values(), *self._raw.values())]
 
     async def close(self) -> None:
         """Lets late hooks and the threads end, and ends the processes."""
@@ -162,7 +175,7 @@ class TaskRunner:
             return self._unreadable(job, error)
         runnable = self._tasks.get(name)
         if runnable is None:
-            return postpone_unknown(job, name.decode("utf-8", "replace"), self.stats.unknown)
+            return postpone_unknown(job, name.decode("utf-8", "replace"), self.stats.unknown, self._modules)
         return await self._run(runnable, job, args, kwargs, headers)
 
     def _unreadable(self, job: Job, error: BodyUnreadable) -> End:
@@ -176,7 +189,7 @@ class TaskRunner:
         self, runnable: RunnableTask, job: Job, args: list[Any], kwargs: dict[str, Any], headers: dict[str, Any]
     ) -> End:
         start_s = time.monotonic()
-        task, function, run = runnable
+        task, function, run, arguments = runnable
         expires_ms = task.options.expires_ms
         if headers and expires_ms is not None and (wrong := _wrong_time(headers)):
             return self._unreadable(job, BodyUnreadable(wrong))
@@ -186,6 +199,8 @@ class TaskRunner:
                 await self._check_expiry(job, expires_ms, headers)
             if headers and type(trace := headers.get("trace")) is str:
                 current_trace.set(trace)
+            if arguments.convert:
+                args, kwargs = arguments.restore(args, kwargs)
             value = await (run(job, args, kwargs, headers) if function is None else function(*args, **kwargs))
             end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
@@ -205,13 +220,20 @@ class TaskRunner:
             return await self._failed(task, job, args, kwargs, error, start_s)
         if self.meters:
             self.meters[task.name].succeeded(_lasted_s(start_s))
+        if log.isEnabledFor(self.success_level):
+            log.log(
+                self.success_level, "job %s: task %s succeeded in %.3f s", job.descriptor, task.name, _lasted_s(start_s)
+            )
         return end
 
     def _result(self, task: Task[..., Any], job: Job, value: Any) -> Succeeded:
         """The end of a job whose result is kept."""
         assert task.options.result_ttl_ms is not None
-        packed = envelope.pack_result(task.codec, value)
-        self._check_size("result", job, packed)
+        packed = task_parts(task).arguments.pack_result(value)
+        try:
+            self._check_size("result", job, packed)
+        except InvalidArgument as error:
+            raise ResultNotKept(str(error)) from None
         return Succeeded(packed, task.options.result_ttl_ms)
 
     def _snoozed(self, job: Job, snooze: Snooze) -> End:
@@ -221,7 +243,7 @@ class TaskRunner:
             return Postponed(delay_ms)
         if job.queue in self._raw:
             raise InvalidArgument("Snooze: a raw body has no place for a state")
-        body = envelope.with_headers(job.body, snooze.headers)
+        body = envelope.with_headers(job.body, snooze.headers, "Snooze")
         self._check_size("Snooze: the body with its state", job, body)
         return Postponed(delay_ms, body)
 
@@ -310,14 +332,13 @@ class TaskRunner:
             end = failed_end(task, job, error, self._worker, _lasted_s(start_s))
         last = end.final or job.attempts_remaining <= 1
         self._meter(task, run_end(error, last=last), start_s)
-        log_failure(task, job, error)
+        log_failure(task, job, error, last=last)
         if task.options.result_ttl_ms is not None:
             end = replace(end, awaited=True)
         if (hook := task.options.on_failure) is not None and last:
             failure = Failure(job, task.name, args, kwargs, error, end.status)
             await hooks.call_on_failure(
                 hook,
-                task.hook_is_async,
                 hooks_limit_s(task.options.timeout_s),
                 failure,
                 end,
@@ -333,9 +354,10 @@ class TaskRunner:
             call = partial(self._limited, task, call, timeout_s + wait_s)
         wrap = partial(wrapped, task.name, all_middleware=app.middleware)
         run = hooks.limited(call, wrap, hooks_limit_s(timeout_s), partial(self._failed, task), self._limit_hooks)
-        options = (task.context, task.options.timeout_s, task.options.batch)
-        direct = task.kind == "loop" and options == (None, None, None) and not task.needs and run is call
-        return RunnableTask(task, task.function if direct else None, run)
+        arguments, needs, context = task_parts(task)
+        options = (context, task.options.timeout_s, task.options.batch)
+        direct = task.kind == "loop" and options == (None, None, None) and not needs and run is call
+        return RunnableTask(task, task.function if direct else None, run, arguments)
 
     async def _limited(
         self,

@@ -11,8 +11,10 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_integer
+from pinlater.model.times import Seconds, milliseconds
+from pinlater.tasks.dependencies import refuse_needs
 from pinlater.tasks.reports import Failure
-from pinlater.tasks.retry_policies import Backoff, Constant, milliseconds
+from pinlater.tasks.retry_policies import Backoff, Constant
 from pinlater.worker.executor import check_function
 
 #: Where a task runs: an async one on the loop, a plain function in a thread or in another process.
@@ -42,16 +44,16 @@ class TaskOptions:
 
 def checked_options(
     *,
-    backoff: Backoff | float,
+    backoff: Backoff | Seconds,
     give_up_on: type[BaseException] | tuple[type[BaseException], ...],
-    timeout: float | None,
-    lease: float | None,
-    result_ttl: float | None,
-    expires: float | None,
+    timeout: Seconds | None,
+    lease: Seconds | None,
+    result_ttl: Seconds | None,
+    expires: Seconds | None,
     on_failure: Callable[[Failure], Any] | None,
     runs_in: Kind | None,
     batch: int | None,
-    batch_wait: float | None,
+    batch_wait: Seconds | None,
 ) -> TaskOptions:
     """The options that a user gave, in the worker's units. Raises InvalidArgument."""
     timeout_ms = _optional_ms("timeout", timeout, least=0.001)
@@ -62,18 +64,18 @@ def checked_options(
         expires_ms=_optional_ms("expires", expires),
         lease_ms=_optional_ms("lease", lease, least=0.001),
         result_ttl_ms=_optional_ms("result_ttl", result_ttl, least=0.001),
-        on_failure=None if on_failure is None else check_function("on_failure", on_failure, "the Failure"),
+        on_failure=None if on_failure is None else _check_on_failure(on_failure),
         kind=_check_kind(runs_in),
         batch=None if batch is None else check_integer("batch", batch, 1, MAX_BATCH),
         batch_wait_s=_batch_wait_s(batch, batch_wait),
     )
 
 
-def _optional_ms(name: str, seconds: float | None, *, least: float = 0.0) -> int | None:
+def _optional_ms(name: str, seconds: Seconds | None, *, least: float = 0.0) -> int | None:
     return None if seconds is None else milliseconds(name, seconds, least=least)
 
 
-def _batch_wait_s(batch: Any, wait: float | None) -> float:
+def _batch_wait_s(batch: Any, wait: Seconds | None) -> float:
     if wait is None:
         return DEFAULT_BATCH_WAIT_S
     if batch is None:
@@ -85,6 +87,12 @@ def _check_kind(kind: Any) -> Kind | None:
     if kind is not None and kind not in get_args(Kind):
         raise InvalidArgument(f"runs_in: expected one of {', '.join(get_args(Kind))}, got {kind!r:.60}")
     return cast("Kind | None", kind)
+
+
+def _check_on_failure(hook: Callable[[Failure], Any]) -> Callable[[Failure], Any]:
+    check_function("on_failure", hook, "the Failure")
+    refuse_needs("on_failure", hook, "it gets the Failure alone: enqueue a task from it that has such parameters")
+    return hook
 
 
 def _check_give_up_on(types: Any) -> tuple[type[BaseException], ...]:

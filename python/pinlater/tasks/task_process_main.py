@@ -31,9 +31,10 @@ import uvloop
 from pinlater.model import errors
 from pinlater.model.jobs import Job
 from pinlater.model.text import clip, describe
+from pinlater.model.tracebacks import exc_info_of, of_user
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import UrlProvider
 from pinlater.tasks.context import current_trace
 from pinlater.tasks.dependencies import Resolved
@@ -42,7 +43,7 @@ from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
 from pinlater.tasks.loading import import_name, load_app
 from pinlater.tasks.logs import current_job, set_up
 from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
-from pinlater.tasks.task import Task
+from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.os_process import end_with_parent
 from pinlater.worker.stop_signals import HANDLED, free_children_of_handlers, ignore
@@ -145,15 +146,15 @@ def main() -> None:
     _set_up(settings)
     with contextlib.ExitStack() as stack:
         try:
-            app = load_app(settings["app"])
+            app = load_app(settings["app"], settings["include"])
             if settings["url"] is not None:
-                app.clients.provider = UrlProvider(settings["url"])
+                parts_of(app).clients.provider = UrlProvider(settings["url"])
             connection = WorkerConnection()
             connection.wait(connection.open(settings["socket"]))
-            lifespan = app.entered_lifespan(in_process=True)
+            lifespan = parts_of(app).entered_lifespan(in_process=True)
             resolved = connection.wait(lifespan.__aenter__())
         except BaseException as error:
-            text = _end_of_traceback(error, START_TRACEBACK_BYTES)
+            text = _end(of_user(error), START_TRACEBACK_BYTES)
             os.write(settings["socket"], messages.pack(MessageKind.BROKEN, describe(error, ERROR_BYTES), text))
             sys.exit(1)
         stack.callback(lambda: connection.wait(lifespan.__aexit__(None, None, None)))
@@ -230,10 +231,13 @@ def _run(
         current_job.set(job)
         trace = headers.get("trace")
         current_trace.set(trace if type(trace) is str else None)
+        arguments = task_parts(task).arguments
+        if arguments.convert:
+            args, kwargs = arguments.restore(args, kwargs)
         all_args = with_context(task, job, args, headers, connection.keep, connection.loop)
         value = call_plain_task(task, all_args, kwargs, connection.loop, resolved)
         if task.options.result_ttl_ms is not None:
-            return messages.pack(MessageKind.RETURNED, envelope.pack_result(task.codec, value))
+            return messages.pack(MessageKind.RETURNED, arguments.pack_result(value))
     except (Retry, Snooze, Cancel) as end:
         try:
             return _ended(end, all_args)
@@ -263,16 +267,17 @@ def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
         return messages.check_readable(messages.pack(MessageKind.ENDED, name, reason, delay, headers))
     except Exception as error:
         text = describe(error, ERROR_BYTES)
-        raise errors.InvalidArgument(f"{name}: its delay or state can not be packed and read back: {text}") from None
+        refused = f"{name}: its delay or state can not be packed and read back: {text}"
+        raise errors.InvalidArgument(f"{refused}; {envelope.STATE_TAKES}") from None
 
 
-def _end_of_traceback(error: BaseException, limit_bytes: int) -> str:
-    """The last lines, which say most. A character has 4 bytes at most."""
-    return clip("".join(traceback.format_exception(error))[-limit_bytes // 4 :], limit_bytes)
+def _end(text: str, limit_bytes: int) -> str:
+    """The last lines of a traceback, which say most, without a final line break. A character has 4 bytes at most."""
+    return clip(text.rstrip("\n")[-limit_bytes // 4 :], limit_bytes)
 
 
 def _failed(task: Task[..., Any], job: Job, error: BaseException, worker: str, start_s: float) -> bytes:
     """The message for an error. Only this process has the error itself, so it applies backoff and give_up_on."""
     end = failed_end(task, job, error, worker, time.monotonic() - start_s)
-    text = _end_of_traceback(error, TRACEBACK_BYTES)
+    text = _end("".join(traceback.format_exception(*exc_info_of(error))), TRACEBACK_BYTES)
     return messages.pack(MessageKind.FAILED, describe(error, ERROR_BYTES), text, end.status, end.delay_ms, end.final)

@@ -19,15 +19,16 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
-from pinlater.model.errors import BodyUnreadable, InvalidArgument, PinLaterError
+from pinlater.model.errors import BodyUnreadable, PinLaterError
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import Pauses
 from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
+from pinlater.tasks.arguments import ResultNotKept
 from pinlater.tasks.logs import JsonFormatter, TextFormatter
 from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
@@ -119,6 +120,7 @@ class ProcessPool:
     store_body: stores a new body of a job.
     values: whether processes also return values of tasks that keep no results.
     url: the URL of a store that replaces the app's servers, in tests. None: the app uses its own servers.
+    include: the modules that the processes import beside the app.
     """
 
     def __init__(
@@ -129,8 +131,10 @@ class ProcessPool:
         store_body: Callable[[Job, bytes], Awaitable[None]],
         values: bool,
         url: str | None,
+        include: Sequence[str] = (),
     ) -> None:
         self._app, self._worker, self._store_body, self.values, self._url = app, worker, store_body, values, url
+        self._include = list(include)
         self._free = asyncio.Semaphore(size)
         self._idle: list[TaskProcess] = []
         self._leaving: set[asyncio.Task[Any]] = set()
@@ -193,7 +197,7 @@ class ProcessPool:
             self._pause_s = self._pauses.take()
             self._paused_until_s = time.monotonic() + self._pause_s
             text = "no task process can start: %s; jobs that need one are postponed for the next %g s"
-            log.error(text, error, self._pause_s, exc_info=error)
+            log.error(text, error, self._pause_s, exc_info=(type(error), error, None))
         return Snooze(self._pause_s)
 
     async def _start(self) -> TaskProcess:
@@ -237,6 +241,7 @@ class ProcessPool:
         return {
             "path": sys.path,
             "app": self._app,
+            "include": self._include,
             "socket": socket_number,
             "parent": os.getpid(),
             "worker": self._worker,
@@ -298,7 +303,7 @@ def _returned(packed: bytes | None) -> Any:
     try:
         return None if packed is None else envelope.read_result(packed)
     except BodyUnreadable as error:
-        raise InvalidArgument(str(error)) from None
+        raise ResultNotKept(str(error)) from None
 
 
 def _task_end(name: str, reason: str, delay: Any, headers: dict[str, Any] | None) -> TaskEnd:

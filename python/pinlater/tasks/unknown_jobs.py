@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from pinlater.model.jobs import Job
@@ -18,17 +19,25 @@ log: Final = logging.getLogger("pinlater.worker")
 
 #: How long such a job waits. In a rolling deploy another worker may know it by then.
 UNKNOWN_PAUSE_MS: Final = 5_000
+#: The most modules that a record names.
+MAX_NAMED_MODULES: Final = 10
 #: The most unknown names that are counted: they come from bodies, so there may be any number.
 MAX_UNKNOWN_NAMES: Final = 1_000
 
 
-def postpone_unknown(job: Job, name: str, counts: Counter[str]) -> Postponed:
-    """The end of a job whose task is unknown here. counts: such jobs, by the name of their task."""
+def postpone_unknown(job: Job, name: str, counts: Counter[str], modules: Sequence[str]) -> Postponed:
+    """The end of a job whose task is unknown here.
+
+    counts: such jobs, by the name of their task.
+    modules: those whose tasks this worker has.
+    """
     if name not in counts and len(counts) < MAX_UNKNOWN_NAMES:
         log.warning(
-            "job %s: no task %r here; its jobs are postponed by %d s each time, until a worker that has it comes",
+            "job %s: no task %r here, only tasks of %s (include= adds modules); its jobs are postponed by %d s each "
+            "time, until a worker that has it comes",
             job.descriptor,
             name,
+            _listed(modules),
             UNKNOWN_PAUSE_MS // 1000,
             extra={"job": job},
         )
@@ -52,3 +61,8 @@ def postpone_newer(job: Job, version: int, counts: Counter[int]) -> Postponed:
         )
     counts[version] += 1
     return Postponed(UNKNOWN_PAUSE_MS)
+
+
+def _listed(modules: Sequence[str]) -> str:
+    more = len(modules) - MAX_NAMED_MODULES
+    return ", ".join([*modules[:MAX_NAMED_MODULES], *([f"{more} more"] if more > 0 else [])])

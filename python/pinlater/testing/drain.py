@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -18,10 +19,11 @@ from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.model.jobs import Job, JobInfo, State
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.dependencies import Resolved
 from pinlater.tasks.outcomes import Expired, TaskEnd
 from pinlater.tasks.runner import TaskRunner
+from pinlater.tasks.task import Task, task_parts
 from pinlater.worker.executor import End, Failed, Postponed
 from pinlater.worker.worker import WorkerConfig
 
@@ -33,10 +35,11 @@ Outcome: TypeAlias = Literal["succeeded", "retried", "failed", "postponed"]
 
 @dataclass(frozen=True, slots=True)
 class DecodedCall:
-    """A call, as a body has it.
+    """The call in a body.
 
     task: the task's name; "" for a body that is no call of a task.
-    args, kwargs: the arguments; of a body that is no call, the body.
+    args, kwargs: the arguments as the annotations of the task's function say; as the body has them if the app has no
+        such task, or they do not fit. Of a body that is no call, the body.
     """
 
     task: str
@@ -85,7 +88,17 @@ def decode_call(app: PinLater, queue: str, body: bytes) -> DecodedCall:
         name, args, kwargs, _ = envelope.read(body)
     except BodyUnreadable:
         return DecodedCall("", (body,), {})
-    return DecodedCall(name.decode("utf-8", "replace"), tuple(args), kwargs)
+    called = name.decode("utf-8", "replace")
+    args, kwargs = _restored(app.tasks.get(called), args, kwargs)
+    return DecodedCall(called, tuple(args), kwargs)
+
+
+def _restored(task: Task[..., Any] | None, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as the annotations say, if they fit."""
+    if task is not None and (arguments := task_parts(task).arguments).convert:
+        with suppress(Exception):  # code of the user's types may raise anything
+            return arguments.restore(args, kwargs)
+    return args, kwargs
 
 
 class _Recorder:
@@ -149,7 +162,7 @@ class _Recorder:
 
     def _check_known(self, job: Job, task: str) -> None:
         """An unknown task in a queue of the app is an error. In another queue it may be a task of another app."""
-        if task and job.queue in self._app.queue_names():
+        if task and job.queue in parts_of(self._app).queue_names():
             names = ", ".join(sorted(self._app.tasks))
             self._keep_error(
                 job, InvalidArgument(f"queue {job.queue!r}: expected a task of the app ({names}), got {task!r}")

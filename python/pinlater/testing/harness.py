@@ -12,7 +12,7 @@ import datetime
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Self
 
@@ -20,10 +20,12 @@ import uvloop
 
 from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.times import Seconds, as_seconds
 from pinlater.tasks import envelope
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import UrlProvider
-from pinlater.tasks.producer import Producer
+from pinlater.tasks.loading import import_included
+from pinlater.tasks.producer import Producer, SendOptions
 from pinlater.testing.drain import DecodedCall, Enqueued, Ran, decode_call, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
 
@@ -34,9 +36,9 @@ class MovableClock:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: Seconds) -> None:
         """Moves the clock on. Delayed jobs and retries become due, and leases of running jobs expire. Runs nothing."""
-        self._server.advance(seconds)
+        self._server.advance(as_seconds(seconds))
 
     def now(self) -> datetime.datetime:
         """The time by this clock, in UTC."""
@@ -53,7 +55,7 @@ class _Store(UrlProvider):
     def close(self) -> None:
         if self._harness._drain_lock.acquire(blocking=False):  # else a task of a running drain closes the app
             try:
-                self._harness._lifespans.close(self._harness.app.clients.aclose)
+                self._harness._lifespans.close(parts_of(self._harness.app).clients.aclose)
             finally:
                 self._harness._drain_lock.release()
 
@@ -86,17 +88,18 @@ class Harness:
             raise InvalidArgument(f"shared: expected a dict of objects by their type, got {shared!r:.60}")
         self.app = app
         self._shared = shared
-        self._lifespans = LifespanKeeper(app.entered_lifespan)
+        self._lifespans = LifespanKeeper(parts_of(app).entered_lifespan)
         self._drain_lock = threading.Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        import_included(self.app)
         with ExitStack() as stack:
             self.server = stack.enter_context(MemoryServer())
             self.clock = MovableClock(self.server)
             if self._shared is not None:
-                stack.enter_context(self.app.with_lifespan(self._stand_in))
-            stack.enter_context(self.app.clients.redirected(_Store(self)))
+                stack.enter_context(parts_of(self.app).with_lifespan(self._stand_in))
+            stack.enter_context(parts_of(self.app).clients.redirected(_Store(self)))
             self._stack = stack.pop_all()
         return self
 
@@ -127,9 +130,9 @@ class Harness:
     async def adrain(self, *, raising: bool = True, concurrency: int = 1) -> list[Ran]:
         """See drain."""
         ran: list[Ran] = []
-        queues, drained = dict.fromkeys(self.app.queue_names()), 0
+        queues, drained = dict.fromkeys(parts_of(self.app).queue_names()), 0
         resolved = await self._lifespans.resolved()
-        async with self.app.clients.new() as client:
+        async with parts_of(self.app).clients.new() as client:
             # once more if a task created a queue
             while len(queues := queues | dict.fromkeys(await client.queue_names())) > drained:
                 drained = len(queues)
@@ -142,7 +145,7 @@ class Harness:
         """The pending jobs, due or not, by the time from which they may run; jobs of one queue and time by arrival."""
 
         async def read_pending() -> list[Enqueued]:
-            async with self.app.clients.new() as client:
+            async with parts_of(self.app).clients.new() as client:
                 return await pending(self.app, client)
 
         if asyncio._get_running_loop() is None:
@@ -163,20 +166,21 @@ class Harness:
             harness.assert_enqueued(welcome, args=["a@b.c"], count=1)
 
         task: the task, or its name.
-        args, kwargs: only jobs enqueued with exactly these arguments. `f(1)` and `f(x=1)` are different.
+        args, kwargs: only jobs enqueued with exactly these arguments, as they are or as their codec writes them: a
+            UUID or its text. `f(1)` and `f(x=1)` are different.
         queue: only jobs in this queue.
         count: the exact number of jobs; by default at least one.
         """
         if not isinstance(task, str | Producer):
             raise InvalidArgument(f"assert_enqueued: expected a task, or its name, got {task!r:.80}")
         name = task if isinstance(task, str) else task.send_options.name
-        found = self.enqueued()
+        found, call = self.enqueued(), self._call(task, args or (), kwargs or {})
         matching = [
             job
             for job in found
             if job.task == name
-            and (args is None or job.args == self._packed(task, args, {}).args)
-            and (kwargs is None or job.kwargs == self._packed(task, (), kwargs).kwargs)
+            and (args is None or job.args == call.args)
+            and (kwargs is None or job.kwargs == call.kwargs)
             and queue in (None, job.queue)
         ]
         if len(matching) == count or (count is None and matching):
@@ -187,14 +191,25 @@ class Harness:
         enqueued = "".join(f"\n  {_call_text(job)}" for job in found) or " nothing"
         raise AssertionError(f"expected {number} of {name!r} ({criteria}), found {len(matching)}; enqueued:{enqueued}")
 
-    def _packed(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
-        """The arguments as a body gives them back: tuples as lists."""
-        producer = self.app.by_name(task) if isinstance(task, str) else task
-        options = producer.send_options
+    def _call(self, task: Producer[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
+        """The call as `enqueued()` shows it. Raises InvalidArgument for arguments that no job can have."""
+        options = (self.app.by_name(task) if isinstance(task, str) else task).send_options
         if options.codec == "raw":
             return decode_call(self.app, options.queue, args[0] if args else b"")
-        body = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
-        return decode_call(self.app, "", envelope.head(options.name, options.codec) + body)
+        try:
+            written = options.arguments.written(args, kwargs)
+        except InvalidArgument:
+            with suppress(Exception):  # another program may have sent what the codec packs all the same
+                return self._packed(options, args, kwargs)
+            raise
+        return self._packed(options, *written)
+
+    def _packed(self, options: SendOptions, args: Sequence[Any], kwargs: dict[str, Any]) -> DecodedCall:
+        try:
+            packed = envelope.packer(options.codec)(envelope.document(args, kwargs, {}))
+        except Exception as error:
+            raise InvalidArgument(f"assert_enqueued: no job has these arguments: {error}") from None
+        return decode_call(self.app, "", envelope.head(options.name, options.codec) + packed)
 
 
 def _call_text(job: Enqueued) -> str:

@@ -23,9 +23,10 @@ from pinlater.client.methods import listed
 from pinlater.memory.server import MemoryServer
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import NewJob
-from pinlater.tasks.app import PinLater
+from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.app_clients import ClientProvider
 from pinlater.tasks.dependencies import Resolved
+from pinlater.tasks.loading import import_included
 from pinlater.testing.drain import Enqueued, Ran, drain, pending, raise_first
 from pinlater.testing.lifespan_keeper import LifespanKeeper
 
@@ -60,7 +61,7 @@ class Immediate(ClientProvider):
         self._server: MemoryServer | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        self._lifespans = LifespanKeeper(app.entered_lifespan)
+        self._lifespans = LifespanKeeper(parts_of(app).entered_lifespan)
         #: The loop of the async call that runs jobs now; None if there is none.
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The client of the worker on each loop.
@@ -75,7 +76,7 @@ class Immediate(ClientProvider):
         """Provides the app's clients for a block."""
         self.url()  # raises here if the store can not be created
         try:
-            with self._app.clients.redirected(self):
+            with parts_of(self._app).clients.redirected(self):
                 yield
         finally:
             if self._server is not None:
@@ -98,7 +99,7 @@ class Immediate(ClientProvider):
         if self._deferred() or not self._turn.acquire(blocking=False):
             return
         try:
-            self._lifespans.close(self._app.clients.aclose)
+            self._lifespans.close(parts_of(self._app).clients.aclose)
         finally:
             self._turn.release()
 
@@ -174,6 +175,7 @@ class Immediate(ClientProvider):
     async def _run_rounds(self) -> None:
         """Drains the queues that got jobs, and moves the clock to what is due later, until all jobs have ended."""
         _inside.set(True)
+        import_included(self._app)
         resolved, client = await self._lifespans.resolved(), self._worker_client()
         failed: list[Ran] = []
         due: list[Enqueued] = []

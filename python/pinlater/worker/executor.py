@@ -85,8 +85,14 @@ def _check_bytes(name: str, value: object) -> None:
 End: TypeAlias = Failed | Postponed | Succeeded | None
 
 
+class NotAHandler:
+    """Base of what other workers run: called with a job, it would take the job for an argument of its own."""
+
+
 def check_handler(handler: Any) -> Handler:
     """Returns the handler if it takes one argument, the job. Raises InvalidArgument."""
+    if isinstance(handler, NotAHandler):
+        raise InvalidArgument(f"handler: expected a function that takes the job, got {handler!r}; its app runs it")
     return check_function("handler", handler, "the job")  # type: ignore[no-any-return]
 
 

@@ -70,6 +70,8 @@ class Fetcher:
         self._late: list[tuple[QueuePoll, Claim, float, float | None]] = []
         #: Claim calls answered.
         self.claims = 0
+        #: Whether there was one.
+        self.answered = asyncio.Event()
         #: `: ` and the error of the last claim, if it failed.
         self.last_error = ""
         #: Cancellations of jobs claimed before that may have been missed (boot_s): see check().
@@ -214,6 +216,8 @@ class Fetcher:
 
     def _answered(self, poll: QueuePoll, claims: list[Claim], sent_s: float, after_s: float | None = None) -> None:
         self.claims += len(claims)
+        if self.claims:
+            self.answered.set()
         full = [claim for claim in claims if claim.jobs]
         count = sum([len(claim.jobs) for claim in full])
         self.left -= count

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinlater.model.jobs import Job
-from pinlater.worker.config import WorkerConfig
+from pinlater.worker.config import PREFETCH, WorkerConfig
 from pinlater.worker.end_rate import PREFETCH_S, EndRate
 from pinlater.worker.executor import End
 from pinlater.worker.lease_renewal import Lease
@@ -40,7 +40,7 @@ class HeldJobs:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.concurrency, self._most_bytes = config.concurrency, config.prefetch_bytes
-        self.most_prefetched = config.prefetch if config.prefetch is not None else max(100, 2 * config.concurrency)
+        self.most_prefetched = config.prefetch if config.prefetch is not None else max(PREFETCH, 2 * config.concurrency)
         self.running: dict[asyncio.Future[End], Held] = {}
         self.prefetched: deque[Held] = deque()
         self.bytes = 0
@@ -49,7 +49,11 @@ class HeldJobs:
         self.rate = EndRate()
 
     def room(self, unacked: int) -> int:
-        """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits."""
+        """How many more jobs may be claimed; while jobs wait for a worker slot, none until a large claim fits.
+
+        A large claim is half of the concurrency, or of what may be prefetched if that is more. The other half of the
+        prefetched jobs runs meanwhile.
+        """
         waiting, concurrency = len(self.prefetched), self.concurrency
         if self.has_suspects:
             if self.alone is not None:
@@ -59,8 +63,9 @@ class HeldJobs:
         full = held > 0 and self.bytes >= self._most_bytes
         if full or unacked > concurrency + self.most_prefetched:
             return 0
-        free = concurrency + min(self.most_prefetched, int(self.rate.per_s() * PREFETCH_S)) - held
-        return 0 if waiting and 2 * free < concurrency else free
+        ahead = min(self.most_prefetched, int(self.rate.per_s() * PREFETCH_S))
+        free = concurrency + ahead - held
+        return 0 if waiting and 2 * free < (ahead if ahead > concurrency else concurrency) else free
 
     def suspects(self) -> list[Held]:
         """Prefetched jobs that have crashed before."""

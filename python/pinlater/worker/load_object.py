@@ -5,15 +5,13 @@ Promises an error that names the part that is missing, and the nearest name that
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from typing import Any, Final
 
 from pinlater.model.errors import AppFailed, InvalidArgument
-from pinlater.model.text import describe
+from pinlater.model.text import describe, did_you_mean
 from pinlater.model.tracebacks import in_users_code
-from pinlater.worker.executor import Handler, check_handler
 
 #: Of the error of a user's module, in a message.
 ERROR_BYTES: Final = 1_000
@@ -23,19 +21,14 @@ _KINDS: Final = {"handler": "function", "app": "app"}
 _USUAL: Final = {"handler": "handle", "app": "app"}
 
 
-def load_handler(name: str) -> Handler:
-    """The function that `module:function` names. Raises as load_object does."""
-    return check_handler(load_object(name, "handler"))
-
-
-def load_object(name: str, what: str) -> Any:
+def load_object(name: str, what: str, kind: type | None = None) -> Any:
     """What `module:name` names; modules of the current directory included.
 
-    what: handler or app.
+    what: handler or app. kind: its class; errors name the objects of this class that the module has.
     Raises: InvalidArgument; AppFailed where the user's module raised.
     """
     try:
-        return _object(name, what)
+        return _object(name, what, kind)
     except Exception as error:
         if isinstance(error, InvalidArgument) and not in_users_code(error):
             raise
@@ -43,7 +36,7 @@ def load_object(name: str, what: str) -> Any:
         raise AppFailed(f"{what} {name!r}: its module can not be imported: {text}") from error
 
 
-def _object(name: str, what: str) -> Any:
+def _object(name: str, what: str, kind: type | None) -> Any:
     if "//" in name:  # a URL may have a password
         raise InvalidArgument(f"{what}: expected module:{_KINDS[what]}, got a URL (give it as --url)")
     module_name, colon, attributes = name.partition(":")
@@ -62,10 +55,23 @@ def _object(name: str, what: str) -> Any:
         try:
             found = getattr(found, attribute)
         except AttributeError:
-            near = difflib.get_close_matches(attribute, dir(found), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidArgument(f"{what} {name!r}: {module_name} has no {attributes!r}{hint}") from None
+            hint = did_you_mean(attribute, dir(found)) if kind is None else _of_kind(module_name, what, kind)
+            said = f"{module_name} has no {attributes!r}"
+            raise InvalidArgument(f"{what} {name!r}: {'; '.join(filter(None, (said, hint)))}") from None
+    if kind is not None and not isinstance(found, kind):
+        hint = _of_kind(module_name, what, kind)
+        raise InvalidArgument(f"{what} {name!r}: expected a {kind.__name__}, got {found!r:.60}; {hint}")
     return found
+
+
+def _of_kind(module_name: str, what: str, kind: type) -> str:
+    """`mail has the app mail:app`: which objects of this class a module has."""
+    found = [
+        f"{module_name}:{name}" for name, value in vars(sys.modules[module_name]).items() if isinstance(value, kind)
+    ]
+    if not found:
+        return f"{module_name} has no {kind.__name__}"
+    return f"{module_name} has the {what}{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _hint(name: str, what: str) -> str:

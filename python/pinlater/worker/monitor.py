@@ -19,7 +19,8 @@ import random
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -111,6 +112,7 @@ class Monitor:
     """One monitor.
 
     queues: their names, or a function that gives them at each look; None: all that exist.
+    must_exist: those that nobody creates, so that the log says if they are missing; None: all.
     tick_s: seconds between two looks.
     on_failed: called with jobs that failed for good, as their leases ran out. By default they are logged.
     """
@@ -120,6 +122,7 @@ class Monitor:
         client: AsyncClient,
         queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
         *,
+        must_exist: Collection[str] | None = None,
         tick_s: float = TICK_S,
         on_failed: OnFailed = log_failed,
     ) -> None:
@@ -128,11 +131,13 @@ class Monitor:
         self._client, self._on_failed = client, on_failed
         self.id = secrets.token_bytes(8)
         self._named = queues if queues is None or callable(queues) else partial(list, list(queues))
+        self._must_exist = must_exist
         self._found: list[str] = []
         self._rediscover_s = 0.0
         self._tick_s = tick_s
         self.watches: dict[QueueShard, ShardWatch] = {}
-        self._missing: set[str] = set()
+        #: How many looks did not find a queue.
+        self._missing: Counter[str] = Counter()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: Jobs whose lease ran out: enqueued again, or failed after their last attempt.
@@ -187,15 +192,22 @@ class Monitor:
             except PinLaterError as error:
                 if not isinstance(error, QueueNotFound | FormatUnsupported):
                     log.warning("queue %s: %s", queue, error)
-                elif queue not in self._missing:
-                    log.warning("%s; looking for it again from time to time", error)
-                    self._missing.add(queue)
+                else:
+                    self._note_missing(queue, error)
                 # the next look is a first one
                 self.watches = {
                     queue_shard: watch for queue_shard, watch in self.watches.items() if queue_shard.queue != queue
                 }
         turns = [watch.next_look_s - time.monotonic() for watch in self.watches.values()]
         return max(0.0, min([self._tick_s, *turns]))
+
+    def _note_missing(self, queue: str, error: PinLaterError) -> None:
+        """Logs it once, at the second look: workers that start beside a monitor create their queues."""
+        if isinstance(error, QueueNotFound) and self._must_exist is not None and queue not in self._must_exist:
+            return
+        self._missing[queue] += 1
+        if self._missing[queue] == 2:
+            log.warning("%s; looking for it again from time to time", error)
 
     async def _queues(self) -> list[str]:
         if self._named is not None:

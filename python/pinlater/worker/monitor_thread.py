@@ -7,12 +7,11 @@ Risk: a handler that holds the GIL holds this thread too.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterable
-from contextlib import suppress
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.worker.failed_jobs import OnFailed, log_failed
+from pinlater.worker.loop_thread import LoopThread
 from pinlater.worker.monitor import LOOK_S, Monitor
 
 
@@ -28,7 +27,7 @@ class MonitorThread:
         self._on_failed = on_failed
         self._client, self._monitor = self._new()
         self._earlier = 0
-        self._thread: threading.Thread | None = None
+        self._thread = LoopThread("pinlater-monitor", 2 * LOOK_S)
 
     @property
     def redelivered(self) -> int:
@@ -37,33 +36,16 @@ class MonitorThread:
 
     async def start(self) -> None:
         """Runs in the background until stop()."""
-        if self._thread is not None:
+        if self._thread.started:
             return
         self._earlier = self.redelivered
-        self._client, self._monitor = self._new()
-        # Not uvloop: after a delay it runs timers first, so a request whose answer is there would time out.
-        self._loop, self._stopping = asyncio.SelectorEventLoop(), asyncio.Event()
-        self._worker_loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="pinlater-monitor", daemon=True)
-        self._thread.start()
+        self._client, self._monitor = client, monitor = self._new()
+        self._worker_loop = asyncio.get_running_loop()
+        await self._thread.start(lambda stopping: self._watch(client, monitor, stopping))
 
     async def stop(self) -> None:
         """Ends the background run; unstarted or twice is fine."""
-        if self._thread is None:
-            return
-        self._thread = None
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        with suppress(TimeoutError):  # it is a daemon, and a stop must end
-            async with asyncio.timeout(2 * LOOK_S):
-                await self._ended.wait()
-
-    def _run(self) -> None:
-        """What the thread does."""
-        loop, ended = self._worker_loop, self._ended
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._watch(self._client, self._monitor, self._stopping))
-        with suppress(RuntimeError):  # the worker's loop is closed
-            loop.call_soon_threadsafe(ended.set)
+        await self._thread.stop()
 
     async def _watch(self, client: AsyncClient, monitor: Monitor, stopping: asyncio.Event) -> None:
         async with client:
@@ -81,7 +63,7 @@ class MonitorThread:
         settings = self._settings
         connect_timeout_s, read_timeout_s = settings.timeouts
         client = AsyncClient(
-            shards={name: shard.server.url for name, shard in settings.session.shards.items()},
+            shards=settings.chosen,
             source=settings.source,
             timeout_s=settings.timeout_s,
             connect_timeout_s=connect_timeout_s,

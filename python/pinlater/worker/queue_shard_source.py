@@ -41,7 +41,7 @@ class QueueShardSource:
     """
 
     def __init__(
-        self, client: AsyncClient, queues: Sequence[str], config_of: Callable[[str], QueueConfig] | None = None
+        self, client: AsyncClient, queues: Sequence[str], config_of: Callable[[str], QueueConfig | None] | None = None
     ) -> None:
         self._client, self._queues, self._config_of = client, queues, config_of
         self._blocking_claims = BlockingClaims(client, queues)
@@ -123,9 +123,9 @@ class QueueShardSource:
 
     async def _create(self, queue: str) -> None:
         """Creates a queue again that was lost."""
-        if self._config_of is None:
+        session, config = self._client.session, None if self._config_of is None else self._config_of(queue)
+        if config is None:
             return
-        session, config = self._client.session, self._config_of(queue)
         with suppress(PinLaterError):  # the next claim reports it
             await self._client.run(lambda end: recreate_lost(session, queue, config, end))
 

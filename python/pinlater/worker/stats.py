@@ -37,7 +37,18 @@ class WorkerStats:
 
 def counts_of(*stats: Any) -> dict[str, Any]:
     """Counts of such objects by name: fields of a log record, and what in_words takes."""
-    return {field.name: getattr(each, field.name) for each in stats for field in fields(each)}
+    return {field.name: _by_name(getattr(each, field.name)) for each in stats for field in fields(each)}
+
+
+def _by_name(count: Any) -> Any:
+    """Of counts by name and more, such as a queue, those by name. Names are text. A single count stays as it is."""
+    if not isinstance(count, Mapping):
+        return count
+    named: dict[str, int] = {}
+    for key, number in count.items():
+        name = str(key[0] if isinstance(key, tuple) else key)
+        named[name] = named.get(name, 0) + number
+    return named
 
 
 def in_words(counts: Mapping[str, Any]) -> str:

@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import faulthandler
 import functools
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Self
+
+log: Final = logging.getLogger("pinlater.worker")
 
 #: If a process has not stopped this long after its deadline, or after a second signal, faulthandler ends it. If servers
 #: do not answer, an ordinary stop takes up to 10 s longer than its deadline.
@@ -39,6 +42,14 @@ def ignore(numbers: Iterable[signal.Signals]) -> None:
     """Makes the process ignore signals. Programs that it starts do not ignore them: they would inherit SIG_IGN."""
     for number in numbers:
         signal.signal(number, lambda *_: None)
+
+
+def log_stop(signals: int) -> None:
+    """Logs what a stop signal does. signals: how many have come."""
+    if signals == 1:
+        log.info("stopping, press Ctrl-C again to give jobs up")
+    elif signals == 2:
+        log.warning("giving running jobs up")
 
 
 class StopSignals:

@@ -1,6 +1,7 @@
 """The subscriptions of a worker to its channels and to those of cancellations, made again when they are lost.
 
-Promises that a lost subscription is logged once, and that the worker subscribes again until it succeeds or stops.
+Promises that a lost subscription is logged once, and its return once too, and that the worker subscribes again until
+it succeeds or stops.
 Risk: if a connection dies silently, only TCP keepalive probes notice.
 """
 
@@ -103,6 +104,8 @@ class Subscriptions:
                 if pauses.is_first:
                     log.warning("%s, trying again", why)
                 await asyncio.sleep(pauses.take())
+            if not why and not pauses.is_first:
+                log.info("server %s answers again", server)
         finally:
             self._making.pop(server, None)
         self._made(server)

@@ -57,7 +57,7 @@ class Worker:
         handler: Handler,
         config: WorkerConfig | None = None,
         on_stop: Callable[[], object] | None = None,
-        config_of: Callable[[str], QueueConfig] | None = None,
+        config_of: Callable[[str], QueueConfig | None] | None = None,
         on_failed: OnFailed = log_failed,
     ) -> None:
         names = [check_queue_name(name) for name in ([queues] if isinstance(queues, str) else dict.fromkeys(queues))]

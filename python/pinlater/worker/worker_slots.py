@@ -17,6 +17,7 @@ from pinlater._core import MAX_STATUS_BYTES
 from pinlater.model.jobs import Job
 from pinlater.model.pauses import LAST_RETRY_S
 from pinlater.model.text import describe
+from pinlater.model.tracebacks import exc_info_of
 from pinlater.store.shards import QueueShard
 from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
@@ -197,7 +198,17 @@ class WorkerSlots:
 
     def _failed(self, held: Held, error: BaseException) -> None:
         job = held.job
-        log.warning("job %s failed in attempt %d", job.descriptor, job.attempt, exc_info=error, extra={"job": job})
+        last = job.attempts_remaining <= 1
+        log.log(
+            logging.ERROR if last else logging.WARNING,
+            "job %s failed%s in attempt %d of %d",
+            job.descriptor,
+            " for good" if last else "",
+            job.attempt,
+            job.attempts_allowed,
+            exc_info=exc_info_of(error),
+            extra={"job": job},
+        )
         self._acker.end(held, Failed(describe(error, ERROR_BYTES) + "\n"))
 
     def limit_function(self, job: Job, timeout_s: float, judge: Judge) -> Limit:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pinlater.cli.demo.thumbnails import app, make_thumbnail
 from pinlater.running.app_worker import worker_of
 from pinlater.running.worker_run import Work, WorkerRun
+from pinlater.tasks.app import parts_of
 from pinlater.worker.worker import Worker, WorkerConfig
 
 #: A short tick, so that the demo shows in seconds what takes half a minute by default.
@@ -26,5 +27,14 @@ async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:
 if __name__ == "__main__":
     logging.basicConfig(filename=sys.argv[1], level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
     queue = make_thumbnail.queue
-    work = Work(queues=[queue], summary=queue, config=CONFIG, new_client=app.clients.new, open=open_worker)
+    clients = parts_of(app).clients
+    servers = str(clients.settings.servers())
+    work = Work(
+        queues=[queue],
+        summary=queue,
+        servers=servers,
+        config=CONFIG,
+        new_client=clients.new,
+        open=open_worker,
+    )
     sys.exit(WorkerRun(work).run())

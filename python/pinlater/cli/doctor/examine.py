@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinlater.cli.doctor.check_result import CheckResult
+from pinlater.cli.doctor.check_result import OK, CheckResult
 from pinlater.cli.doctor.queue_checks import check_queues
 from pinlater.cli.doctor.reached_server import reached_servers
 from pinlater.cli.doctor.server_checks import check_server
@@ -16,7 +16,7 @@ def examine(settings: ClientSettings, queues: Sequence[str] = ()) -> list[CheckR
     results: list[CheckResult] = []
     with reached_servers(settings, queues) as (reached, reachable):
         for server in settings.session.servers:
-            results.append(reachable[server])
+            results += [CheckResult(OK, repr(server), "chosen", server.origin), reachable[server]]
             if server in reached:
                 results += check_server(reached[server])
         if len(reached) == len(reachable):

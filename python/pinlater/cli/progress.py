@@ -1,0 +1,21 @@
+"""The progress of long commands, on stderr, for people who wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pinlater.cli.output import count
+
+
+@contextmanager
+def counting(what: str, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Shows `what: 12,345` while the block runs, which sets the number. Only a terminal shows it."""
+    console = Console(stderr=True)
+    columns = Progress.get_default_columns()[:1]
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda number: progress.update(task, completed=number, description=f"{what}: {count(number)}")

@@ -1,0 +1,160 @@
+"""Which servers are chosen, and who says where the choice came from.
+
+Promises: each origin is seen in an error, in the doctor and in a worker's first line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pinlater import Client, InvalidArgument, PinLater, ServerUnavailable
+from pinlater.cli.command_base import DONE, NO, SERVER
+from pinlater.client import settings_file
+from pinlater.running.read_options import options_of
+from pinlater.store.shards import ORIGIN_VARIABLE, resolve_shards
+from tests.support.cli_runs import Run, environment, run
+from tests.support.servers import Server, free_port
+
+__all__ = ["environment", "run"]  # fixtures
+
+ONE_TASK = "from pinlater import PinLater\napp = PinLater()\n@app.task\ndef work(): ...\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a file at its root and one above it. The working directory is two levels below the root."""
+    root = tmp_path / "repository"
+    (root / "src" / "shop").mkdir(parents=True)
+    (root / ".git").mkdir()
+    (tmp_path / "pinlater.toml").write_text('url = "redis://outside:1"')
+    (root / "pinlater.toml").write_text('url = "redis://:secret@root:1"\nconcurrency = 3')
+    monkeypatch.chdir(root / "src" / "shop")
+    monkeypatch.delenv("PINLATER_URL", raising=False)
+    return root
+
+
+def test_the_file_is_searched_upward_to_the_root_of_the_repository(repository: Path) -> None:
+    assert str(settings_file.servers()) == f"redis://***@root:1 (from {repository}/pinlater.toml)"
+    assert options_of({"app": "a:b"}, None).concurrency == 3
+
+    nearer = repository / "src" / "pyproject.toml"
+    nearer.write_text("[tool.other]\nx = 1")  # none of ours: the search goes on
+    assert settings_file.servers().origin == f"from {repository}/pinlater.toml"
+    nearer.write_text('[tool.pinlater]\nurl = "redis://near:1"')
+    assert str(settings_file.servers()) == f"redis://near:1 (from {nearer})"
+    nearer.write_text("[tool.pinlater]\nurl = 5")
+    with pytest.raises(InvalidArgument, match=f"^{nearer}: url: expected a URL, got 5"):
+        settings_file.servers()
+
+
+def test_the_search_ends_at_the_root_and_in_no_repository_at_once(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "pinlater.toml").unlink()
+    assert settings_file.servers().origin == "the default"
+    monkeypatch.chdir(repository)
+    assert settings_file.servers().origin == "the default"
+    (repository / ".git").rmdir()
+    (repository / "pinlater.toml").write_text('url = "redis://root:1"')
+    assert settings_file.servers().origin == f"from {repository}/pinlater.toml"
+    monkeypatch.chdir(repository / "src")
+    assert settings_file.servers().origin == "the default"
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ('url = "embedded://./data"', {"1": "{}/data"}),
+        ('url = "a=embedded://./a,b=embedded://../b?fsync=always"', {"a": "{}/a", "b": "{}/../b?fsync=always"}),
+        ('[shards]\na = "embedded://./a"\nb = "redis://there:1"', {"a": "{}/a", "b": "redis://there:1"}),
+    ],
+)
+def test_paths_are_relative_to_the_directory_of_the_file(repository: Path, text: str, urls: dict[str, str]) -> None:
+    (repository / "pinlater.toml").write_text(text)
+    found = {name: url.removeprefix("embedded://") for name, url in settings_file.servers().items()}
+    assert found == {
+        name: url.replace("{}/..", str(repository.parent)).format(repository) for name, url in urls.items()
+    }
+
+
+def test_a_file_names_one_url_or_shards(repository: Path) -> None:
+    (repository / "pinlater.toml").write_text('url = "redis://a"\n[shards]\na = "redis://a"')
+    with pytest.raises(InvalidArgument, match="expected url or shards, got both"):
+        PinLater().send("task")
+
+
+def test_errors_and_the_doctor_say_where_the_choice_came_from(
+    repository: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}"
+    shown = url.replace(":secret", "***")
+    (repository / "pinlater.toml").write_text(f'url = "{url}"')
+    monkeypatch.setenv("PINLATER_URL", url)
+    for arguments, origin in (
+        (["--url", url], "from an argument"),
+        (["--shard", f"1={url}"], "from an argument"),
+        ([], "from PINLATER_URL"),
+        ([], f"from {repository}/pinlater.toml"),
+    ):
+        if origin.endswith(".toml"):
+            monkeypatch.delenv("PINLATER_URL")
+        ran = run("queue", "ls", "--timeout", "0.1", *arguments)
+        assert ran.code == SERVER
+        assert f"server {shown} ({origin}): not reached: " in ran.err
+        looked = run("doctor", "--json", "--timeout", "0.1", *arguments)
+        assert looked.code == NO
+        assert [each["found"] for each in looked.document["findings"] if each["check"] == "chosen"] == [origin]
+        assert "secret" not in ran.err + looked.out
+    with pytest.raises(ServerUnavailable, match=re.escape(f"server {shown} (from an argument): not reached")):
+        Client(url, timeout_s=0.1).queue_names()
+    with pytest.raises(ServerUnavailable, match=re.escape(f"(from {repository}/pinlater.toml): not reached")):
+        PinLater(timeout_s=0.1).send("task")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_first_line_of_every_worker_names_the_servers(
+    repository: Path, environment: dict[str, str], server: Server, processes: int
+) -> None:
+    file = repository / "pinlater.toml"
+    file.write_text(f'url = "{server.url}"')
+    Path("shop.py").write_text(ONE_TASK)
+    command = [sys.executable, "-m", "pinlater", "run", "shop:app", "--burst", "--processes", str(processes)]
+    log = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stderr
+    lines = log.splitlines()
+    said = f"servers: {server.url} (from {file})"
+    assert lines[0].endswith(said)
+    assert len([line for line in lines if line.endswith(said)]) == (1 if processes == 1 else 3)
+
+
+def test_a_variable_that_changed_after_a_command_set_it_is_its_own_origin(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PINLATER_URL", "redis://before:1")
+    monkeypatch.setenv(ORIGIN_VARIABLE, "")
+    resolve_shards(None, {"1": "redis://a:1"}).export()
+    assert os.environ["PINLATER_URL"] == "1=redis://a:1"
+    assert str(settings_file.servers()) == "redis://a:1 (from an argument)"
+    monkeypatch.setenv("PINLATER_URL", "redis://b:1")
+    assert str(settings_file.servers()) == "redis://b:1 (from PINLATER_URL)"
+
+
+def test_a_command_says_that_it_started_an_empty_embedded_server(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "pinlater.toml").write_text('url = "embedded://./.pinlater"')
+
+    def said(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pinlater", *arguments]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == DONE
+        return ran.stderr
+
+    empty = f"started an empty server in {tmp_path}/.pinlater: it has no queues yet\n"
+    assert said("queue", "ls").startswith(empty)
+    assert empty in said("queue", "create", "mail")
+    assert empty not in said("queue", "ls")
+    assert (tmp_path / ".pinlater" / ".gitignore").read_text() == "*\n"
