@@ -16,6 +16,7 @@ import pytest
 
 from pinlater import AsyncClient, InvalidArgument, Job, NewJob, State
 from pinlater.model.clocks import boot_s
+from pinlater.worker.config import PREFETCH
 from pinlater.worker.end_rate import EndRate
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import clients, idle, nothing, on_loop, until
@@ -206,7 +207,7 @@ class AtRate(EndRate):
         return self._known_per_s
 
 
-@pytest.mark.parametrize(("per_s", "ahead"), [(1.0, 0), (50.0, 5), (1_000.0, 100), (1_000_000.0, 300)])
+@pytest.mark.parametrize(("per_s", "ahead"), [(1.0, 0), (50.0, 5), (1_000.0, 100), (1_000_000.0, PREFETCH)])
 @on_loop
 async def test_by_default_a_tenth_of_a_second_of_jobs_is_held_ahead(server: Server, per_s: float, ahead: int) -> None:
     gate = asyncio.Event()
@@ -215,7 +216,7 @@ async def test_by_default_a_tenth_of_a_second_of_jobs_is_held_ahead(server: Serv
         await gate.wait()
 
     async with clients(server) as (client, own):
-        await client.enqueue_many("q", [b""] * 400)
+        await client.enqueue_many("q", [b""] * (2 * PREFETCH))
         worker = Worker(own, "q", handler)
         worker.jobs.rate = AtRate(per_s)
         async with worker:

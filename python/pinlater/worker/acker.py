@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
@@ -34,6 +35,12 @@ log: Final = logging.getLogger("pinlater.worker")
 _Ended: TypeAlias = tuple[Held, End]
 #: Jobs that are not acked: because the worker does not hold them (None), or because no server takes their end (why).
 _Out: TypeAlias = dict[Held, Exception | None]
+
+#: Jobs that take no time are acked so many at once, if they end within so long: small calls cost a job more CPU.
+GATHERED: Final = 200
+GATHER_S: Final = 0.005
+#: From the end of a job to the end of one that starts in its slot: so many turns of the loop, if both take no time.
+_TURNS: Final = 3
 
 #: Of the reason why an end was not taken, in the custom status: so that a few attempts fit.
 _REASON_BYTES: Final = MAX_STATUS_BYTES // 3
@@ -153,8 +160,7 @@ class Acker:
     async def _flush(self, queue_shard: QueueShard) -> None:
         """Acks what has ended, batch by batch, until nothing is left."""
         try:
-            await asyncio.sleep(0)  # jobs that end in this turn of the loop share the first batch
-            while ended := self._ended.pop(queue_shard, None):
+            while ended := await self._gathered(queue_shard):
                 self._acking[queue_shard] = ended
                 for first in range(0, len(ended), CALL_JOBS):
                     batch = ended[first : first + CALL_JOBS]
@@ -164,6 +170,17 @@ class Acker:
         finally:
             del self._flushing[queue_shard]
             self._acking.pop(queue_shard, None)
+
+    async def _gathered(self, queue_shard: QueueShard) -> list[_Ended]:
+        """What has ended. It waits for more while more ends come at once, up to many or for a short time."""
+        seen, quiet, end_s = 0, 0, time.monotonic() + GATHER_S
+        while 0 < (count := self._ended_at(queue_shard)) < GATHERED and quiet < _TURNS and time.monotonic() < end_s:
+            seen, quiet = count, quiet + 1 if count == seen else 0
+            await asyncio.sleep(0)
+        return self._ended.pop(queue_shard, [])
+
+    def _ended_at(self, queue_shard: QueueShard) -> int:
+        return len(self._ended.get(queue_shard, ()))
 
     async def _settle(self, batch: list[_Ended], *, again: bool = False) -> _Out:
         """Acks jobs. Returns those whose end was not taken.
