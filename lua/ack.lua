@@ -36,7 +36,8 @@ local function read_group(group)
   return m > 0
 end
 
-local held, timed = {}, keep > 0 or tombstones
+local counts_places = flags % 16 >= FLAG_MAX_RUNNING
+local held, timed = {}, keep > 0 or tombstones or counts_places
 for _, group in ipairs(plan) do
   if read_group(group) then held[#held + 1] = group end
   timed = timed or group.kind == FAILED
@@ -122,5 +123,9 @@ for _, group in ipairs(held) do
 end
 if ended[1] then call_in_chunks('HSET', key_tombstones, ended) end
 settle_leases()
-if wake then notify() end
+if wake then
+  notify()
+elseif counts_places then
+  -- HERE free_places
+end
 return finish(concat(refused))

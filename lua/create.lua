@@ -20,7 +20,7 @@ if not exists then
   end
   -- HERE recall
 end
--- HERE new_ids version
+-- HERE new_ids entries version
 refusal = refuse_settings(settings)
 if refusal then return refusal end
 if exists then return finish('\0' .. config) end

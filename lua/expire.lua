@@ -121,5 +121,9 @@ if sweep ~= '' and counts.jobs < CALL_JOBS then
     more = 1
   end
 end
-if wake then notify() end
+if wake then
+  notify()
+elseif counts.leases > 0 and flags % 16 >= FLAG_MAX_RUNNING then
+  -- HERE free_places
+end
 return report(1, more, now + hold_ms)

@@ -1,8 +1,8 @@
 -- The common ack: groups of successes of which nothing is kept. It makes no function, as each costs 0.2 to 0.5 µs a call. All groups are checked
 -- before anything is written. Groups that are not common are left in `plan` for the rest of ack.
--- reads: config earliest groups h_high h_low ids0 lane largest more priorities replay sequence waiting
+-- reads: config earliest flags groups h_high h_low ids0 lane largest more priorities replay sequence waiting
 -- sets:  argv count FAILED h_high h_low keep options plan refused source statuses SUCCEEDED tombstones
-if not replay and #ARGV == ids0 + 1 and #groups == 14 and more == '' and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
+if not replay and flags < CLAIMS_FLAGS and #ARGV == ids0 + 1 and #groups == 14 and more == '' and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
   -- HERE ack_one
 end
 local SUCCEEDED, FAILED = 0, 1

@@ -88,7 +88,7 @@ def test_a_claim_is_decoded_as_the_page_says() -> None:
     claim = _core.decode_claim(ONE_JOB, "mail", "1")
     [job] = claim.jobs
     assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 1, False)
-    assert (claim.token, claim.left, claim.due_in_ms, claim.paused, claim.crashed) == (TOKEN, [0, 0], 7, True, False)
+    assert (claim.token, claim.left, claim.due_in_ms, claim.limited, claim.crashed) == (TOKEN, [0, 0], 7, 1, False)
 
 
 def test_a_claim_says_which_jobs_have_crashed() -> None:
@@ -120,8 +120,8 @@ def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
         (3, b"\0\0\0", "jobs block: expected a priority from 1 to 100, got 0"),
         (4, bytes(3), "left: expected 4 bytes a priority, got 3 bytes"),
         (5, b"", "due in: expected 6 bytes, got b''"),
-        (6, None, "paused: expected bytes, got None"),
-        (6, b"2", "paused: expected b'0' or b'1', got b'2'"),
+        (6, None, "limited: expected bytes, got None"),
+        (6, b"5", "limited: expected a digit, 0 to 4, got b'5'"),
         (7, b"", "records: expected a list, got b''"),
         (7, [None], "record 0: expected bytes, got None"),
         (7, [b"\1\0\1"], "job 0: record: expected at least 4 bytes, got 3"),

@@ -183,9 +183,9 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
     wire.configure(settings(flags=1))
     wire.enqueue_bodies(b"x")
     claimed = wire.claim(channel=b"me")
-    assert (claimed.jobs, claimed.token, claimed.paused) == ([], b"", True)
+    assert (claimed.jobs, claimed.token, claimed.limited) == ([], b"", 1)
     assert wire.replayed_claim() == claimed
-    assert (wire.dry_run().jobs, wire.dry_run().paused) == ([], True)
+    assert (wire.dry_run().jobs, wire.dry_run().limited) == ([], 1)
     assert wire.client.zrange(wire.key("waiters"), 0, -1) == [b"me"]
 
 

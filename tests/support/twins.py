@@ -64,7 +64,7 @@ class Claim(NamedTuple):
     jobs: list[Job]
     left: list[int]
     due_in_ms: int
-    paused: bool
+    limited: int
     crashed: bool
 
 
@@ -220,8 +220,8 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
     """As `decode_claim`."""
     if len(reply) < 7 or not all(isinstance(element, bytes) for element in reply[2:7]):
         raise ValueError("reply")
-    token, block, left, due_in, paused = reply[2:7]
-    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or paused not in (b"0", b"1"):
+    token, block, left, due_in, limited = reply[2:7]
+    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or limited not in (b"0", b"1", b"2", b"3", b"4"):
         raise ValueError("reply")
     if not all(isinstance(part, list) for part in reply[7:]):
         raise ValueError("records")
@@ -235,7 +235,7 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
         left_over = allowed if remaining is None else remaining
         jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over, crashed))
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1", any(job.crashed for job in jobs))
+    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), int(limited), any(job.crashed for job in jobs))
 
 
 def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool = False) -> list[AckBatch]:

@@ -59,7 +59,7 @@ class Claimed(NamedTuple):
     jobs: list[Taken]
     left: list[int]
     due_in_ms: int
-    paused: bool
+    limited: int
 
     @property
     def bodies(self) -> list[bytes]:
@@ -119,14 +119,21 @@ def settings(
     body_bytes: int = 1 << 20,
     crash_limit: int | None = None,
     quarantine: bytes = b"",
+    rate: bytes = b"",
+    max_running: int | None = None,
+    home: bytes = b"",
     later: Sequence[bytes] = (),
 ) -> bytes:
     """Settings as `create` and `configure` take them.
 
-    crash_limit: None for no tail, as of a client that knows none of its settings. later: what a newer client adds.
+    crash_limit: None for no tail, as of a client that knows none of its settings. rate: count, ms and burst (u32 each).
+    later: what a newer client adds.
     """
     packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
-    tail = [] if crash_limit is None else [struct.pack(">H", crash_limit), quarantine, *later]
+    tail = [] if crash_limit is None else [struct.pack(">H", crash_limit), quarantine]
+    limits = [rate, b"" if max_running is None else struct.pack(">I", max_running), home, b"\0"]
+    if any(limits[:3]) or later:
+        tail += [*limits, *later]
     return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)
 
 
@@ -185,7 +192,7 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` apart. head: token, due in, paused, priorities, left, jobs block.
+    """Takes `[head, [records…]…]` apart. head: token, due in, limited, priorities, left, jobs block.
 
     The reply for one job may be `[priority, id, token, record]` in one string, or nothing.
     """
@@ -194,7 +201,7 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
         return Claimed(b"", [], [], 0, False)
     if not lists and any(head[:8]):
         return Claimed(head[9:17], [Taken(head[0], head[1:9], None, head[17:])], [], 0, False)
-    token, due_in, paused, priorities = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
+    token, due_in, limited, priorities = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
     left, block = head[16 : 16 + 4 * priorities], head[16 + 4 * priorities :]
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
@@ -211,7 +218,7 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
             jobs.append(Taken(priority, id_, left_over, next(records), suspect))
     assert next(records, None) is None, "more records than ids"
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == 1)
+    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), limited)
 
 
 def unpack_info(packed: bytes) -> Info:

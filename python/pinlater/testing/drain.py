@@ -197,7 +197,7 @@ async def drain(
         recorder = worker.handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop
-        await worker.run(burst=True)
+        await worker.run(burst=True, through_limits=False)
         if recorder.endless:
             raise _endless_error(ran)
     return ran

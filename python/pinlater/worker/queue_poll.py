@@ -25,6 +25,7 @@ class QueuePoll:
     unregistered: the server has notified this worker, so it is no longer a waiter. Its next empty claim registers it.
     safety_s: time of the next safety claim, which needs no notification.
     timer_s: time at which the next scheduled job is due. The server chose this worker to claim then.
+    rests_until_s: a limit of the queue allows no claim before; 0: none does.
     not_before_s: earliest time of the next claim after a failed one; 0 after a success.
     retries: the pauses between failed claims.
     """
@@ -36,12 +37,13 @@ class QueuePoll:
     unregistered: bool = False
     safety_s: float = 0.0
     timer_s: float = NEVER_S
+    rests_until_s: float = 0.0
     not_before_s: float = 0.0
     retries: Pauses = field(default_factory=Pauses)
 
     def next_s(self) -> float:
         """Time of the next claim. The worker delays this claim while all its slots are taken."""
-        return max(self.not_before_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
+        return max(self.not_before_s, self.rests_until_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
 
     def gave_jobs(self) -> None:
         """Records that a claim found jobs."""
@@ -58,6 +60,10 @@ class QueuePoll:
         self.safety_s = min(now_s + random.uniform(*SAFETY_S), max(now_s + FIRST_RETRY_S, ask_again_s))
         self.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=NEVER_S)
         self.due = self.notified or self.unregistered or any(any(claim.left) for claim in claims)
+
+    def rests(self, until_s: float) -> None:
+        """Records that a limit kept a claim from jobs. They may be due when its rest ends."""
+        self.rests_until_s, self.due = until_s, self.due or until_s > time.monotonic()
 
     def worked(self) -> bool:
         """Records that a claim succeeded. Returns whether the claim before it failed."""

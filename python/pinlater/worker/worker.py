@@ -183,15 +183,17 @@ class Worker:
         self.fetcher.stop()
         self._progress.made()
 
-    async def run(self, *, burst: bool = False) -> None:
+    async def run(self, *, burst: bool = False, through_limits: bool = True) -> None:
         """Works until request_stop() or stop().
 
-        burst: only until nothing is due and all that ran has ended. Raises ServerUnavailable if nothing runs and no
-        claim or ack is answered in the client's timeout_s.
+        burst: only until nothing is due and all that ran has ended.
+        through_limits: a burst waits for jobs that a limit of their queue allows only later.
+
+        Raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
         self._open(blocking=not burst)
         claiming = asyncio.create_task(self.fetcher.run(), name="pinlater-claims")
-        stopping = asyncio.create_task(self._until_end(burst))
+        stopping = asyncio.create_task(self._until_end(burst, through_limits))
         try:
             if self.monitor is not None:
                 await self.monitor.start()
@@ -217,9 +219,9 @@ class Worker:
         finally:
             await self._close(None)
 
-    async def _until_end(self, burst: bool) -> None:
+    async def _until_end(self, burst: bool, through_limits: bool) -> None:
         """Also returns when max_jobs are claimed. Held jobs then get stop_timeout_s, and prefetched ones may start."""
-        await (self._until_empty() if burst else self._until_stop())
+        await (self._until_empty(through_limits) if burst else self._until_stop())
         if self.fetcher.left <= 0:
             self._end_by_s = time.monotonic() + self.config.stop_timeout_s
             while self.prefetched and not self._stopping.is_set() and (left_s := self._end_by_s - time.monotonic()) > 0:
@@ -231,18 +233,20 @@ class Worker:
         while not self._stopping.is_set() and self.fetcher.left > 0:
             await self._progress.wait()
 
-    async def _until_empty(self) -> None:
+    async def _until_empty(self, through_limits: bool) -> None:
         """Looks a last time after the last end, which may have enqueued its job again."""
         looked_after, timeout_s, answers_before, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
         while not self._stopping.is_set() and self.fetcher.left > 0:
             ended = self._stats.claimed - self.held
             answers = ended, 0 if self._acker.count else self.fetcher.claims
-            if self.running or answers != answers_before:  # while nothing runs, only answers are waited for
+            # while nothing runs, only answers are waited for, and the end of a rest
+            if self.running or answers != answers_before or self.fetcher.resting:
                 answers_before, by_s = (-1, -1) if self.running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
                 self._at_once = not self.held  # no server answers a stop either
                 raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.last_error}")
-            if ended < self._stats.claimed or not self.fetcher.empty:
+            done = self.fetcher.empty or (self.fetcher.resting and not through_limits)
+            if ended < self._stats.claimed or not done:
                 await self._progress.wait(None if self.running else left_s)
             elif looked_after < ended:
                 looked_after = ended

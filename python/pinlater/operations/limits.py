@@ -1,0 +1,242 @@
+"""Limits of a queue over all its clients: tokens for claims, pauses, and what is known of them. Flows only, no I/O.
+
+Promises that the jobs which all clients claimed at any moment are at most what the rate gave since its beginning, plus
+the burst: the home shard counts, and it gives each token once.
+Risks: tokens that a process did not use before it died are lost. Without the home shard claims rest.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerError
+from pinlater.model.jobs import CountsByState
+from pinlater.model.limits import MAX_BURST, Limit, Rate, Rest
+from pinlater.model.queue_config import MAX_U32, QueueConfig
+from pinlater.model.times import Seconds, milliseconds
+from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
+from pinlater.store.allowance import Allowance, now_ms
+from pinlater.store.effects import Argument, Flow, all_of, complete
+from pinlater.store.requests import read, write
+from pinlater.store.shards import QueueShard, Session, shard_for_key
+
+#: A grant is awaited for so long: its tokens are valid for a second.
+GRANT_PATIENCE_S: Final = 1.0
+_GRANT: Final = struct.Struct(">I6s6sI")
+_NO_TIME: Final = b"\xff" * 6
+_STATE: Final = struct.Struct(">B6sIII6s6s6s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """The limits of a queue, as its shards know them now.
+
+    tokens: claims that may come at once. None: the queue has no rate, or its home shard is not known here.
+    granted: tokens that processes hold, at most.
+    processes: clients that asked for tokens in the last minute.
+    running: jobs in progress, of max_running if the queue has that limit.
+    paused_ms: how long a pause still lasts; 0: there is none that ends by itself.
+    paused_by: who asked for it. paused_since_ms: since when, in ms since 1970.
+    """
+
+    tokens: int | None
+    granted: int
+    processes: int
+    running: int
+    paused_ms: int
+    paused_since_ms: int
+    paused_by: str
+
+
+# the home shard
+
+
+def with_home(session: Session, queue: str, config: QueueConfig) -> QueueConfig:
+    """The configuration with a home shard, if it has limits. Raises InvalidArgument for a home that is unknown here."""
+    if config.home and config.home not in session.shards:
+        raise InvalidArgument(f"home: expected one of the shards {', '.join(session.shards)}, got {config.home!r}")
+    if not config.is_limited or config.home:
+        return config
+    return replace(config, home=shard_for_key(queue.encode(), list(session.shards)))
+
+
+def home_of(session: Session, queue: str, config: QueueConfig) -> QueueShard:
+    """The queue shard that counts for the limits. Raises InvalidArgument if this client does not know its shard."""
+    if config.home not in session.shards:
+        known = ", ".join(session.shards)
+        raise InvalidArgument(
+            f"queue {queue!r}: its limits count on shard {config.home!r}: expected that shard among {known}"
+        )
+    return session.queue_shard(queue, config.home)
+
+
+def check_jobs_at_home(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
+    """Raises InvalidArgument if other shards than the home have jobs that may run: max_running would not count them."""
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    others = [queue_shard for queue_shard in queue_shards if queue_shard.shard.name != config.home]
+    replies = yield from all_of([read(queue_shard, "count", [], deadline_s) for queue_shard in others], list)
+    for queue_shard, reply in zip(others, replies, strict=True):
+        counts = sum(CountsByState.unpack(reply[2]), CountsByState())
+        jobs = counts.pending + counts.scheduled + counts.in_progress + counts.failed
+        if jobs:
+            raise InvalidArgument(
+                f"max_running: expected all jobs on the home shard {config.home}, got {jobs:,} on shard "
+                f"{queue_shard.shard.name}: the queue is spread over its shards until it is empty"
+            )
+
+
+# tokens
+
+
+def rest_of(session: Session, queue: str) -> Rest | None:
+    """Why and until when this client claims nothing from a queue; None: it may claim."""
+    config = session.known_config(queue)
+    if config is None or config.rate is None or config.home not in session.shards:
+        return None
+    allowance = session.queue_shard(queue, config.home).allowance
+    return allowance.rest if allowance.rests else None
+
+
+def end_rest(session: Session, queue: str) -> None:
+    """Lets this client ask again at once: the limits changed, or may have."""
+    for queue_shard in session.queue_shards(queue):
+        queue_shard.allowance.rest = None
+
+
+def take_tokens(
+    session: Session, home: QueueShard, config: QueueConfig, want: int, sighted: int, deadline_s: float
+) -> Flow[int]:
+    """Up to `want` tokens for claims. With none the allowance of the home shard has a rest.
+
+    sighted: how many jobs are due, as far as is known.
+    """
+    allowance = home.allowance
+    if tokens := allowance.bucket.take(want, now_ms()):
+        return tokens
+    if home.silent_until_s > time.monotonic():
+        return _without_home(home, config, want)
+    asked, asked_ms = allowance.next_grant(want, sighted), now_ms()
+    by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
+    try:
+        reply = yield from write(home, "grant", _ask(session, asked, 0), by_s, patient=False)
+    except (ServerError, OutcomeUnknown):
+        home.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        return _without_home(home, config, want)
+    tokens, valid, wait, processes = _GRANT.unpack(reply[2])
+    allowance.processes = processes
+    allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
+    if not tokens and any(wait):
+        wait_s = float("inf") if wait == _NO_TIME else int.from_bytes(wait, "big") / 1000
+        allowance.rest = Rest(Limit.RATE, time.monotonic() + wait_s)
+    return allowance.bucket.take(want, now_ms())
+
+
+def _ask(session: Session, want: int, unused: int) -> list[Argument]:
+    return [session.id, want, unused]
+
+
+def _without_home(home: QueueShard, config: QueueConfig, want: int) -> int:
+    """Tokens while the home shard does not answer: none, or this client's part of the rate."""
+    allowance, rate = home.allowance, config.exact_rate
+    if not (config.run_on_home_loss and allowance.processes and rate is not None):
+        allowance.rest = Rest(Limit.HOME, home.silent_until_s)
+        return 0
+    share = rate.count, min(MAX_U32, rate.per_ms * allowance.processes)
+    burst = max(1, (config.burst or rate.default_burst) // allowance.processes)
+    allowance.bucket.flow(*share, min(burst, MAX_BURST), now_ms())
+    tokens = allowance.bucket.take(want, now_ms())
+    if not tokens:
+        wait_ms = allowance.bucket.wait_ms(1, now_ms())
+        until_s = home.silent_until_s if wait_ms is None else time.monotonic() + wait_ms / 1000
+        allowance.rest = Rest(Limit.RATE, until_s)
+    return tokens
+
+
+def return_tokens(session: Session, queue: str, deadline_s: float) -> Flow[None]:
+    """Gives the tokens that this client holds back to the home shard. If that fails, they are lost."""
+    config = session.known_config(queue)
+    if config is None or config.rate is None or config.home not in session.shards:
+        return
+    home = session.queue_shard(queue, config.home)
+    unused = home.allowance.bucket.empty(now_ms())
+    if unused and home.silent_until_s <= time.monotonic():
+        by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
+        with suppress(PinLaterError):
+            yield from write(home, "grant", _ask(session, 0, unused), by_s, patient=False)
+
+
+def allowance_of(home: QueueShard) -> Allowance:
+    """The allowance of the configuration that is known of the home shard."""
+    if home.stored is not None:
+        home.allowance.begin(home.stored.version)
+    return home.allowance
+
+
+# pauses
+
+
+def pause_for(session: Session, queue: str, pause: Seconds, by: str, deadline_s: float) -> Flow[int]:
+    """Stops the claims of a queue for a time, on every shard. A pause that ends later stays. Returns the ms that it
+    lasts from now.
+
+    by: who asks for it, for `queue info`.
+    """
+    pause_ms = milliseconds("pause", pause, least=0.001)
+    return (yield from _pause(session, queue, pause_ms, by, deadline_s))
+
+
+def end_pause(session: Session, queue: str, deadline_s: float) -> Flow[None]:
+    """Ends a pause that would end later by itself."""
+    yield from _pause(session, queue, 0, "", deadline_s)
+
+
+def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: float) -> Flow[int]:
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    arguments: list[Argument] = [pause_ms, by.encode("utf-8", "replace")[:300]]
+    flows = [
+        complete(write(queue_shard, "pause", arguments, deadline_s), lambda reply: int.from_bytes(reply[2], "big"))
+        for queue_shard in queue_shards
+    ]
+    return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
+
+
+# looking
+
+
+def queue_limits(session: Session, queue: str, deadline_s: float) -> Flow[QueueLimits]:
+    """What the shards of a queue know of its limits."""
+    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    replies = yield from all_of([read(queue_shard, "limits", [], deadline_s) for queue_shard in queue_shards], list)
+    parts = [_unpack(reply[2]) for reply in replies]
+    paused = max(parts, key=lambda part: part.paused_ms)
+    rate: Rate | None = None
+    if queue_shards[0].stored is not None:
+        rate = queue_shards[0].stored.config.exact_rate
+    counted = [part.tokens for part in parts if part.tokens is not None]
+    return QueueLimits(
+        tokens=None if rate is None or not counted else sum(counted),
+        granted=sum(part.granted for part in parts),
+        processes=sum(part.processes for part in parts),
+        running=sum(part.running for part in parts),
+        paused_ms=paused.paused_ms,
+        paused_since_ms=paused.paused_since_ms,
+        paused_by=paused.paused_by,
+    )
+
+
+def _unpack(packed: bytes) -> QueueLimits:
+    is_home, tokens, granted, processes, running, *times = _STATE.unpack_from(packed)
+    begin_ms, end_ms, server_ms = (int.from_bytes(each, "big") for each in times)
+    return QueueLimits(
+        tokens=int.from_bytes(tokens, "big") if is_home else None,
+        granted=granted,
+        processes=processes,
+        running=running,
+        paused_ms=max(0, end_ms - server_ms),
+        paused_since_ms=begin_ms,
+        paused_by=packed[_STATE.size :].decode("utf-8", "replace"),
+    )
