@@ -53,6 +53,7 @@ BOUNDED = {
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",
     "ended": "a page of HSCAN of 10, and one",
+    "gone": "ZRANGE with a limit of 100",
     "decorated_ids": "of one claim: 1,000",
     "entries": "two for each id of one call: 2,000",
     "leases": "of the ids of one call: 1,000",

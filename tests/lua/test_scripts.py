@@ -60,7 +60,7 @@ class Scene:
 
 def make_scene(client: redis.Redis) -> Scene:
     setup = Wire(client)
-    setup.create(settings(keep=5, crash_limit=0, rate=struct.pack(">III", 1000, 1, 100), home=b"1"))
+    setup.create(settings(keep=5, crash_limit=0, rate=struct.pack(">III", 1000, 1, 100), home=b"s"))
     setup.enqueue(*(Job(b"old%d" % i, allowed=1) for i in range(8)))
     ended = setup.claim(6)
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
@@ -90,7 +90,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "end_leases": lambda s: s.wire.end_leases(b"worker", b"was killed by SIGKILL"),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
-    "grant": lambda s: s.wire.write("grant", b"grantee1", 5, 0),
+    "grant": lambda s: s.wire.write("grant", b"grantee1", 5, 0, 0),
     "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
     "load": lambda s: s.wire.load(s.reservation, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),

@@ -35,6 +35,12 @@ _HELP: Final = {
     "failed_ttl_s": "How long failed jobs are kept, such as 1h or 7d.",
     "body_limit": "Largest body, in bytes.",
     "crash_limit": "Crashes after which a job fails; a crash then uses no attempt. 0: no limit, each crash uses one.",
+    "rate": "Most jobs that all clients may claim, such as 100/s or 5/m. 0 pauses the queue, none takes it away.",
+    "burst": "Claims that may come at once after a pause. none: what the rate gives in a second.",
+    "max_running": "Most jobs in progress at once. none takes the limit away.",
+    "home": "Shard that counts for the limits. '': chosen when the queue gets its first limit.",
+    "run_on_home_loss": "Go on with a share of the rate while the home shard does not answer.",
+    "open_when_empty": "Accept new jobs again once the queue is empty (with --refuse-enqueue).",
     "quarantine_queue": "Queue to which a monitor moves jobs that reached the crash limit. '': they stay, as failed.",
 }
 

@@ -42,24 +42,20 @@ def claim_round(
     keep: with a single shard too, its next claim asks for a claim whose answer was lost. With several it always does.
     """
     stored = queue_shards[0].stored
-    if stored is not None and stored.config.is_limited:
-        home = home_of(session, queue_shards[0].queue, stored.config)
-        if stored.config.max_running is not None:
-            queue_shards = [home]  # the jobs of such a queue live there
-        if stored.config.rate is not None:
-            config = stored.config
-            return (yield from _limited_round(session, home, config, queue_shards, limit, wait, source, deadline_s))
-    now_s = time.monotonic()
+    config = None if stored is None or not stored.config.is_limited else stored.config
+    if config is not None and config.max_running is not None:
+        queue_shards = [home_of(session, queue_shards[0].queue, config)]  # the jobs of such a queue live there
     answering = _answering(queue_shards)
-    if len(answering) > 1:
-        # one shard's jobs must not wait long for a silent one; the next claim asks for its answer again
-        return (
-            yield from _claim_over_shards(session, answering, limit, wait, source, min(deadline_s, now_s + PATIENCE_S))
-        )
     try:
+        if config is not None and config.rate is not None:
+            return (yield from _limited_round(session, config, answering, limit, wait, source, deadline_s))
+        if len(answering) > 1:
+            # one shard's jobs must not wait long for a silent one; the next claim asks for its answer again
+            by_s = min(deadline_s, time.monotonic() + PATIENCE_S)
+            return (yield from _claim_over_shards(session, answering, limit, wait, source, by_s))
         return (yield from _claim_at_one(session, answering[0], limit, wait, source, deadline_s))
     except OutcomeUnknown as error:
-        if keep:
+        if keep and len(answering) == 1:
             answering[0].lost_claims.keep(error)
         raise
 
@@ -72,30 +68,34 @@ def _answering(queue_shards: list[QueueShard]) -> list[QueueShard]:
 
 def _limited_round(
     session: Session,
-    home: QueueShard,
     config: QueueConfig,
-    queue_shards: list[QueueShard],
+    answering: list[QueueShard],
     limit: int,
     wait: bool,
     source: str,
     deadline_s: float,
 ) -> Flow[list[_core.Claim]]:
-    """Claims as many jobs as there are tokens. A client that rests sends nothing, and one asks for tokens only if it
-    has seen a job.
+    """Claims as many jobs as there are tokens. A client that rests sends nothing. One asks for tokens only if it has
+    seen a job: on one shard at its last claim, on several just now, as the job of the highest priority comes first.
     """
+    home = home_of(session, answering[0].queue, config)
     allowance = allowance_of(home)
     if allowance.rests:
         return []
     by_s = min(deadline_s, time.monotonic() + PATIENCE_S)
-    answering = _answering(queue_shards)
-    yield from refresh_hints(answering, by_s)
+    alone = len(answering) == 1
+    if not (alone and any(answering[0].left)):
+        yield from refresh_hints(answering, by_s)
     sighted = sum(map(sum, (queue_shard.left for queue_shard in answering)))
     tokens = 0
     if sighted:
         tokens = yield from take_tokens(session, home, config, min(limit, sighted), sighted, deadline_s)
         if not tokens:
             return []
-    claims = yield from _claim_over_shards(session, answering, tokens, wait, source, by_s, has_tokens=True)
+    if alone and tokens:
+        claims = yield from _claim_at_one(session, answering[0], tokens, wait, source, deadline_s, has_tokens=True)
+    else:
+        claims = yield from _claim_over_shards(session, answering, tokens, wait, source, by_s, has_tokens=True)
     if not any(queue_shard.lost_claims.pending for queue_shard in answering):
         allowance.bucket.give_back(max(0, tokens - _taken(claims)))
     if not any(any(queue_shard.left) for queue_shard in answering):
@@ -104,14 +104,26 @@ def _limited_round(
 
 
 def _claim_at_one(
-    session: Session, queue_shard: QueueShard, limit: int, wait: bool, source: str, deadline_s: float
+    session: Session,
+    queue_shard: QueueShard,
+    limit: int,
+    wait: bool,
+    source: str,
+    deadline_s: float,
+    *,
+    has_tokens: bool = False,
 ) -> Flow[list[_core.Claim]]:
-    """Claims until it has enough, or nothing is left: a claim takes at most CLAIM_JOBS and REPLY_BYTES."""
-    claims = [(yield from claim_at(session, queue_shard, limit, None, wait, source, deadline_s))]
+    """Claims until it has enough, or nothing is left: a claim takes at most CLAIM_JOBS and REPLY_BYTES.
+
+    has_tokens: see claim_at.
+    """
+    claims = [(yield from claim_at(session, queue_shard, limit, None, wait, source, deadline_s, has_tokens=has_tokens))]
     while _may_have_more(claims, limit):
         want = limit - _taken(claims)
         try:
-            claim = yield from claim_at(session, queue_shard, want, None, False, source, deadline_s)
+            claim = yield from claim_at(
+                session, queue_shard, want, None, False, source, deadline_s, has_tokens=has_tokens
+            )
         except PinLaterError as error:
             if isinstance(error, OutcomeUnknown):
                 queue_shard.lost_claims.keep(error)

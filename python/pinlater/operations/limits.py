@@ -122,21 +122,21 @@ def take_tokens(
     asked, asked_ms = allowance.next_grant(want, sighted), now_ms()
     by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
     try:
-        reply = yield from write(home, "grant", _ask(session, asked, 0), by_s, patient=False)
+        reply = yield from write(home, "grant", _ask(session, asked, place=allowance.has_place), by_s, patient=False)
     except (ServerError, OutcomeUnknown):
         home.silent_until_s = time.monotonic() + ASK_AGAIN_S
         return _without_home(home, config, want)
     tokens, valid, wait, processes = _GRANT.unpack(reply[2])
     allowance.processes = processes
     allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
-    if not tokens and any(wait):
+    if any(wait):
         wait_s = float("inf") if wait == _NO_TIME else int.from_bytes(wait, "big") / 1000
         allowance.rest = Rest(Limit.RATE, time.monotonic() + wait_s)
     return allowance.bucket.take(want, now_ms())
 
 
-def _ask(session: Session, want: int, unused: int) -> list[Argument]:
-    return [session.id, want, unused]
+def _ask(session: Session, want: int, *, unused: int = 0, place: bool = False) -> list[Argument]:
+    return [session.id, want, unused, int(place)]
 
 
 def _without_home(home: QueueShard, config: QueueConfig, want: int) -> int:
@@ -166,7 +166,7 @@ def return_tokens(session: Session, queue: str, deadline_s: float) -> Flow[None]
     if unused and home.silent_until_s <= time.monotonic():
         by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
         with suppress(PinLaterError):
-            yield from write(home, "grant", _ask(session, 0, unused), by_s, patient=False)
+            yield from write(home, "grant", _ask(session, 0, unused=unused), by_s, patient=False)
 
 
 def allowance_of(home: QueueShard) -> Allowance:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pinlater._core import TokenBucket
 from pinlater.model.clocks import boot_s
-from pinlater.model.limits import Rest
+from pinlater.model.limits import Limit, Rest
 
 #: A session asks for more tokens than it needs now if it used up its last grant within this time.
 FAST_S: Final = 0.1
@@ -22,11 +22,12 @@ class Allowance:
     """The tokens of the last grant, and until when claims rest.
 
     bucket: the tokens. Its clock: `now_ms`.
-    rest: why and until when the session claims nothing; None: it may claim.
+    rest: why and until when the session claims nothing, once its tokens are used; None: it may claim.
+    has_place: the time of the last rest came, so that this session is expected to ask.
     processes: how many processes asked lately, as the home shard said; 0: it has said nothing yet.
     """
 
-    __slots__ = ("_asked_s", "_size", "_version", "bucket", "processes", "rest")
+    __slots__ = ("_asked_s", "_size", "_version", "bucket", "has_place", "processes", "rest")
 
     def __init__(self) -> None:
         self._version = b""
@@ -38,15 +39,16 @@ class Allowance:
             self._version = version
             self.bucket = TokenBucket()
             self.rest: Rest | None = None
+            self.has_place = False
             self.processes = self._size = 0
             self._asked_s = float("-inf")
 
     @property
     def rests(self) -> bool:
-        """Whether a rest has not ended."""
+        """Whether there are no tokens, and a rest has not ended."""
         if self.rest is not None and self.rest.until_s <= time.monotonic():
-            self.rest = None
-        return self.rest is not None
+            self.has_place, self.rest = self.rest.limit is Limit.RATE, None
+        return self.rest is not None and not self.bucket.held
 
     def next_grant(self, want: int, most: int) -> int:
         """How many tokens to ask for: `want`, or more if the last grant was used up fast, but not more than `most`."""
@@ -59,6 +61,7 @@ class Allowance:
     def granted(self, tokens: int, until_ms: int) -> None:
         """Keeps the tokens of a grant. A smaller one than asked for leaves nothing to ask more of."""
         self.bucket.grant(tokens, until_ms)
+        self.has_place = False
         self._size = min(self._size, tokens)
 
 
