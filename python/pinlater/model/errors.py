@@ -65,6 +65,17 @@ class EnqueueRefused(QueueError):
     """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
 
 
+class NotAtHome(QueueError):
+    """The queue has `max_running`, so its jobs live on its home shard alone, and this is another one.
+
+    home: the name of that shard.
+    """
+
+    def __init__(self, message: str, home: str) -> None:
+        super().__init__(message)
+        self.home = home
+
+
 class ConfigConflict(QueueError):
     """Until the deadline, another client changed the queue's configuration before each try of the call."""
 
