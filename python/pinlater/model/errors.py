@@ -66,14 +66,7 @@ class EnqueueRefused(QueueError):
 
 
 class NotAtHome(QueueError):
-    """The queue has `max_running`, so its jobs live on its home shard alone, and this is another one.
-
-    home: the name of that shard.
-    """
-
-    def __init__(self, message: str, home: str) -> None:
-        super().__init__(message)
-        self.home = home
+    """The queue has `max_running`, so its jobs live on its home shard alone, and this client does not know that one."""
 
 
 class ConfigConflict(QueueError):
@@ -246,6 +239,7 @@ class ResultTimeout(PinLaterError, TimeoutError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
+    "NOT_AT_HOME": NotAtHome,
     "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,

@@ -27,8 +27,8 @@ from pinlater.model.errors import (
 )
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.home import check_at_home, home_of
-from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
+from pinlater.operations.home import home_of
+from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards, newest_of
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key
@@ -163,11 +163,12 @@ def _enqueue_part(
     found: list[str]
     try:
         found = yield from _enqueue_on_first(candidates, jobs, deadline_s, packed)
-    except NotAtHome as error:  # the queue got max_running after this client chose the candidates
-        if error.home not in session.shards:
+    except NotAtHome:  # the queue got max_running after this client chose the candidates
+        queue = candidates[0].queue
+        newest = newest_of(queue_shard.stored for queue_shard in session.queue_shards(queue))
+        if newest is None or newest.config.home not in session.shards:
             raise
-        home = session.queue_shard(candidates[0].queue, error.home)
-        found = yield from _enqueue_at(home, jobs, deadline_s, True, None)
+        found = yield from _enqueue_at(session.queue_shard(queue, newest.config.home), jobs, deadline_s, True, None)
     return found
 
 
@@ -208,9 +209,7 @@ class _Part:
         self._spec = b""
 
     def arguments(self, config: QueueConfig) -> list[Argument]:
-        """The arguments of the script. Raises NotAtHome if the jobs of this queue live on another shard."""
-        if config.max_running is not None:
-            check_at_home(self._queue_shard, config)
+        """The arguments of the script."""
         packed = self._packed
         if packed is not None and (packed[0] is config or packed[0] == config):
             self._spec, statuses, records = packed[1]

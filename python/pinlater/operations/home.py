@@ -55,6 +55,5 @@ def check_at_home(queue_shard: QueueShard, config: QueueConfig) -> None:
     if config.max_running is not None and queue_shard.shard.name != config.home:
         raise NotAtHome(
             f"queue {queue_shard.queue!r} has max_running, so its jobs live on shard {config.home!r}: "
-            f"expected that one, got {queue_shard.shard.name!r}",
-            config.home,
+            f"expected that one, got {queue_shard.shard.name!r}"
         )
