@@ -167,6 +167,7 @@ def _enqueue_part(
         if error.home not in session.shards:
             raise
         home = session.queue_shard(candidates[0].queue, error.home)
+        home.stored = None  # what this client knows of it may be older, and name another home
         found = yield from _enqueue_at(home, jobs, deadline_s, True, None)
     return found
 

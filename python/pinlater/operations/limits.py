@@ -76,10 +76,12 @@ def take_tokens(
 
     sighted: how many jobs are due, as far as is known.
     """
-    allowance = home.allowance
+    allowance, is_away = home.allowance, home.silent_until_s > time.monotonic()
+    if not is_away:
+        allowance.end_flow()
     if tokens := allowance.bucket.take(want, now_ms()):
         return tokens
-    if home.silent_until_s > time.monotonic():
+    if is_away:
         return _without_home(home, config, want)
     asked, asked_ms = allowance.next_grant(want, sighted), now_ms()
     by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
@@ -109,7 +111,7 @@ def _without_home(home: QueueShard, config: QueueConfig, want: int) -> int:
         return 0
     share = rate.count, min(MAX_U32, rate.per_ms * allowance.processes)
     burst = max(1, (config.burst or rate.default_burst) // allowance.processes)
-    allowance.bucket.flow(*share, min(burst, MAX_BURST), now_ms())
+    allowance.flow(*share, min(burst, MAX_BURST))
     tokens = allowance.bucket.take(want, now_ms())
     if not tokens:
         wait_ms = allowance.bucket.wait_ms(1, now_ms())
@@ -124,6 +126,7 @@ def return_tokens(session: Session, queue: str, deadline_s: float) -> Flow[None]
     if config is None or config.rate is None or config.home not in session.shards:
         return
     home = session.queue_shard(queue, config.home)
+    home.allowance.end_flow()
     unused = home.allowance.bucket.empty(now_ms())
     if unused and home.silent_until_s <= time.monotonic():
         by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
