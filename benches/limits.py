@@ -60,7 +60,8 @@ async def handler(job):
 
 async def main():
     shards = dict(pair.split("=", 1) for pair in sys.argv[1:])
-    async with AsyncClient(shards=shards) as client, Worker(client, "q", handler, WorkerConfig(monitor=False)) as worker:
+    config = WorkerConfig(monitor=False)
+    async with AsyncClient(shards=shards) as client, Worker(client, "q", handler, config) as worker:
         while not worker.ready:
             await asyncio.sleep(0.01)
         os.write(1, b"ready\\n")
@@ -244,7 +245,7 @@ def measure_starts(uneven: bool, changes: Sequence[tuple[float, int]]) -> Starts
             with Client(shards={name: url for name, url in shards.items() if name == "2"}) as one:
                 one.enqueue_many("q", [BODY] * 4_000)
         processes = [_start(shards) for _ in range(PROCESSES)]
-        assert all([_is_ready(process) for process in processes])
+        assert all(_is_ready(process) for process in processes)
         began_s = time.time()
         client.configure_queue("q", rate=f"{changes[0][1]}/s")
         spare = list(processes)
