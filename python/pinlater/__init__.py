@@ -38,6 +38,7 @@ from pinlater.model.errors import (
 )
 from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.queue_options import Queue
 from pinlater.model.registry import register as _register
 
 _register("embedded://", "pinlater.embedded.server")
@@ -126,6 +127,7 @@ __all__ = [
     "PlainTask",
     "ProcessDied",
     "Progress",
+    "Queue",
     "QueueConfig",
     "QueueError",
     "QueueNotFound",
