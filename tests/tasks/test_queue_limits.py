@@ -6,6 +6,8 @@ Promises: the queues are those of real servers.
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,9 @@ from pinlater.client import settings_file
 from pinlater.model.limits import Rate
 from pinlater.running.app_worker import worker_of
 from pinlater.running.options import QueueOptions
-from pinlater.running.worker_command import _work
 from pinlater.tasks.app import parts_of
-from pinlater.worker.worker import WorkerConfig
-from tests.support.handlers_for_tests import nothing, on_loop
-from tests.support.servers import Server
+from tests.support.handlers_for_tests import on_loop
+from tests.support.servers import Server, wait_until
 
 MAIL = Queue("mail", rate="100/s", burst=20, max_running=10)
 
@@ -83,12 +83,17 @@ def test_the_settings_file_takes_the_place_of_what_tasks_name(server: Server, fo
             app.by_name("elsewhere").using(queue="reports").enqueue()
 
 
-@on_loop
-async def test_a_worker_of_a_handler_creates_queues_with_the_limits_of_the_file(server: Server, folder: Path) -> None:
-    (folder / "pinlater.toml").write_text("[queues.mail]\nrate = '5/m'")
-    work = _work(nothing, ["mail"], {"1": server.url}, WorkerConfig(), create=True)
-    async with work.open(work.config), AsyncClient(server.url) as client:
-        assert limits(await client.queue_config("mail")) == (Rate.of("5/m"), None, None)
+def test_a_worker_of_a_handler_creates_queues_with_the_limits_of_the_file(server: Server, folder: Path) -> None:
+    (folder / "pinlater.toml").write_text("[queues.mail]\nmax_running = 3")
+    command = [sys.executable, "-m", "pinlater", "--url", server.url, "worker", "asyncio:sleep", "--queue", "mail"]
+    with subprocess.Popen([*command, "--create"], stderr=subprocess.PIPE) as process, Client(server.url) as client:
+        assert process.stderr is not None
+        try:
+            wait_until(lambda: client.queue_names() == ["mail"], "the queue")
+            assert limits(client.queue_config("mail")) == (None, None, 3)
+        finally:
+            process.terminate()
+            process.communicate()
 
 
 @on_loop
