@@ -1,6 +1,6 @@
 -- configure: replaces a queue's settings, if the caller knows the present ones.
 -- KIND   write
--- NEEDS  base lane check_queue clock new_ids notify before entries version is_home account
+-- NEEDS  base lane check_queue clock new_ids notify before entries version is_home account limits_message
 -- KEYS   meta waiters
 -- ARGV   lane sequence version settings carried
 -- REPLY  configuration
@@ -29,7 +29,5 @@ call('HSET', key_meta, 'config', config)
 local was_paused = paused
 paused = new_flags % 2 == 1
 if was_paused and not paused or floor(flags / FLAG_MAX_RUNNING) % 2 == 1 then notify() end
--- clients that rest at a limit look again
-local channel = sub(key_meta, 1, -#'meta' - 1) .. 'limits'
-if redis.acl_check_cmd('PUBLISH', channel, '') then call('PUBLISH', channel, '') end
+send_limits('')
 return finish(config)

@@ -38,6 +38,7 @@ from pinlater.model.errors import (
 )
 from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.queue_options import Queue
 from pinlater.model.registry import register as _register
 
 _register("embedded://", "pinlater.embedded.server")
@@ -64,6 +65,7 @@ if typing.TYPE_CHECKING:
         ProcessDied,
         Progress,
         RaisedInProcess,
+        RateLimited,
         Retry,
         Shared,
         Snooze,
@@ -125,10 +127,12 @@ __all__ = [
     "PlainTask",
     "ProcessDied",
     "Progress",
+    "Queue",
     "QueueConfig",
     "QueueError",
     "QueueNotFound",
     "RaisedInProcess",
+    "RateLimited",
     "ResultGone",
     "ResultTimeout",
     "Retry",

@@ -286,3 +286,20 @@ def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
     claimed = wire.claim(1000, channel=b"me")
     assert (claimed.jobs, claimed.left, listener.notifications()) == ([], [1, 0, 0], 1)
     assert wire.claim().bodies == [b"behind"]
+
+
+@EACH_KIND
+def test_clients_hear_how_long_a_queue_pauses_and_that_its_limits_changed(
+    fresh_server: FreshServer, kind: AnyKind
+) -> None:
+    with connect(fresh_server(kind)) as client:
+        wire = Wire(client)
+        wire.create()
+        pubsub = client.pubsub()  # type: ignore[no-untyped-call]
+        pubsub.subscribe(wire.key("limits"))
+        pubsub.get_message(timeout=30)
+        for pause_ms in (60_000, 1_000, 0):  # the second one is shorter, the third one ends the pause
+            wire.write("pause", pause_ms, b"me")
+        wire.configure(settings())
+        assert [pubsub.get_message(timeout=30)["data"] for _ in range(2)] == [b"60000", b""]
+        pubsub.close()

@@ -21,7 +21,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_jobs_total": (
         "counter",
         "Jobs whose task ran, by task and end: succeeded, retried (failed, to be tried again), failed (for good), "
-        "snoozed, cancelled, expired.",
+        "snoozed, rate_limited (it paused its queue), cancelled, expired.",
     ),
     "pinlater_job_seconds": ("histogram", "How long the runs of a task took."),
     "pinlater_running_jobs": ("gauge", "Jobs that run."),

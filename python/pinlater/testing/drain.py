@@ -66,7 +66,8 @@ class Ran(DecodedCall):
     """One attempt that ran.
 
     queue, descriptor, attempt: see Job.
-    outcome: "succeeded", "retried", "failed" (for good), or "postponed" (snoozed, or no task has its name).
+    outcome: "succeeded", "retried", "failed" (for good), or "postponed" (snoozed, rate limited, or no task has its
+        name).
     error: what the task raised, Retry and Cancel included; an InvalidArgument if the app has no such task; else None.
     value: what the task returned if it succeeded; None for a value from a process that can not be packed.
     """

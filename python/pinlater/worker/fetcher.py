@@ -41,6 +41,7 @@ class Fetcher:
     heard: gets what JobEvents.on_removed gets.
     removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
+    pause: gets what JobEvents.on_pause gets.
     max_jobs: it claims so many and no more.
     """
 
@@ -53,6 +54,7 @@ class Fetcher:
         heard: Callable[[bytes, bytes], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
+        pause: Callable[[str], None],
         order: QueueOrder | None = None,
         max_jobs: int | None = None,
     ) -> None:
@@ -61,7 +63,7 @@ class Fetcher:
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
         self._take, self._held = take, held
-        self.on_removed, self._removed = heard, removed
+        self.on_removed, self._removed, self.on_pause = heard, removed, pause
         self._polls = {queue: QueuePoll(queue) for queue in queues}
         self._turns = QueueTurns(queues, order or QueueOrder())
         self._pausing: asyncio.Future[None] | None = None
@@ -114,6 +116,16 @@ class Fetcher:
     def look_again(self) -> None:
         """Claims from every queue, without a notification."""
         self._expect_jobs()
+        self.wake()
+
+    def hold_back(self, queue: str) -> None:
+        """Claims nothing from the queue until go_on()."""
+        self._polls[queue].held_back = True
+
+    def go_on(self, queue: str) -> None:
+        """Claims from the queue again. No error if it was not held back."""
+        poll = self._polls[queue]
+        poll.held_back, poll.due = False, True
         self.wake()
 
     def _end_rests(self) -> None:

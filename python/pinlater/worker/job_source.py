@@ -30,6 +30,9 @@ class JobEvents(Protocol):
     def on_limits_changed(self, queue: str) -> None:
         """The limits of the queue may allow more now."""
 
+    def on_pause(self, queue: str) -> None:
+        """The claims of the queue pause for a time: what was claimed and has not started goes back."""
+
     def on_removed(self, channel: bytes, ids: bytes) -> None:
         """Somebody says that running jobs were removed; look them up.
 
@@ -86,6 +89,12 @@ class JobSource(Protocol):
     async def ask_for_lost(self, queue: str) -> list[tuple[Claim, float]]:
         """Asks once for claims whose answers were lost, and claims nothing. Returns those that have jobs, and when each
         was sent (boot_s).
+        """
+
+    async def pause(self, queue: str, pause_ms: int, reason: str) -> None:
+        """Pauses the claims of a queue for so long, on all shards that answer soon. Raises PinLaterError if not all do.
+
+        reason: why, for those who look at the queue.
         """
 
     # ack, release, renew

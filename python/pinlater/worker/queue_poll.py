@@ -26,6 +26,7 @@ class QueuePoll:
     safety_s: time of the next safety claim, which needs no notification.
     timer_s: time at which the next scheduled job is due. The server chose this worker to claim then.
     limits_changed: the limits may have changed while a claim was under way. Its answer is of the old ones.
+    held_back: the worker pauses the queue just now, and claims nothing meanwhile.
     rests_until_s: a limit of the queue allows no claim before; 0: none does.
     not_before_s: earliest time of the next claim after a failed one; 0 after a success.
     retries: the pauses between failed claims.
@@ -39,12 +40,15 @@ class QueuePoll:
     safety_s: float = 0.0
     timer_s: float = NEVER_S
     limits_changed: bool = False
+    held_back: bool = False
     rests_until_s: float = 0.0
     not_before_s: float = 0.0
     retries: Pauses = field(default_factory=Pauses)
 
     def next_s(self) -> float:
         """Time of the next claim. The worker delays this claim while all its slots are taken."""
+        if self.held_back:
+            return NEVER_S
         return max(self.not_before_s, self.rests_until_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
 
     def gave_jobs(self) -> None:

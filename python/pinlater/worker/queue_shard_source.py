@@ -62,6 +62,7 @@ class QueueShardSource:
             events.on_removed,
             lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
             events.on_limits_changed,
+            events.on_pause,
         )
 
     def stop(self) -> None:
@@ -126,6 +127,11 @@ class QueueShardSource:
 
     def end_rest(self, queue: str) -> None:
         limits.end_rest(self._client.session, queue)
+
+    async def pause(self, queue: str, pause_ms: int, reason: str) -> None:
+        session, by_s = self._client.session, time.monotonic() + PATIENCE_S
+        by = f"{self._client.settings.source}: {reason}"
+        await self._client.run(lambda end: limits.pause_for(session, queue, pause_ms / 1000, by, min(end, by_s)))
 
     async def _claim(self, queue_shards: list[QueueShard], limit: int, wait: bool = False) -> list[Claim]:
         session, claimer = self._client.session, self._client.settings.source

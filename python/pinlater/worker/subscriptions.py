@@ -42,6 +42,7 @@ class Subscriptions:
         removed: Callable[[bytes, bytes], None],
         made: Callable[[Server], None],
         limits_changed: Callable[[str], None],
+        pause: Callable[[str], None],
     ) -> None:
         """Sets the callbacks. From now on a lost subscription is made again.
 
@@ -49,6 +50,7 @@ class Subscriptions:
         removed: gets the channel of a cancellation, and the ids.
         made: gets the server of a subscription that was made.
         limits_changed: gets the queue whose limits changed.
+        pause: gets the queue whose claims pause for a time.
         """
         self._stopped, self._made = False, made
         session, subscriber = self._client.session, self._client.driver.subscriber
@@ -61,7 +63,7 @@ class Subscriptions:
             if (queue := self._wake_channels.get(channel)) is not None:
                 notified(queue)
             elif (queue_shard := self._limits_channels.get(channel)) is not None:
-                limits_changed(queue_shard.queue)
+                (pause if message else limits_changed)(queue_shard.queue)
             else:
                 removed(channel, message)
 

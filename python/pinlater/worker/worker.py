@@ -24,6 +24,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.monitor_thread import MonitorThread
 from pinlater.worker.progress import Progress
+from pinlater.worker.queue_pauses import QueuePauses
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
 from pinlater.worker.stop import Stop
@@ -72,8 +73,16 @@ class Worker:
         source = QueueShardSource(client, names, config_of)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
         self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed, on_failed)
+        self._pauses = QueuePauses(
+            source,
+            self._jobs,
+            self._acker,
+            lambda queue: self.fetcher.hold_back(queue),
+            lambda queue: self.fetcher.go_on(queue),
+            self._changed,
+        )
         self._slots = WorkerSlots(
-            source, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
+            source, handler, self._jobs, self._lease_renewal, self._acker, self._pauses, self._stopping, self._changed
         )
         self.fetcher = Fetcher(
             source,
@@ -83,6 +92,7 @@ class Worker:
             lambda channel, ids: self._look_up(self._slots.hear(channel, ids)),
             self._slots.on_removed,
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
+            self._pauses.on_pause,
             config.order,
             config.max_jobs,
         )
@@ -298,6 +308,7 @@ class Worker:
     def _take(self, queue: str, claims: list[Claim], sent_s: float, after_s: float | None) -> None:
         """Holds the jobs of claims. sent_s, after_s: see Fetcher."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s, after_s) for claim in claims]])
+        self._pauses.took(queue, first_s)
         self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)
