@@ -39,6 +39,7 @@ from pinlater.model.errors import (
 from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.model.registry import register as _register
+from pinlater.operations.limits import QueueLimits
 
 _register("embedded://", "pinlater.embedded.server")
 _register("memory://", "pinlater.memory.server")
@@ -127,6 +128,7 @@ __all__ = [
     "Progress",
     "QueueConfig",
     "QueueError",
+    "QueueLimits",
     "QueueNotFound",
     "RaisedInProcess",
     "ResultGone",

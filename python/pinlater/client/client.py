@@ -164,6 +164,11 @@ class Client(BaseClient):
     delete_queue = _blocking(methods.delete_queue)
     queue_names = _blocking(methods.queue_names)
 
+    pause_queue = _blocking(methods.pause_queue)
+    resume_queue = _blocking(methods.resume_queue)
+    drain_queue = _blocking(methods.drain_queue)
+    queue_limits = _blocking(methods.queue_limits)
+
     enqueue_many = _blocking(methods.enqueue_many)
 
     dequeue = _blocking(methods.dequeue)

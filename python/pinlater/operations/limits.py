@@ -211,7 +211,7 @@ def queue_limits(session: Session, queue: str, deadline_s: float) -> Flow[QueueL
     """What the shards of a queue know of its limits."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     replies = yield from all_of([read(queue_shard, "limits", [], deadline_s) for queue_shard in queue_shards], list)
-    parts = [_unpack(reply[2]) for reply in replies]
+    parts = [unpack_limits(reply[2]) for reply in replies]
     paused = max(parts, key=lambda part: part.paused_ms)
     rate: Rate | None = None
     if queue_shards[0].stored is not None:
@@ -228,7 +228,8 @@ def queue_limits(session: Session, queue: str, deadline_s: float) -> Flow[QueueL
     )
 
 
-def _unpack(packed: bytes) -> QueueLimits:
+def unpack_limits(packed: bytes) -> QueueLimits:
+    """Reads the reply of the script `limits`: what one queue shard knows."""
     is_home, tokens, granted, processes, running, *times = _STATE.unpack_from(packed)
     begin_ms, end_ms, server_ms = (int.from_bytes(each, "big") for each in times)
     return QueueLimits(
