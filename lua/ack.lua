@@ -123,9 +123,9 @@ for _, group in ipairs(held) do
 end
 if ended[1] then call_in_chunks('HSET', key_tombstones, ended) end
 settle_leases()
-if wake then
-  notify()
-elseif counts_places then
+if counts_places then
   -- HERE free_places
+  wake = wake and not due
 end
+if wake then notify() end
 return finish(concat(refused))

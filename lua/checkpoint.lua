@@ -80,11 +80,11 @@ for _, job in ipairs(jobs) do
   end
 end
 settle_leases()
-if wake then
-  notify()
-elseif flags % 16 >= FLAG_MAX_RUNNING then
+if flags % 16 >= FLAG_MAX_RUNNING then
   -- HERE free_places
+  wake = wake and not due
 end
+if wake then notify() end
 local reply = { pack('>I2', done) }
 for _, position in ipairs(refused) do
   if position < done then reply[#reply + 1] = pack('>I2', position) end

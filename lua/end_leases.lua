@@ -53,11 +53,11 @@ for _ = 1, PAGES do
   if from == '0' then priority = priority + 1 end
   if priority > priorities or bytes >= CALL_BYTES then break end
 end
-if wake then
-  notify()
-elseif counts.leases > 0 and flags % 16 >= FLAG_MAX_RUNNING then
+if counts.leases > 0 and flags % 16 >= FLAG_MAX_RUNNING then
   -- HERE free_places
+  wake = wake and not due
 end
+if wake then notify() end
 local more = priority <= priorities and 1 or 0
 return finish(
   pack('>I4I4I4I4BI2', counts.leases, counts.retried, counts.failed, counts.unstarted, more, #failed_jobs) .. concat(failed_jobs) .. priority .. ':' .. from

@@ -14,7 +14,8 @@ import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerUnavailable
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.claim import claim_at
-from pinlater.operations.limits import allowance_of, home_of, return_tokens, take_tokens
+from pinlater.operations.home import home_of
+from pinlater.operations.limits import allowance_of, return_tokens, take_tokens
 from pinlater.operations.queue_shards import ASK_AGAIN_S
 from pinlater.operations.shard_quotas import refresh_hints, share_out
 from pinlater.store.effects import Flow, together

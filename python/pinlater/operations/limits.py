@@ -10,11 +10,10 @@ from __future__ import annotations
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from pinlater.model.errors import InvalidArgument, OutcomeUnknown, PinLaterError, ServerError
-from pinlater.model.jobs import CountsByState
+from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerError
 from pinlater.model.limits import MAX_BURST, Limit, Rate, Rest
 from pinlater.model.queue_config import MAX_U32, QueueConfig
 from pinlater.model.times import Seconds, milliseconds
@@ -22,7 +21,7 @@ from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.store.allowance import Allowance, now_ms
 from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.requests import read, write
-from pinlater.store.shards import QueueShard, Session, shard_for_key
+from pinlater.store.shards import QueueShard, Session
 
 #: A grant is awaited for so long: its tokens are valid for a second.
 GRANT_PATIENCE_S: Final = 1.0
@@ -50,43 +49,6 @@ class QueueLimits:
     paused_ms: int
     paused_since_ms: int
     paused_by: str
-
-
-# the home shard
-
-
-def with_home(session: Session, queue: str, config: QueueConfig) -> QueueConfig:
-    """The configuration with a home shard, if it has limits. Raises InvalidArgument for a home that is unknown here."""
-    if config.home and config.home not in session.shards:
-        raise InvalidArgument(f"home: expected one of the shards {', '.join(session.shards)}, got {config.home!r}")
-    if not config.is_limited or config.home:
-        return config
-    return replace(config, home=shard_for_key(queue.encode(), list(session.shards)))
-
-
-def home_of(session: Session, queue: str, config: QueueConfig) -> QueueShard:
-    """The queue shard that counts for the limits. Raises InvalidArgument if this client does not know its shard."""
-    if config.home not in session.shards:
-        known = ", ".join(session.shards)
-        raise InvalidArgument(
-            f"queue {queue!r}: its limits count on shard {config.home!r}: expected that shard among {known}"
-        )
-    return session.queue_shard(queue, config.home)
-
-
-def check_jobs_at_home(session: Session, queue: str, config: QueueConfig, deadline_s: float) -> Flow[None]:
-    """Raises InvalidArgument if other shards than the home have jobs that may run: max_running would not count them."""
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
-    others = [queue_shard for queue_shard in queue_shards if queue_shard.shard.name != config.home]
-    replies = yield from all_of([read(queue_shard, "count", [], deadline_s) for queue_shard in others], list)
-    for queue_shard, reply in zip(others, replies, strict=True):
-        counts = sum(CountsByState.unpack(reply[2]), CountsByState())
-        jobs = counts.pending + counts.scheduled + counts.in_progress + counts.failed
-        if jobs:
-            raise InvalidArgument(
-                f"max_running: expected all jobs on the home shard {config.home}, got {jobs:,} on shard "
-                f"{queue_shard.shard.name}: the queue is spread over its shards until it is empty"
-            )
 
 
 # tokens

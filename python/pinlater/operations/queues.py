@@ -28,7 +28,7 @@ from pinlater.model.queue_config import (
     check_queue_name,
     read_registry,
 )
-from pinlater.operations.limits import check_jobs_at_home, with_home
+from pinlater.operations.home import check_jobs_at_home, with_home
 from pinlater.operations.queue_shards import (
     Found,
     carry,
