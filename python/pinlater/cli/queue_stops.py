@@ -97,13 +97,13 @@ def drain(settings: Settings, name: str, stay_closed: bool, wait_s: float) -> in
     Exit code 1 if jobs are left after --wait. The queue then refuses new jobs until it is empty.
     """
     with settings.client() as client:
-        client.drain_queue(name, stay_closed=stay_closed)
-        if client.queue_config(name).paused:
-            remark(f"queue {name} is paused, so its jobs do not run: pinlater queue resume {name}")
         try:
+            client.drain_queue(name, stay_closed=stay_closed)
+            if client.queue_config(name).paused:
+                remark(f"queue {name} is paused, so its jobs do not run: pinlater queue resume {name}")
             config, left = _wait_until_empty(settings, client, name, time.monotonic() + wait_s)
         except KeyboardInterrupt:
-            remark(f"queue {name} refuses new jobs; {_who_opens(settings, name, stay_closed)}")
+            _explain_stop(settings, name, stay_closed)
             raise
     if settings.as_json:
         print_json({"queue": name, "open": not config.refuse_enqueue, **asdict(left)})
@@ -113,8 +113,16 @@ def drain(settings: Settings, name: str, stay_closed: bool, wait_s: float) -> in
     if stay_closed and not config.refuse_enqueue:
         raise CommandFailed(f"queue {name}: somebody opened it meanwhile", NO)
     if not settings.as_json:
-        say(f"queue {name} " + ("is empty and refuses new jobs" if config.refuse_enqueue else "was empty and is open"))
+        say(f"queue {name} {_how_it_ended(config, left)}")
     return DONE
+
+
+def _how_it_ended(config: QueueConfig, left: CountsByState) -> str:
+    if config.refuse_enqueue:
+        return "is empty and refuses new jobs"
+    if unfinished(left):  # new ones, or somebody did not wait
+        return f"is open again, with {jobs(unfinished(left))}"
+    return "was empty and is open"
 
 
 def _wait_until_empty(
@@ -132,6 +140,14 @@ def _wait_until_empty(
             if over or not config.refuse_enqueue:
                 return config, left
             time.sleep(max(0.0, min(LOOK_S, until_s - time.monotonic())))
+
+
+def _explain_stop(settings: Settings, name: str, stay_closed: bool) -> None:
+    """Says what an interrupted drain leaves behind."""
+    with settings.client() as client:  # a call of the other one may have been cut short
+        closed = client.queue_config(name).refuse_enqueue
+    opens = f"queue {name} refuses new jobs; {_who_opens(settings, name, stay_closed)}"
+    remark(opens if closed else f"queue {name} accepts new jobs")
 
 
 def _in_words(left: CountsByState) -> str:

@@ -75,7 +75,10 @@ class LimitChecks:
             found = "it is empty and refuses new jobs: no monitor is active that opens it"
             return self._result(WARNING, "drain", found, f"pinlater queue drain {self._queue} opens it")
         return self._result(
-            NOTE, "drain", f"it refuses new jobs: {jobs(left)} left", f"its monitor opens it; {by_hand}"
+            NOTE,
+            "drain",
+            f"it refuses new jobs until it is empty: {jobs(left)} left",
+            f"its monitor opens it; {by_hand}",
         )
 
     def _here(self) -> Iterator[tuple[Shard, ReachedServer]]:
