@@ -12,7 +12,7 @@ import pytest
 
 from pinlater import Client, QueueConfig
 from pinlater.model.queue_config import StoredConfig
-from pinlater.operations.audit import _Auditor, account_problems
+from pinlater.operations.audit import account_problems
 from pinlater.store.keys import queue_key
 from tests.support.audits import audit_queue
 from tests.support.servers import Server
@@ -119,11 +119,3 @@ def test_jobs_that_max_running_leaves_behind(server: Server, client: Client) -> 
     server.call("HSET", queue_key("q", "2", "jobs"), (7).to_bytes(8, "big"), b"\1\0\1\1x")
     left = ("2", "max_running", "1 jobs never run: only the home shard 1 gives jobs")
     assert left in found(client)
-
-
-def test_a_queue_that_is_deleted_meanwhile_is_no_finding(server: Server, client: Client) -> None:
-    client.create_queue("q", RATE)
-    auditor = _Auditor(client.session.queue_shard("q", "1"), 5.0)
-    server.call("DEL", queue_key("q", "1", "meta"))
-    client.run(lambda _: auditor._judge_limits())
-    assert auditor._findings == {}
