@@ -36,7 +36,6 @@ local function read_group(group)
   return m > 0
 end
 
-local counts_places = flags % 16 >= FLAG_MAX_RUNNING
 local held, timed = {}, keep > 0 or tombstones or counts_places
 for _, group in ipairs(plan) do
   if read_group(group) then held[#held + 1] = group end

@@ -1,8 +1,8 @@
 -- Whether a group has only successes that the caller holds, without extras, and of which nothing is kept. Nobody holds jobs of a priority that the
 -- queue does not have (it had it before it was deleted).
--- reads: argv at first flags groups keep kind priority priorities n runs SUCCEEDED tombstones
+-- reads: argv at first groups keep kind priority priorities n runs SUCCEEDED tombstones
 -- sets:  at i simple values
-local simple = kind == SUCCEEDED and keep == 0 and not tombstones and priority <= priorities and flags % 16 < FLAG_MAX_RUNNING
+local simple = kind == SUCCEEDED and keep == 0 and not tombstones and priority <= priorities
 local values, i = simple and call('HMGET', KEYS[running0 + priority], unpack(argv, first, first + n - 1)), 0
 at = runs
 while i < n do

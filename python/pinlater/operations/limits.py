@@ -77,10 +77,19 @@ def take_tokens(
     sighted: how many jobs are due, as far as is known.
     """
     allowance = home.allowance
-    if tokens := allowance.bucket.take(want, now_ms()):
+    tokens = allowance.bucket.take(want, now_ms())
+    if tokens == want or allowance.waits:
         return tokens
     if home.silent_until_s > time.monotonic():
-        return _without_home(home, config, want)
+        return tokens or _without_home(home, config, want)
+    return tokens + (yield from _more_tokens(session, home, config, want - tokens, sighted - tokens, deadline_s))
+
+
+def _more_tokens(
+    session: Session, home: QueueShard, config: QueueConfig, want: int, sighted: int, deadline_s: float
+) -> Flow[int]:
+    """Tokens of a new grant."""
+    allowance = home.allowance
     asked, asked_ms = allowance.next_grant(want, sighted), now_ms()
     by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
     try:

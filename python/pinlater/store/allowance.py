@@ -44,11 +44,16 @@ class Allowance:
             self._asked_s = float("-inf")
 
     @property
-    def rests(self) -> bool:
-        """Whether there are no tokens, and a rest has not ended."""
+    def waits(self) -> bool:
+        """Whether it is not yet time to ask for tokens."""
         if self.rest is not None and self.rest.until_s <= time.monotonic():
             self.has_place, self.rest = self.rest.limit is Limit.RATE, None
-        return self.rest is not None and not self.bucket.held
+        return self.rest is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is not yet time to ask for tokens, and there are none."""
+        return self.waits and not self.bucket.held
 
     def next_grant(self, want: int, most: int) -> int:
         """How many tokens to ask for: `want`, or more if the last grant was used up fast, but not more than `most`."""
