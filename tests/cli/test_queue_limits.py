@@ -22,6 +22,7 @@ from pinlater import Client, InvalidArgument, NewJob, QueueConfig
 from pinlater.cli import queue_stops
 from pinlater.cli.command_base import DONE, INTERRUPTED, NO, USAGE
 from pinlater.store.keys import queue_key
+from tests.conftest import FreshServer
 from tests.support.cli_runs import Run, mail, run  # noqa: F401
 from tests.support.servers import Server, wait_until
 
@@ -184,6 +185,18 @@ def test_a_dequeue_names_a_home_that_is_away(run: Run, server: Server) -> None:
     assert ran.code == USAGE
     assert ran.err.endswith("its limits count on shard '2': expected that shard among 1\n")
     assert facts(run)["tokens"] == "unknown: the home shard is not among the shards of this command"
+
+
+def test_a_dequeue_names_a_home_that_does_not_answer(run: Run, fresh_server: FreshServer) -> None:
+    here, home = fresh_server(), fresh_server()
+    shards = f"1={here.url},2={home.url}"
+    with Client(shards) as client:
+        client.create_queue("mail", QueueConfig(rate="5/s", home="2"))
+    with Client(here.url) as client:
+        client.enqueue("mail", b"x")
+    home.stop()
+    ran = run("job", "dequeue", "mail", "--url", shards, "--timeout", "2s")
+    assert ran.out == "queue mail gives no jobs: shard 2, which counts for its limits, does not answer\n"
 
 
 # --- pause and resume

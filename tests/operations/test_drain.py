@@ -12,11 +12,21 @@ from typing import Any
 
 import pytest
 
-from pinlater import AsyncClient, Client, EnqueueRefused, InvalidArgument, NewJob, QueueConfig, QueueLimits
+from pinlater import (
+    AsyncClient,
+    Client,
+    EnqueueRefused,
+    InvalidArgument,
+    NewJob,
+    PartialOutcome,
+    QueueConfig,
+    QueueLimits,
+)
 from pinlater.operations import opening
 from pinlater.operations.opening import open_if_empty
 from pinlater.worker import monitor as monitor_module
 from pinlater.worker.monitor import Monitor
+from tests.conftest import FreshServer
 from tests.support.both_clients import Calls, kind, make  # noqa: F401
 from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server, free_port
@@ -94,6 +104,19 @@ def test_a_bad_pause_changes_nothing(server: Server, make: Make, seconds: Any) -
         calls.drain_queue("q", stay_closed=1)
     assert calls.queue_limits("q") == NOTHING
     assert calls.queue_config("q") == QueueConfig()
+
+
+def test_a_pause_names_the_shards_that_have_it(make: Make, fresh_server: FreshServer) -> None:
+    here, away = fresh_server(), fresh_server()
+    calls = make(shards={"1": here.url, "2": away.url}, timeout_s=0.5)
+    calls.create_queue("q")
+    away.stop()
+    changes: list[Callable[[], Any]] = [lambda: calls.pause_queue("q", HOUR_S), lambda: calls.resume_queue("q")]
+    for change in changes:
+        said = r"^pause of queue 'q': carried out on shard 1 alone: server .* not reached"
+        with pytest.raises(PartialOutcome, match=said) as caught:
+            change()
+        assert caught.value.done == ["1"]
 
 
 # --- drains

@@ -46,7 +46,7 @@ class Client(BaseClient):
     Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
     ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and
     its answer was lost. A call on named jobs of several shards (ack, release, renew, checkpoint, retry_jobs,
-    delete_jobs) raises PartialOutcome if some shards certainly failed and others did not.
+    delete_jobs), a pause and its end raise PartialOutcome if some shards certainly failed and others did not.
     """
 
     def __init__(

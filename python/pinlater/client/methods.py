@@ -78,7 +78,8 @@ def pause_queue(self: BaseClient, queue: str, seconds: Seconds | None = None, *,
     seconds: how long, in seconds or as a timedelta; None: until resume_queue, as with the setting `paused`.
     by: who asks, for queue_limits, if the pause ends by itself. Default: the client's source, such as python:host:pid.
 
-    Returns for how many ms the queue rests from now; None: until resume_queue.
+    Returns for how many ms the queue is paused from now; None: until resume_queue. `done` of a PartialOutcome has the
+    names of the shards that are paused.
     """
     if not isinstance(by, str):
         raise InvalidArgument(f"by: expected a text, got {by!r:.60}")

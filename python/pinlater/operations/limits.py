@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerError
+from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError, ServerError
 from pinlater.model.limits import MAX_BURST, Limit, Rate, Rest
 from pinlater.model.queue_config import MAX_U32, QueueConfig
 from pinlater.model.times import Seconds, milliseconds
@@ -172,7 +172,15 @@ def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: flo
         complete(write(queue_shard, "pause", arguments, deadline_s), lambda reply: int.from_bytes(reply[2], "big"))
         for queue_shard in queue_shards
     ]
-    return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
+    try:
+        return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
+    except PartialOutcome as error:
+        (_, why), where = (
+            error.failed[0],
+            f"on shard {', '.join(error.done)} alone" if error.done else "on no shard yet",
+        )
+        message = f"pause of queue {queue!r}: carried out {where}: {why}"
+        raise PartialOutcome(message, error.result, error.done, error.failed, error.unknown) from None
 
 
 # looking
