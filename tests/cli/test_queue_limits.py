@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -296,6 +297,16 @@ def test_a_drain_that_takes_too_long(run: Run, server: Server, mail: str) -> Non
     assert mode(run) == "enqueue refused"
     ran = run("queue", "drain", mail, "--wait", "0", "--json")
     assert (ran.code, ran.document["open"], ran.document["in_progress"]) == (NO, False, 1)
+
+
+def test_a_queue_that_could_not_be_opened_yet(run: Run, mail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_now(*_: object) -> Iterator[None]:
+        yield from ()
+
+    monkeypatch.setattr(queue_stops, "open_if_empty", not_now)
+    ran = run("queue", "drain", mail, "--wait", "0")
+    assert ran.code == NO
+    assert ran.err.startswith("error: queue mail: empty, but not opened yet; it refuses new jobs; a monitor ")
 
 
 def test_a_paused_queue_is_not_drained_by_waiting(run: Run, mail: str) -> None:

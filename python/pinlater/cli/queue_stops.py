@@ -107,7 +107,7 @@ def drain(settings: Settings, name: str, stay_closed: bool, wait_s: float) -> in
             raise
     if settings.as_json:
         print_json({"queue": name, "open": not config.refuse_enqueue, **asdict(left)})
-    if config.refuse_enqueue and unfinished(left):
+    if config.refuse_enqueue and (unfinished(left) or drains(config)):
         opens = _who_opens(settings, name, stay_closed)
         raise CommandFailed(f"queue {name}: {_in_words(left)}; it refuses new jobs; {opens}", NO)
     if stay_closed and not config.refuse_enqueue:
@@ -151,6 +151,8 @@ def _explain_stop(settings: Settings, name: str, stay_closed: bool) -> None:
 
 
 def _in_words(left: CountsByState) -> str:
+    if not unfinished(left):
+        return "empty, but not opened yet"
     parts = [
         (left.pending, "pending"),
         (left.scheduled, "due later"),

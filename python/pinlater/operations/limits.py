@@ -175,11 +175,8 @@ def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: flo
     try:
         return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
     except PartialOutcome as error:
-        (_, why), where = (
-            error.failed[0],
-            f"on shard {', '.join(error.done)} alone" if error.done else "on no shard yet",
-        )
-        message = f"pause of queue {queue!r}: carried out {where}: {why}"
+        where = f"on shard {', '.join(error.done)} alone" if error.done else "on no shard yet"
+        message = f"pause of queue {queue!r}: carried out {where}: {error.failed[0][1]}"
         raise PartialOutcome(message, error.result, error.done, error.failed, error.unknown) from None
 
 
