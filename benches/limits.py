@@ -60,7 +60,11 @@ async def handler(job):
 
 async def main():
     shards = dict(pair.split("=", 1) for pair in sys.argv[1:])
-    async with AsyncClient(shards=shards) as client, Worker(client, "q", handler, WorkerConfig(monitor=False)):
+    config = WorkerConfig(monitor=False)
+    async with AsyncClient(shards=shards) as client, Worker(client, "q", handler, config) as worker:
+        while not worker.ready:
+            await asyncio.sleep(0.01)
+        os.write(1, b"ready\\n")
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -235,14 +239,15 @@ def exact(options: Options) -> list[Figure]:
 def measure_starts(uneven: bool, changes: Sequence[tuple[float, int]]) -> Starts:
     """Five processes on three shards. uneven: nearly all jobs are on one shard."""
     with _shards() as shards, Client(shards=shards) as client:
-        client.create_queue("q")
+        client.create_queue("q", QueueConfig(rate=0, burst=BURST))
         client.enqueue_many("q", [BODY] * (50 if uneven else 4_000))
         if uneven:
             with Client(shards={name: url for name, url in shards.items() if name == "2"}) as one:
                 one.enqueue_many("q", [BODY] * 4_000)
         processes = [_start(shards) for _ in range(PROCESSES)]
-        client.configure_queue("q", rate=f"{changes[0][1]}/s", burst=BURST)
+        assert all(_is_ready(process) for process in processes)
         began_s = time.time()
+        client.configure_queue("q", rate=f"{changes[0][1]}/s")
         spare = list(processes)
         steps = sorted(
             [(at_s, f"{rate}/s") for at_s, rate in changes[1:]] + [(KILL_EVERY_S * n, "") for n in range(1, 5)]
@@ -250,7 +255,7 @@ def measure_starts(uneven: bool, changes: Sequence[tuple[float, int]]) -> Starts
         for at_s, rate in steps:
             time.sleep(max(0.0, began_s + at_s - time.time()))
             if rate:
-                client.configure_queue("q", rate=rate, burst=BURST)
+                client.configure_queue("q", rate=rate)
             else:
                 spare.pop(0).kill()
                 processes.append(_start(shards))
@@ -258,9 +263,8 @@ def measure_starts(uneven: bool, changes: Sequence[tuple[float, int]]) -> Starts
         time.sleep(max(0.0, began_s + SECONDS - time.time()))
         for process in processes:
             process.kill()
-        lines = [line for process in processes for line in process.communicate()[0].splitlines()]
-    # jobs that started before the rate was set do not count
-    return Starts([at_s for at_s in map(float, lines) if at_s >= began_s], began_s)
+        lines = [line for each in processes for line in each.communicate()[0].splitlines() if line != "ready"]
+    return Starts([float(line) for line in lines], began_s)
 
 
 @contextmanager
@@ -271,6 +275,11 @@ def _shards() -> Iterator[dict[str, str]]:
         for server in servers.values():
             stack.enter_context(server)
         yield {name: server.url for name, server in servers.items()}
+
+
+def _is_ready(process: subprocess.Popen[str]) -> bool:
+    assert process.stdout is not None
+    return process.stdout.readline() == "ready\n"
 
 
 def _start(shards: dict[str, str]) -> subprocess.Popen[str]:

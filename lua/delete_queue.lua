@@ -5,7 +5,7 @@
 -- ARGV   lane sequence version below
 -- REPLY  what it leaves for the registry (lib/remnant); nothing if the queue is not of an earlier epoch
 -- below: '', or an epoch: removes only what is of an earlier one.
--- It notifies the last thousand waiters, as no job will come to them.
+-- The key grantees expires by itself, a minute after the last grant. It notifies the last thousand waiters, as no job will come to them.
 -- forget_queue removes the rest, once the registry has it. Until then this lane stays. Another request that is resent gets QUEUE_NOT_FOUND, which its
 -- client reads as unknown.
 

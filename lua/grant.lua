@@ -11,16 +11,16 @@
 if replay then return stored end
 local wanted, returned = tonumber(want), tonumber(unused)
 if wanted < 0 or wanted > 1000000 or returned < 0 or returned > 1000000 then return redis.error_reply('BAD_REQUEST tokens: expected 0 to 1,000,000') end
--- the configuration changed meanwhile: the caller sees it in its next claim
-if not is_home(config) then return finish(pack('>I4I6I6I4', 0, 0, 0, 0)) end
-if not refill(config) then return finish(pack('>I4I6I6I4', wanted, GRANT_MS, 0, 0)) end
+-- the configuration changed meanwhile: the caller looks at it again. Tokens that came from no account could be used once there is one.
+if not is_home(config) or not refill(config) then return finish(pack('>I4I6I6I4', 0, 0, 0, 0)) end
 
 -- A process is counted for so long after it asked.
 local LATELY_MS = 60000
 
-returned = math.min(returned, granted + granted_before)
-granted = math.max(granted - returned, 0)
-units = math.min(units + returned * per_ms, burst * per_ms)
+local of_now = math.min(returned, granted)
+local of_before = math.min(returned - of_now, granted_before)
+granted, granted_before = granted - of_now, granted_before - of_before
+units = math.min(units + (of_now + of_before) * per_ms, burst * per_ms)
 local tokens = math.min(wanted, floor(units / per_ms))
 units, granted = units - tokens * per_ms, granted + tokens
 

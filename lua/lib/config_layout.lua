@@ -19,6 +19,8 @@ local CONFIG_QUARANTINE_LENGTH = 43
 local ENTRY_RATE, ENTRY_MAX_RUNNING, ENTRY_HOME = 3, 4, 5
 -- Flags. CLAIMS_FLAGS: from here on claims need another look. FLAG_PAUSE belongs to the queue shard: it is no setting.
 local CLAIMS_FLAGS, FLAG_MAX_RUNNING, FLAG_PAUSE = 8, 8, 16
+-- Clients that know no limits have only the flags below this one.
+local FIRST_LIMIT_FLAG = 4
 -- A grant's tokens may be used for so long. A process asks again after so long at most.
 local GRANT_MS, LONGEST_REST_MS = 1000, 15000
 -- In the settings of a call: flags and priorities, then all from the lease on.

@@ -7,13 +7,13 @@ Risks: the test of the timer needs libfaketime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import redis
 
 from pinlater.store.keys import LIST_MARK
+from tests.support.listener import Listener
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, jump
@@ -29,33 +29,6 @@ def wire(server: Server) -> Iterator[Wire]:
         made = Wire(client)
         made.create()
         yield made
-
-
-@dataclass
-class Listener:
-    """A channel that a real connection listens on."""
-
-    client: redis.Redis
-    channel: bytes
-    pubsub: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pubsub = self.client.pubsub()  # type: ignore[no-untyped-call]
-        self.pubsub.subscribe(self.channel)
-        assert self._next()["type"] == "subscribe"
-
-    def notifications(self) -> int:
-        """The number of messages up to now: those before a marker that is sent now."""
-        self.client.publish(self.channel, b"marker")
-        count = 0
-        while self._next()["data"] != b"marker":
-            count += 1
-        return count
-
-    def _next(self) -> dict[str, Any]:
-        message: dict[str, Any] | None = self.pubsub.get_message(timeout=30)
-        assert message is not None, "expected a message within 30 s"
-        return message
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ CLAIM: Final = b"host:1:0:worker:1"  # host, port, start, source, counter
 BUDGET_BYTES: Final = 4 << 20
 HOUR_MS: Final = 3_600_000
 FAR_MS: Final = (1 << 44) - 1
+#: Flags of a configuration.
+HAS_MAX_RUNNING, PAUSED_FOR_A_TIME = 8, 16
 
 
 class Job(NamedTuple):
@@ -93,6 +95,52 @@ class Info(NamedTuple):
     body: bytes | None
 
 
+class Grant(NamedTuple):
+    """The reply of grant. wait_ms: 0: ask again at once; NO_TIME: not before the rate changes."""
+
+    tokens: int
+    valid_ms: int
+    wait_ms: int
+    processes: int
+
+
+NO_TIME: Final = (1 << 48) - 1
+
+
+class Account(NamedTuple):
+    """The account of a rate, in the field `account` of the key `meta`."""
+
+    refilled_ms: int
+    units: int
+    line_ms: int = 0
+    since_ms: int = 0
+    granted: int = 0
+    granted_before: int = 0
+
+    def pack(self) -> bytes:
+        times = b"".join(each.to_bytes(6, "big") for each in self[:4])
+        return times + struct.pack(">II", *self[4:])
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Account:
+        times = (int.from_bytes(packed[at : at + 6], "big") for at in range(0, 24, 6))
+        return cls(*times, *struct.unpack_from(">II", packed, 24))
+
+
+class LimitsSeen(NamedTuple):
+    """The reply of limits."""
+
+    home: int
+    tokens: int
+    granted: int
+    processes: int
+    running: int
+    begin_ms: int
+    end_ms: int
+    now_ms: int
+    by: bytes
+
+
 class Expiry(NamedTuple):
     """The reply of expire."""
 
@@ -126,14 +174,16 @@ def settings(
 ) -> bytes:
     """Settings as `create` and `configure` take them.
 
-    crash_limit: None for no tail, as of a client that knows none of its settings. rate: count, ms and burst (u32 each).
-    later: what a newer client adds.
+    crash_limit: None for no tail, as of a client that knows none of its settings, unless there are later ones.
+    rate: count, ms and burst (u32 each). max_running: its flag is set too. later: what a newer client adds.
     """
+    if max_running is not None:
+        flags |= HAS_MAX_RUNNING
     packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
-    tail = [] if crash_limit is None else [struct.pack(">H", crash_limit), quarantine]
     limits = [rate, b"" if max_running is None else struct.pack(">I", max_running), home, b"\0"]
-    if any(limits[:3]) or later:
-        tail += [*limits, *later]
+    more = [*limits, *later] if any(limits[:3]) or later else []
+    tail = [] if crash_limit is None and not more else [struct.pack(">H", crash_limit or 0), quarantine]
+    tail += more
     return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)
 
 

@@ -16,7 +16,7 @@ from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.claim import claim_at
 from pinlater.operations.home import home_of
 from pinlater.operations.limits import allowance_of, return_tokens, take_tokens
-from pinlater.operations.queue_shards import ASK_AGAIN_S
+from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.operations.shard_quotas import refresh_hints, share_out
 from pinlater.store.effects import Flow, together
 from pinlater.store.shards import QueueShard, Session
@@ -42,6 +42,23 @@ def claim_round(
     wait: register the client as a waiter if there is no job.
     keep: with a single shard too, its next claim asks for a claim whose answer was lost. With several it always does.
     """
+    claims = yield from _round(session, queue_shards, limit, wait, source, deadline_s, keep)
+    if claims is None:
+        yield from known_queue_shards(session, queue_shards[0].queue, deadline_s)
+        claims = yield from _round(session, queue_shards, limit, wait, source, deadline_s, keep)
+    return claims or []
+
+
+def _round(
+    session: Session,
+    queue_shards: list[QueueShard],
+    limit: int,
+    wait: bool,
+    source: str,
+    deadline_s: float,
+    keep: bool,
+) -> Flow[list[_core.Claim] | None]:
+    """None: the limits changed between the look at them and the request for tokens."""
     stored = queue_shards[0].stored
     config = None if stored is None or not stored.config.is_limited else stored.config
     if config is not None and config.max_running is not None:
@@ -75,9 +92,10 @@ def _limited_round(
     wait: bool,
     source: str,
     deadline_s: float,
-) -> Flow[list[_core.Claim]]:
+) -> Flow[list[_core.Claim] | None]:
     """Claims as many jobs as there are tokens. A client that rests sends nothing. One asks for tokens only if it has
     seen a job: on one shard at its last claim, on several just now, as the job of the highest priority comes first.
+    None: see _round.
     """
     home = home_of(session, answering[0].queue, config)
     allowance = allowance_of(home)
@@ -92,7 +110,7 @@ def _limited_round(
     if sighted:
         tokens = yield from take_tokens(session, home, config, min(limit, sighted), sighted, deadline_s)
         if not tokens:
-            return []
+            return None if allowance.rest is None else []
     if alone and tokens:
         claims = yield from _claim_at_one(session, answering[0], tokens, wait, source, deadline_s, has_tokens=True)
     else:

@@ -168,7 +168,9 @@ def _enqueue_part(
         newest = newest_of(queue_shard.stored for queue_shard in session.queue_shards(queue))
         if newest is None or newest.config.home not in session.shards:
             raise
-        found = yield from _enqueue_at(session.queue_shard(queue, newest.config.home), jobs, deadline_s, True, None)
+        home = session.queue_shard(queue, newest.config.home)
+        home.stored = None  # what this client knows of it may be older, and name another home
+        found = yield from _enqueue_at(home, jobs, deadline_s, True, None)
     return found
 
 

@@ -76,11 +76,13 @@ def take_tokens(
 
     sighted: how many jobs are due, as far as is known.
     """
-    allowance = home.allowance
+    allowance, is_away = home.allowance, home.silent_until_s > time.monotonic()
+    if not is_away:
+        allowance.end_flow()
     tokens = allowance.bucket.take(want, now_ms())
     if tokens == want or allowance.waits:
         return tokens
-    if home.silent_until_s > time.monotonic():
+    if is_away:
         return tokens or _without_home(home, config, want)
     return tokens + (yield from _more_tokens(session, home, config, want - tokens, sighted - tokens, deadline_s))
 
@@ -118,7 +120,7 @@ def _without_home(home: QueueShard, config: QueueConfig, want: int) -> int:
         return 0
     share = rate.count, min(MAX_U32, rate.per_ms * allowance.processes)
     burst = max(1, (config.burst or rate.default_burst) // allowance.processes)
-    allowance.bucket.flow(*share, min(burst, MAX_BURST), now_ms())
+    allowance.flow(*share, min(burst, MAX_BURST))
     tokens = allowance.bucket.take(want, now_ms())
     if not tokens:
         wait_ms = allowance.bucket.wait_ms(1, now_ms())
@@ -133,6 +135,7 @@ def return_tokens(session: Session, queue: str, deadline_s: float) -> Flow[None]
     if config is None or config.rate is None or config.home not in session.shards:
         return
     home = session.queue_shard(queue, config.home)
+    home.allowance.end_flow()
     unused = home.allowance.bucket.empty(now_ms())
     if unused and home.silent_until_s <= time.monotonic():
         by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)

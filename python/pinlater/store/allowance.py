@@ -25,9 +25,10 @@ class Allowance:
     rest: why and until when the session claims nothing, once its tokens are used; None: it may claim.
     has_place: the time of the last rest came, so that this session is expected to ask.
     processes: how many processes asked lately, as the home shard said; 0: it has said nothing yet.
+    flows: whether the tokens are a share of the rate, taken while the home shard was away. It knows nothing of them.
     """
 
-    __slots__ = ("_asked_s", "_size", "_version", "bucket", "has_place", "processes", "rest")
+    __slots__ = ("_asked_s", "_size", "_version", "bucket", "flows", "has_place", "processes", "rest")
 
     def __init__(self) -> None:
         self._version = b""
@@ -39,7 +40,7 @@ class Allowance:
             self._version = version
             self.bucket = TokenBucket()
             self.rest: Rest | None = None
-            self.has_place = False
+            self.has_place = self.flows = False
             self.processes = self._size = 0
             self._asked_s = float("-inf")
 
@@ -63,10 +64,20 @@ class Allowance:
         self._asked_s = now_s
         return self._size
 
+    def flow(self, count: int, per_ms: int, burst: int) -> None:
+        """From now on tokens flow in, without the home shard."""
+        self.bucket.flow(count, per_ms, burst, now_ms())
+        self.flows = True
+
+    def end_flow(self) -> None:
+        """Drops the tokens that flowed in: the home shard is back, and its account has them too."""
+        if self.flows:
+            self.bucket, self.flows = TokenBucket(), False
+
     def granted(self, tokens: int, until_ms: int) -> None:
         """Keeps the tokens of a grant. A smaller one than asked for leaves nothing to ask more of."""
         self.bucket.grant(tokens, until_ms)
-        self.has_place = False
+        self.has_place = self.flows = False
         self._size = min(self._size, tokens)
 
 

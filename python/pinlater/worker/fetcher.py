@@ -118,8 +118,11 @@ class Fetcher:
 
     def _end_rests(self) -> None:
         for poll in self._polls.values():
-            self._source.end_rest(poll.queue)
-            poll.rests_until_s = 0.0
+            self._end_rest(poll)
+
+    def _end_rest(self, poll: QueuePoll) -> None:
+        self._source.end_rest(poll.queue)
+        poll.rests_until_s, poll.limits_changed = 0.0, True
 
     def _expect_jobs(self) -> None:
         for poll in self._polls.values():
@@ -216,7 +219,7 @@ class Fetcher:
 
     async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
-        notified, poll.notified, poll.unregistered = poll.notified, False, False
+        notified, poll.notified, poll.unregistered, poll.limits_changed = poll.notified, False, False, False
         sent_s, claims = boot_s(), None
         try:
             claims = await self._source.claim(poll.queue, limit, wait=wait)
@@ -241,8 +244,11 @@ class Fetcher:
             self._take(poll.queue, full, sent_s, after_s)
             poll.gave_jobs()
         else:
+            if poll.limits_changed:
+                self._source.end_rest(poll.queue)
             rest = self._source.rest(poll.queue, claims)
             poll.gave_nothing(claims, self._source.ask_again_s(poll.queue))
+            poll.due = poll.due or poll.limits_changed
             self._take(poll.queue, [], sent_s, after_s)
         poll.rests(0.0 if rest is None else rest.until_s)
         self.limit_rests.rests(poll.queue, rest)
@@ -270,8 +276,8 @@ class Fetcher:
     def on_limits_changed(self, queue: str) -> None:
         """See JobEvents."""
         if (poll := self._polls.get(queue)) is not None:
-            self._source.end_rest(queue)
-            poll.rests_until_s, poll.due = 0.0, True
+            self._end_rest(poll)
+            poll.due = True
             self.wake()
 
     def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float, after_s: float) -> None:

@@ -25,6 +25,7 @@ class QueuePoll:
     unregistered: the server has notified this worker, so it is no longer a waiter. Its next empty claim registers it.
     safety_s: time of the next safety claim, which needs no notification.
     timer_s: time at which the next scheduled job is due. The server chose this worker to claim then.
+    limits_changed: the limits may have changed while a claim was under way. Its answer is of the old ones.
     rests_until_s: a limit of the queue allows no claim before; 0: none does.
     not_before_s: earliest time of the next claim after a failed one; 0 after a success.
     retries: the pauses between failed claims.
@@ -37,6 +38,7 @@ class QueuePoll:
     unregistered: bool = False
     safety_s: float = 0.0
     timer_s: float = NEVER_S
+    limits_changed: bool = False
     rests_until_s: float = 0.0
     not_before_s: float = 0.0
     retries: Pauses = field(default_factory=Pauses)

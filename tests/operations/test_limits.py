@@ -1,0 +1,192 @@
+"""The limits of a queue as one client meets them: changes between its requests, and a home shard that goes away.
+
+Promises: no call waits, and the time is the test's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pinlater import Job, QueueConfig
+from pinlater.operations.dequeue import dequeue
+from pinlater.operations.enqueue import enqueue_many
+from pinlater.operations.limits import queue_limits, return_tokens
+from pinlater.operations.queues import configure_queue, create_queue
+from pinlater.store.effects import Flow
+from pinlater.store.shards import Session
+from tests.support.fleet import Fate, Fleet, client_time
+
+MakeFleet = Callable[[int], Fleet]
+
+
+@pytest.fixture
+def fleet_of() -> Iterator[MakeFleet]:
+    made: list[Any] = []
+
+    def make(shards: int) -> Fleet:
+        fleet = Fleet("q", shards)
+        made.append(client_time(fleet.time))
+        made[-1].__enter__()
+        return fleet
+
+    yield make
+    for patched in reversed(made):
+        patched.__exit__(None, None, None)
+
+
+def create(fleet: Fleet, jobs: int, **words: Any) -> Session:
+    session = fleet.session()
+    fleet.drive(create_queue(session, "q", QueueConfig(**words), end(fleet)), session)
+    for _ in range(jobs):  # each call goes to a shard of its own choice
+        fleet.drive(enqueue_many(session, "q", [b"x"], end(fleet)), session)
+    return session
+
+
+def end(fleet: Fleet) -> float:
+    return fleet.time.monotonic() + 5
+
+
+def claim(fleet: Fleet, session: Session, limit: int, wait: float | None = None, fate: Fate | None = None) -> list[Job]:
+    flow: Flow[list[Job]] = dequeue(session, "q", limit, wait, "test", 5)
+    return fleet.drive(flow, session, fate)
+
+
+def configure(fleet: Fleet, **changes: Any) -> None:
+    """By another client."""
+    session = fleet.session()
+    fleet.drive(configure_queue(session, "q", changes, end(fleet)), session)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_rate_that_goes_while_a_client_asks_for_tokens_keeps_no_job_back(fleet_of: MakeFleet, shards: int) -> None:
+    fleet = fleet_of(shards)
+    session = create(fleet, 5, rate="1/h")
+    fleet.before["grant"] = lambda: configure(fleet, rate=None)
+    assert len(claim(fleet, session, 5)) == 5
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_no_token_comes_from_a_time_without_a_rate(fleet_of: MakeFleet, shards: int) -> None:
+    fleet = fleet_of(shards)
+    session = create(fleet, 5, rate="1/h")
+
+    def remove_then_set() -> None:
+        configure(fleet, rate=None)
+        fleet.before["claim"] = lambda: configure(fleet, rate="1/h")
+
+    fleet.before["grant"] = remove_then_set
+    assert claim(fleet, session, 5) == []
+
+
+def test_a_home_that_moves_while_a_client_asks_for_tokens_keeps_nobody_waiting(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(3)
+    session = create(fleet, 5, rate="10/s", home="1")
+    fleet.pass_ms(10_000)
+    assert claim(fleet, session, 1) == []  # the account begins
+    fleet.pass_ms(1_000)
+    fleet.before["grant"] = lambda: configure(fleet, home="2")
+    before_ms = fleet.time.ms
+    assert len(claim(fleet, session, 5, wait=20)) >= 1
+    assert fleet.time.ms - before_ms < 5_000
+
+
+def test_a_client_asks_again_where_it_was_given_too_little(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 10, rate="10/s", burst=1)
+    claim(fleet, session, 1)
+    before_ms, got = fleet.time.ms, 0
+    while fleet.time.ms - before_ms < 10_000:
+        fleet.drive(enqueue_many(session, "q", [b"x"], end(fleet)), session)
+        got += len(claim(fleet, session, 5, wait=1))
+    assert 95 <= got <= 100
+
+
+def away(fleet: Fleet, name: str, is_away: bool = True) -> None:
+    fleet.shards[name].is_up = not is_away
+
+
+def home_lost(fleet: Fleet, *, runs: bool, clients: int = 2) -> list[Session]:
+    """Clients that have asked the home shard, which is then away."""
+    sessions = [create(fleet, 60, rate="10/s", burst=10, home="1", run_on_home_loss=runs)]
+    sessions += [fleet.session() for _ in range(clients - 1)]
+    for session in [*sessions, *sessions]:  # so that each heard of the other
+        claim(fleet, session, 1)
+        fleet.pass_ms(20_000)
+    away(fleet, "1")
+    return sessions
+
+
+def test_without_its_home_a_queue_rests(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(3)
+    sessions = home_lost(fleet, runs=False)
+    assert [claim(fleet, session, 5, wait=10) for session in sessions] == [[], []]
+    away(fleet, "1", False)
+    fleet.pass_ms(5_000)
+    assert len(claim(fleet, sessions[0], 5)) == 5
+
+
+def test_a_queue_that_may_go_on_without_its_home_goes_on_with_its_part(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(3)
+    first, second = home_lost(fleet, runs=True)
+    fleet.check = lambda: None  # type: ignore[method-assign]  # its tokens do not come from the account
+    claim(fleet, first, 5)
+    claim(fleet, second, 5)
+    fleet.pass_ms(2_000)
+    assert [len(claim(fleet, session, 20)) for session in (first, second)] == [5, 5]
+
+
+def test_after_the_home_is_back_tokens_are_its_own_again(fleet_of: MakeFleet) -> None:
+    """A client that went on without it asks it again, though it has tokens, and returns none of its own making."""
+    fleet = fleet_of(3)
+    first, second = home_lost(fleet, runs=True)
+    fleet.check = lambda: None  # type: ignore[method-assign]  # its tokens do not come from the account
+    claim(fleet, first, 5)
+    fleet.pass_ms(2_000)
+    assert len(claim(fleet, first, 1)) == 1  # four are left in its hands
+    away(fleet, "1", False)
+    fleet.pass_ms(6_000)
+    assert len(claim(fleet, second, 5)) == 5
+    before = fleet.drive(queue_limits(first, "q", end(fleet)), first).tokens
+    fleet.drive(return_tokens(first, "q", end(fleet)), first)
+    assert fleet.drive(queue_limits(first, "q", end(fleet)), first).tokens == before == 5
+    fleet.verbs.clear()
+    assert len(claim(fleet, first, 1)) == 1
+    assert "grant" in fleet.verbs
+
+
+def test_a_client_that_rests_sends_nothing(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="1/h")
+    claim(fleet, session, 5)
+    fleet.verbs.clear()
+    for _ in range(3):
+        fleet.pass_ms(10_000)
+        assert claim(fleet, session, 5) == []
+    assert fleet.verbs == []
+
+
+def test_tokens_of_a_queue_without_jobs_go_back_at_once(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 3, rate="10/s", burst=10)
+    assert claim(fleet, session, 5) == []
+    fleet.pass_ms(20_000)
+    assert len(claim(fleet, session, 50)) == 3
+    seen = fleet.drive(queue_limits(session, "q", end(fleet)), session)
+    assert (seen.tokens, seen.granted) == (7, 3)
+
+
+@pytest.mark.parametrize("verb", ["grant", "claim"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_lost_answer_costs_tokens_and_makes_none(fleet_of: MakeFleet, verb: str, is_late: bool) -> None:
+    fleet = fleet_of(3)
+    session = create(fleet, 20, rate="10/s", burst=10)
+    claim(fleet, session, 5)
+    fleet.pass_ms(20_000)
+    claim(fleet, session, 5, fate=Fate(verb, 100, is_late))
+    while fleet.late:
+        fleet.carry_out_late()
+    fleet.pass_ms(60_000)
+    assert len(claim(fleet, session, 30, wait=10)) >= 5
