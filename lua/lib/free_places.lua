@@ -3,4 +3,4 @@
 -- sets:  due
 local due = earliest <= now
 for priority = 1, priorities do due = due or call('ZCARD', KEYS[ready0 + priority]) > 0 end
-if due then notify('ZPOPMIN') end
+if due then notify(true) end

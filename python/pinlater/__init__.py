@@ -19,6 +19,7 @@ from pinlater.model.errors import (
     FormatUnsupported,
     InvalidArgument,
     JobUnknown,
+    NotAtHome,
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
@@ -40,6 +41,7 @@ from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, Ne
 from pinlater.model.queue_config import QueueConfig
 from pinlater.model.queue_options import Queue
 from pinlater.model.registry import register as _register
+from pinlater.operations.limits import QueueLimits
 
 _register("embedded://", "pinlater.embedded.server")
 _register("memory://", "pinlater.memory.server")
@@ -118,6 +120,7 @@ __all__ = [
     "Middleware",
     "Monitor",
     "NewJob",
+    "NotAtHome",
     "OutcomeUnknown",
     "PartialDelete",
     "PartialEnqueue",
@@ -130,6 +133,7 @@ __all__ = [
     "Queue",
     "QueueConfig",
     "QueueError",
+    "QueueLimits",
     "QueueNotFound",
     "RaisedInProcess",
     "RateLimited",

@@ -41,6 +41,8 @@ CONFORMANCE: Final = frozenset(
         "test_tasks",
         "test_worker",
         "test_audit",
+        "test_audit_limits",
+        "test_drain",
     }
 )
 #: The files that run on every store each day, for what stores differ in: commands, Lua, replies, errors, subscriptions,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from pinlater.model.errors import OutcomeUnknown, PinLaterError, ServerError
+from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError, ServerError
 from pinlater.model.limits import MAX_BURST, Limit, Rate, Rest
 from pinlater.model.queue_config import MAX_U32, QueueConfig
 from pinlater.model.times import Seconds, milliseconds
@@ -175,7 +175,12 @@ def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: flo
         complete(write(queue_shard, "pause", arguments, deadline_s), lambda reply: int.from_bytes(reply[2], "big"))
         for queue_shard in queue_shards
     ]
-    return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
+    try:
+        return (yield from all_of(flows, max, lambda index: [queue_shards[index].shard.name]))
+    except PartialOutcome as error:
+        where = f"on shard {', '.join(error.done)} alone" if error.done else "on no shard yet"
+        message = f"pause of queue {queue!r}: carried out {where}: {error.failed[0][1]}"
+        raise PartialOutcome(message, error.result, error.done, error.failed, error.unknown) from None
 
 
 # looking
@@ -185,7 +190,7 @@ def queue_limits(session: Session, queue: str, deadline_s: float) -> Flow[QueueL
     """What the shards of a queue know of its limits."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     replies = yield from all_of([read(queue_shard, "limits", [], deadline_s) for queue_shard in queue_shards], list)
-    parts = [_unpack(reply[2]) for reply in replies]
+    parts = [unpack_limits(reply[2]) for reply in replies]
     paused = max(parts, key=lambda part: part.paused_ms)
     rate: Rate | None = None
     if queue_shards[0].stored is not None:
@@ -202,7 +207,8 @@ def queue_limits(session: Session, queue: str, deadline_s: float) -> Flow[QueueL
     )
 
 
-def _unpack(packed: bytes) -> QueueLimits:
+def unpack_limits(packed: bytes) -> QueueLimits:
+    """Reads the reply of the script `limits`: what one queue shard knows."""
     is_home, tokens, granted, processes, running, *times = _STATE.unpack_from(packed)
     begin_ms, end_ms, server_ms = (int.from_bytes(each, "big") for each in times)
     return QueueLimits(
