@@ -43,7 +43,7 @@ if tokens < wanted then
 end
 -- HERE store_account
 call('ZADD', key_grantees, now, grantee)
-local gone = call('ZRANGE', key_grantees, '-inf', now - LATELY_MS, 'BYSCORE', 'LIMIT', 0, 100)
-if gone[1] then call('ZREM', key_grantees, unpack(gone)) end
+local ended = call('ZRANGE', key_grantees, '-inf', now - LATELY_MS, 'BYSCORE', 'LIMIT', 0, 100)
+if ended[1] then call('ZREM', key_grantees, unpack(ended)) end
 call('PEXPIRE', key_grantees, LATELY_MS)
 return finish(pack('>I4I6I6I4', tokens, GRANT_MS, wait_ms, call('ZCARD', key_grantees)))

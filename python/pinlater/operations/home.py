@@ -16,9 +16,12 @@ from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session, shard_for_key
 
 
-def with_home(session: Session, queue: str, config: QueueConfig) -> QueueConfig:
-    """The configuration with a home shard, if it has limits. Raises InvalidArgument for a home that is unknown here."""
-    if config.home and config.home not in session.shards:
+def with_home(session: Session, queue: str, config: QueueConfig, before: str = "") -> QueueConfig:
+    """The configuration with a home shard, if it has limits.
+
+    before: the home until now. Raises InvalidArgument for a new home that this client does not know.
+    """
+    if config.home not in (*session.shards, before, ""):
         raise InvalidArgument(f"home: expected one of the shards {', '.join(session.shards)}, got {config.home!r}")
     if not config.is_limited or config.home:
         return config

@@ -7,6 +7,7 @@ Risks: tokens that a process did not use before it died are lost. Without the ho
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from contextlib import suppress
@@ -25,8 +26,9 @@ from pinlater.store.shards import QueueShard, Session
 
 #: A grant is awaited for so long: its tokens are valid for a second.
 GRANT_PATIENCE_S: Final = 1.0
+#: A client that rests asks again after so long at least. Jittered, so that not all ask at once.
+LONGEST_REST_S: Final = (20.0, 30.0)
 _GRANT: Final = struct.Struct(">I6s6sI")
-_NO_TIME: Final = b"\xff" * 6
 _STATE: Final = struct.Struct(">B6sIII6s6s6s")
 
 
@@ -103,7 +105,8 @@ def _more_tokens(
     allowance.processes = processes
     allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
     if any(wait):
-        wait_s = float("inf") if wait == _NO_TIME else int.from_bytes(wait, "big") / 1000
+        # a longer one would last too long if this client did not hear of a change
+        wait_s = min(int.from_bytes(wait, "big") / 1000, random.uniform(*LONGEST_REST_S))
         allowance.rest = Rest(Limit.RATE, time.monotonic() + wait_s)
     return allowance.bucket.take(want, now_ms())
 
@@ -169,7 +172,8 @@ def end_pause(session: Session, queue: str, deadline_s: float) -> Flow[None]:
 
 
 def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: float) -> Flow[int]:
-    queue_shards = yield from known_queue_shards(session, queue, deadline_s)
+    yield from known_queue_shards(session, queue, deadline_s)
+    queue_shards = session.queue_shards(queue)  # those that do not answer too: the caller learns that they have no pause
     arguments: list[Argument] = [pause_ms, by.encode("utf-8", "replace")[:300]]
     flows = [
         complete(write(queue_shard, "pause", arguments, deadline_s), lambda reply: int.from_bytes(reply[2], "big"))

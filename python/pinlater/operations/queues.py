@@ -136,7 +136,7 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
         changes = {"burst": None, **changes}
     _check_values(changes)
     before = yield from queue_config(session, queue, deadline_s)
-    after = with_home(session, queue, replace(before, **changes))
+    after = with_home(session, queue, replace(before, **changes), before.home)
     _check_change(queue, before, after)
     if after.max_running is not None and (before.max_running is None or before.home != after.home):
         yield from check_jobs_at_home(session, queue, after, deadline_s)
