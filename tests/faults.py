@@ -393,7 +393,8 @@ def _put_in(path: Path, fault: Fault) -> None:
 
 
 def _run_tests(copy: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "4", "-p", "no:cacheprovider", *tests.split()]
+    options = ["-q", "-x", "-n", "4", "-p", "no:cacheprovider", "--hypothesis-profile=first-failure"]
+    command = [sys.executable, "-m", "pytest", *options, *tests.split()]
     environment = {**os.environ, "PYTHONPATH": str(copy / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
 
