@@ -69,6 +69,19 @@ def test_a_rate_that_goes_while_a_client_asks_for_tokens_keeps_no_job_back(fleet
 
 
 @pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("limit", [1, 5])
+def test_a_claim_that_was_sent_before_the_queue_had_a_rate_gets_nothing(
+    fleet_of: MakeFleet, shards: int, limit: int
+) -> None:
+    fleet = fleet_of(shards)
+    session = create(fleet, 20)
+    for _ in range(4):  # now it sends the script for one simple job
+        assert len(claim(fleet, session, 1)) == 1
+    fleet.before["claim"] = lambda: configure(fleet, rate="1/h")
+    assert claim(fleet, session, limit) == []
+
+
+@pytest.mark.parametrize("shards", [1, 3])
 def test_no_token_comes_from_a_time_without_a_rate(fleet_of: MakeFleet, shards: int) -> None:
     fleet = fleet_of(shards)
     session = create(fleet, 5, rate="1/h")
@@ -166,6 +179,34 @@ def test_a_client_that_rests_sends_nothing(fleet_of: MakeFleet) -> None:
         fleet.pass_ms(10_000)
         assert claim(fleet, session, 5) == []
     assert fleet.verbs == []
+
+
+def test_tokens_end_with_their_second(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 20, rate="1/h", burst=10)
+    claim(fleet, session, 1)
+    fleet.pass_ms(36_000_000)
+    assert [len(claim(fleet, session, 1)) for _ in range(4)] == [1] * 4  # of grants of 1, 2 and 4: three are left
+    fleet.verbs.clear()
+    fleet.pass_ms(999)
+    assert len(claim(fleet, session, 1)) == 1
+    assert "grant" not in fleet.verbs
+    fleet.pass_ms(1)
+    claim(fleet, session, 1)
+    assert "grant" in fleet.verbs
+
+
+def test_tokens_end_with_their_configuration(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 20, rate="1/h", burst=10)
+    claim(fleet, session, 1)
+    session.queue_shard("q", "1").allowance.granted(5, int(fleet.time.monotonic() * 1000) + 1000)
+    fleet.check = lambda: None  # type: ignore[method-assign]  # these did not come from the account
+    configure(fleet, rate="2/h")
+    fleet.verbs.clear()
+    claim(fleet, session, 1)
+    fleet.verbs.clear()
+    assert claim(fleet, session, 1) == []
 
 
 def test_tokens_of_a_queue_without_jobs_go_back_at_once(fleet_of: MakeFleet) -> None:
