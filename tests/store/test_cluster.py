@@ -104,7 +104,7 @@ def limited(scene: Scene) -> None:
     wire.configure(settings(crash_limit=0, max_running=9, home=b"s"))
     wire.delete_jobs(RUNNING, limit=9)
     wire.write("pause", 60_000, b"me")
-    wire.claim()
+    wire.claim(1, channel=b"me")
     wire.write("pause", 0, b"")
     wire.read("limits")
 
