@@ -7,7 +7,6 @@ Risks: tokens that a process did not use before it died are lost. Without the ho
 
 from __future__ import annotations
 
-import random
 import struct
 import time
 from contextlib import suppress
@@ -26,8 +25,6 @@ from pinlater.store.shards import QueueShard, Session
 
 #: A grant is awaited for so long: its tokens are valid for a second.
 GRANT_PATIENCE_S: Final = 1.0
-#: A client that rests asks again after so long at least. Jittered, so that not all ask at once.
-LONGEST_REST_S: Final = (20.0, 30.0)
 _GRANT: Final = struct.Struct(">I6s6sI")
 _STATE: Final = struct.Struct(">B6sIII6s6s6s")
 
@@ -68,7 +65,8 @@ def rest_of(session: Session, queue: str) -> Rest | None:
 def end_rest(session: Session, queue: str) -> None:
     """Lets this client ask again at once: the limits changed, or may have."""
     for queue_shard in session.queue_shards(queue):
-        queue_shard.allowance.rest = None
+        if queue_shard.allowance.waits:
+            queue_shard.allowance.rest = None
 
 
 def take_tokens(
@@ -105,9 +103,7 @@ def _more_tokens(
     allowance.processes = processes
     allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
     if any(wait):
-        # a longer one would last too long if this client did not hear of a change
-        wait_s = min(int.from_bytes(wait, "big") / 1000, random.uniform(*LONGEST_REST_S))
-        allowance.rest = Rest(Limit.RATE, time.monotonic() + wait_s)
+        allowance.rest = Rest(Limit.RATE, time.monotonic() + int.from_bytes(wait, "big") / 1000)
     return allowance.bucket.take(want, now_ms())
 
 

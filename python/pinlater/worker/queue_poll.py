@@ -13,6 +13,9 @@ from pinlater.model.pauses import FIRST_RETRY_S, Pauses
 from pinlater.operations.dequeue import SAFETY_S
 
 NEVER_S: Final = float("inf")
+#: A worker that rests at a limit asks again after so long, in case it did not hear of a change. Jittered, so that idle
+#: workers do not all ask at once. The home shard tells times of up to 15 s.
+LONGEST_REST_S: Final = (20.0, 30.0)
 
 
 @dataclass(slots=True)
@@ -69,7 +72,9 @@ class QueuePoll:
 
     def rests(self, until_s: float) -> None:
         """Records that a limit kept a claim from jobs. They may be due when its rest ends."""
-        self.rests_until_s, self.due = until_s, self.due or until_s > time.monotonic()
+        now_s = time.monotonic()
+        self.rests_until_s = min(until_s, now_s + random.uniform(*LONGEST_REST_S)) if until_s else 0.0
+        self.due = self.due or until_s > now_s
 
     def worked(self) -> bool:
         """Records that a claim succeeded. Returns whether the claim before it failed."""
