@@ -169,7 +169,7 @@ def end_pause(session: Session, queue: str, deadline_s: float) -> Flow[None]:
 
 def _pause(session: Session, queue: str, pause_ms: int, by: str, deadline_s: float) -> Flow[int]:
     yield from known_queue_shards(session, queue, deadline_s)
-    queue_shards = session.queue_shards(queue)  # those that do not answer too: the caller learns that they have no pause
+    queue_shards = session.queue_shards(queue)  # also those that do not answer: the caller learns that they go on
     arguments: list[Argument] = [pause_ms, by.encode("utf-8", "replace")[:300]]
     flows = [
         complete(write(queue_shard, "pause", arguments, deadline_s), lambda reply: int.from_bytes(reply[2], "big"))

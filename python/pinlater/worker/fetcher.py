@@ -231,6 +231,8 @@ class Fetcher:
 
     async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
+        if poll.rests_until_s:
+            self._source.end_rest(poll.queue)
         notified, poll.notified, poll.unregistered, poll.limits_changed = poll.notified, False, False, False
         sent_s, claims = boot_s(), None
         try:
