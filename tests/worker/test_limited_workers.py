@@ -133,6 +133,15 @@ async def test_a_change_of_the_rate_reaches_a_resting_worker(server: Server, rat
 
 
 @on_loop
+async def test_a_rest_that_ends_while_its_claim_is_answered_is_not_the_end_of_the_jobs(server: Server) -> None:
+    """A rest of 1 ms is often over when the worker looks at it. A worker that took the queue for empty waited 10 s."""
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await make(client, 300, rate="1000/s", burst=1)
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            await until(lambda: worker.stats.succeeded == 300, "the jobs", SOON_S)
+
+
+@on_loop
 @pytest.mark.parametrize("rate", ["1000/s", None])
 async def test_a_change_of_the_rate_reaches_a_resting_dequeue(server: Server, rate: Any) -> None:
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:

@@ -264,7 +264,7 @@ class Fetcher:
             poll.gave_nothing(claims, self._source.ask_again_s(poll.queue))
             poll.due = poll.due or poll.limits_changed
             self._take(poll.queue, [], sent_s, after_s)
-        poll.rests(0.0 if rest is None else rest.until_s)
+        poll.rests(rest)
         self.limit_rests.rests(poll.queue, rest)
         self.claims += len(claims) or (rest is not None and rest.limit is not Limit.HOME)
         if self.claims:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pinlater._core import Claim
+from pinlater.model.limits import Limit, Rest
 from pinlater.model.pauses import FIRST_RETRY_S, Pauses
 from pinlater.operations.dequeue import SAFETY_S
 
@@ -70,11 +71,14 @@ class QueuePoll:
         self.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=NEVER_S)
         self.due = self.notified or self.unregistered or any(any(claim.left) for claim in claims)
 
-    def rests(self, until_s: float) -> None:
-        """Records that a limit kept a claim from jobs. They may be due when its rest ends."""
-        now_s = time.monotonic()
-        self.rests_until_s = min(until_s, now_s + random.uniform(*LONGEST_REST_S)) if until_s else 0.0
-        self.due = self.due or until_s > now_s
+    def rests(self, rest: Rest | None) -> None:
+        """Records what kept a claim from jobs. A worker without tokens asks again when its rest ends. The server notifies it
+        of the end of other limits.
+        """
+        self.rests_until_s = 0.0
+        if rest is not None:
+            self.rests_until_s = min(rest.until_s, time.monotonic() + random.uniform(*LONGEST_REST_S))
+            self.due = self.due or rest.limit in (Limit.RATE, Limit.HOME)
 
     def worked(self) -> bool:
         """Records that a claim succeeded. Returns whether the claim before it failed."""

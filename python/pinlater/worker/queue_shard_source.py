@@ -18,7 +18,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
-from pinlater.model.limits import CLAIM_LIMITS, Rest
+from pinlater.model.limits import CLAIM_LIMITS, Limit, Rest
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations import leases, limits, results
@@ -120,10 +120,12 @@ class QueueShardSource:
     def rest(self, queue: str, claims: Sequence[Claim]) -> Rest | None:
         if (rest := limits.rest_of(self._client.session, queue)) is not None:
             return rest
+        now_s, config = time.monotonic(), self._client.session.known_config(queue)
+        if not claims:  # no shard answered, or a rest has just ended
+            return Rest(Limit.RATE, now_s) if config is not None and config.rate is not None else None
         found = [CLAIM_LIMITS[claim.limited] for claim in claims]
-        first = found[0] if found else None
         # the server notifies this worker when it ends
-        return None if first is None or None in found else Rest(first, time.monotonic())
+        return None if found[0] is None or None in found else Rest(found[0], now_s)
 
     def end_rest(self, queue: str) -> None:
         limits.end_rest(self._client.session, queue)
