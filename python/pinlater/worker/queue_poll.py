@@ -72,8 +72,8 @@ class QueuePoll:
         self.due = self.notified or self.unregistered or any(any(claim.left) for claim in claims)
 
     def rests(self, rest: Rest | None) -> None:
-        """Records what kept a claim from jobs. A worker without tokens asks again when its rest ends. The server notifies it
-        of the end of other limits.
+        """Records what kept a claim from jobs. A worker without tokens asks again when its rest ends. The server
+        notifies it of the end of other limits.
         """
         self.rests_until_s = 0.0
         if rest is not None:
