@@ -322,7 +322,7 @@ def test_clients_hear_how_long_a_queue_pauses_and_that_its_limits_changed(
     with connect(fresh_server(kind)) as client:
         wire = Wire(client)
         wire.create()
-        pubsub = client.pubsub()  # type: ignore[no-untyped-call]
+        pubsub = client.pubsub()
         pubsub.subscribe(wire.key("limits"))
         pubsub.get_message(timeout=30)
         for pause_ms in (60_000, 1_000, 0):  # the second one is shorter, the third one ends the pause
