@@ -379,6 +379,48 @@ async def test_a_stop_waits_for_the_pause(server: Server) -> None:
 
 
 @on_loop
+async def test_other_queues_of_the_worker_go_on(server: Server) -> None:
+    ran = list[str]()
+
+    async def handler(job: Job) -> End:
+        ran.append(job.queue)
+        return Postponed(HOUR_MS, pause_reason="busy") if job.queue == "q" else None
+
+    async with clients(server) as (client, own):
+        await client.create_queue("other")
+        for queue in ("q", "other"):
+            await client.enqueue_many(queue, [b""] * 10)
+        worker = Worker(own, ["q", "other"], handler, WorkerConfig(concurrency=1, monitor=False))
+        await asyncio.wait_for(worker.run(burst=True), 30)
+        assert (ran.count("q"), ran.count("other")) == (1, 10)
+        assert (await client.count("q")).pending == 9
+
+
+@on_loop
+async def test_a_job_that_is_removed_while_its_queue_is_paused(server: Server) -> None:
+    pause, asked, gate = QueueShardSource.pause, asyncio.Event(), asyncio.Event()
+
+    async def slow_pause(self: QueueShardSource, *arguments: Any) -> None:
+        asked.set()
+        await gate.wait()
+        await pause(self, *arguments)
+
+    async def handler(job: Job) -> End:
+        return Postponed(HOUR_MS, pause_reason="busy")
+
+    async with clients(server) as (client, own):
+        descriptor = await client.enqueue("q", b"")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(QueueShardSource, "pause", slow_pause)
+            async with worker_for(own, handler) as worker:
+                await asyncio.wait_for(asked.wait(), 30)
+                await client.delete_jobs(descriptors=[descriptor])
+                await until(lambda: worker.stats.cancelled == 1, "a removed job")
+                gate.set()
+        assert (await paused_by(client, "q")).endswith(": busy")
+
+
+@on_loop
 async def test_a_queue_that_goes_on_is_worked_on_at_once(server: Server) -> None:
     ran = list[bytes]()
 

@@ -682,7 +682,7 @@ def values(harness: Harness) -> list[int]:
 
 def test_a_drain_runs_what_a_rate_allows_by_the_moved_clock(harness: Harness) -> None:
     limited.enqueue_many([(number,) for number in range(10)])
-    assert values(harness) == []  # it counts from now on
+    assert values(harness) == []  # the queue is new: the rate has given nothing yet
     assert len(harness.enqueued()) == 10
     harness.clock.advance(12)
     assert values(harness) == [0]
