@@ -197,7 +197,7 @@ FAULTS += [
         "a visitor a little early goes to the end of the line",
         "lua/grant.lua",
         "if tokens == 0 and place == '1' and due_ms - now < token_ms / 2 then",
-        "if false then",
+        "if tokens == 0 and place == '2' then",
         SCRIPTS,
     ),
     _fault(

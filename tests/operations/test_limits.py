@@ -209,6 +209,19 @@ def test_tokens_end_with_their_configuration(fleet_of: MakeFleet) -> None:
     assert claim(fleet, session, 1) == []
 
 
+def test_tokens_that_ended_do_not_end_a_rest(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 40, rate="1/h", burst=10)
+    claim(fleet, session, 1)
+    fleet.pass_ms(36_000_000)
+    for _ in range(8):  # grants of 1, 2, 4, and 3 of 8: it rests once they are used or over
+        claim(fleet, session, 1)
+    fleet.verbs.clear()
+    fleet.pass_ms(2_000)
+    assert claim(fleet, session, 1) == []
+    assert fleet.verbs == []
+
+
 def test_tokens_of_a_queue_without_jobs_go_back_at_once(fleet_of: MakeFleet) -> None:
     fleet = fleet_of(1)
     session = create(fleet, 3, rate="10/s", burst=10)

@@ -49,7 +49,7 @@ class Allowance:
         """Whether there are no tokens, and a rest has not ended."""
         if self.rest is not None and self.rest.until_s <= time.monotonic():
             self.has_place, self.rest = self.rest.limit is Limit.RATE, None
-        return self.rest is not None and not self.bucket.held
+        return self.rest is not None and self.bucket.wait_ms(1, now_ms()) != 0
 
     def next_grant(self, want: int, most: int) -> int:
         """How many tokens to ask for: `want`, or more if the last grant was used up fast, but not more than `most`."""
