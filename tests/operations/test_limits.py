@@ -222,14 +222,15 @@ def test_tokens_that_ended_do_not_end_a_rest(fleet_of: MakeFleet) -> None:
     assert fleet.verbs == []
 
 
-def test_tokens_of_a_queue_without_jobs_go_back_at_once(fleet_of: MakeFleet) -> None:
+def test_tokens_for_jobs_that_another_client_took_go_back_at_once(fleet_of: MakeFleet) -> None:
     fleet = fleet_of(1)
-    session = create(fleet, 3, rate="10/s", burst=10)
+    session, other = create(fleet, 3, rate="1/h", burst=10), fleet.session()
     assert claim(fleet, session, 5) == []
-    fleet.pass_ms(20_000)
-    assert len(claim(fleet, session, 50)) == 3
+    fleet.pass_ms(36_000_000)
+    fleet.before["claim"] = lambda: claim(fleet, other, 5)
+    assert claim(fleet, session, 5) == []
     seen = fleet.drive(queue_limits(session, "q", end(fleet)), session)
-    assert (seen.tokens, seen.granted) == (7, 3)
+    assert (seen.tokens, seen.granted, seen.running) == (7, 3, 3)
 
 
 @pytest.mark.parametrize("verb", ["grant", "claim"])
