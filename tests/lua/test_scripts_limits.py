@@ -338,22 +338,23 @@ def test_a_line_ahead_of_the_clock_begins_again(queue: Wire) -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "tokens"),
+    ("after", "per_ms", "tokens"),
     [
-        (limited(2), 8),
-        (limited(1, 3 * SLOW_MS), 8),
-        (limited(burst=20), 8),
-        (limited(burst=3), 3),
-        (limited(1, 1000, 0), 1),
-        (limited(lease_ms=5000), 8),
+        (limited(2), SLOW_MS, 8),
+        (limited(1, 3 * SLOW_MS), 3 * SLOW_MS, 8),
+        (limited(burst=20), SLOW_MS, 8),
+        (limited(burst=3), SLOW_MS, 3),
+        (limited(1, 1000, 0), 1000, 1),
+        (limited(lease_ms=5000), SLOW_MS, 8),
     ],
     ids=["faster", "slower", "larger burst", "smaller burst", "default burst", "another setting"],
 )
-def test_tokens_stay_up_to_the_new_burst(wire: Wire, after: bytes, tokens: int) -> None:
+def test_tokens_stay_up_to_the_new_burst(wire: Wire, after: bytes, per_ms: int, tokens: int) -> None:
     fill(wire, 8 * SLOW_MS, line_ms=now_ms(wire) + 14_000)
     wire.configure(after)
-    assert wire.limits().tokens == tokens
-    assert account_of(wire).line_ms == 0
+    account = account_of(wire)
+    assert wire.limits().tokens == account.units // per_ms == tokens
+    assert account.line_ms == 0
 
 
 def test_time_before_a_change_counts_by_the_rate_of_then(wire: Wire) -> None:

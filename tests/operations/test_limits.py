@@ -209,14 +209,28 @@ def test_tokens_end_with_their_configuration(fleet_of: MakeFleet) -> None:
     assert claim(fleet, session, 1) == []
 
 
-def test_tokens_of_a_queue_without_jobs_go_back_at_once(fleet_of: MakeFleet) -> None:
+def test_tokens_that_ended_do_not_end_a_rest(fleet_of: MakeFleet) -> None:
     fleet = fleet_of(1)
-    session = create(fleet, 3, rate="10/s", burst=10)
+    session = create(fleet, 40, rate="1/h", burst=10)
+    claim(fleet, session, 1)
+    fleet.pass_ms(36_000_000)
+    for _ in range(8):  # grants of 1, 2, 4, and 3 of 8: it rests once they are used or over
+        claim(fleet, session, 1)
+    fleet.verbs.clear()
+    fleet.pass_ms(2_000)
+    assert claim(fleet, session, 1) == []
+    assert fleet.verbs == []
+
+
+def test_tokens_for_jobs_that_another_client_took_go_back_at_once(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session, other = create(fleet, 3, rate="1/h", burst=10), fleet.session()
     assert claim(fleet, session, 5) == []
-    fleet.pass_ms(20_000)
-    assert len(claim(fleet, session, 50)) == 3
+    fleet.pass_ms(36_000_000)
+    fleet.before["claim"] = lambda: claim(fleet, other, 5)
+    assert claim(fleet, session, 5) == []
     seen = fleet.drive(queue_limits(session, "q", end(fleet)), session)
-    assert (seen.tokens, seen.granted) == (7, 3)
+    assert (seen.tokens, seen.granted, seen.running) == (7, 3, 3)
 
 
 @pytest.mark.parametrize("verb", ["grant", "claim"])

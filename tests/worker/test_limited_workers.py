@@ -206,7 +206,19 @@ async def test_a_worker_that_stops_returns_its_tokens(server: Server) -> None:
 
 
 @on_loop
-async def test_no_claim_waits_at_the_server_of_a_queue_with_a_rate(server: Server) -> None:
+async def test_an_idle_worker_of_a_queue_with_a_rate_leaves_no_claim_at_the_server(server: Server) -> None:
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await make(client, 0, rate="1000/s")
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            await until(lambda: worker.fetcher.claims > 0, "a claim")
+            source: Any = worker.fetcher._source
+            assert source._blocking_claims._waiting == {}
+            await client.enqueue("q", b"x")
+            await until(lambda: worker.stats.succeeded == 1, "the job", SOON_S)
+
+
+@on_loop
+async def test_a_claim_that_waits_at_the_server_gets_nothing_once_the_queue_has_a_rate(server: Server) -> None:
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         await make(client, 0)
         async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:

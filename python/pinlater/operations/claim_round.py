@@ -36,29 +36,14 @@ def claim_round(
     deadline_s: float,
     *,
     keep: bool = False,
+    again: bool = False,
 ) -> Flow[list[_core.Claim]]:
     """Claims over the shards of one queue.
 
     wait: register the client as a waiter if there is no job.
     keep: with a single shard too, its next claim asks for a claim whose answer was lost. With several it always does.
+    again: the limits changed during a first try.
     """
-    claims = yield from _round(session, queue_shards, limit, wait, source, deadline_s, keep)
-    if claims is None:
-        yield from known_queue_shards(session, queue_shards[0].queue, deadline_s)
-        claims = yield from _round(session, queue_shards, limit, wait, source, deadline_s, keep)
-    return claims or []
-
-
-def _round(
-    session: Session,
-    queue_shards: list[QueueShard],
-    limit: int,
-    wait: bool,
-    source: str,
-    deadline_s: float,
-    keep: bool,
-) -> Flow[list[_core.Claim] | None]:
-    """None: the limits changed between the look at them and the request for tokens."""
     stored = queue_shards[0].stored
     config = None if stored is None or not stored.config.is_limited else stored.config
     if config is not None and config.max_running is not None:
@@ -66,16 +51,22 @@ def _round(
     answering = _answering(queue_shards)
     try:
         if config is not None and config.rate is not None:
-            return (yield from _limited_round(session, config, answering, limit, wait, source, deadline_s))
-        if len(answering) > 1:
+            claims = yield from _limited_round(session, config, answering, limit, wait, source, deadline_s)
+            if claims is not None or again:
+                return claims or []
+        elif len(answering) > 1:
             # one shard's jobs must not wait long for a silent one; the next claim asks for its answer again
             by_s = min(deadline_s, time.monotonic() + PATIENCE_S)
             return (yield from _claim_over_shards(session, answering, limit, wait, source, by_s))
-        return (yield from _claim_at_one(session, answering[0], limit, wait, source, deadline_s))
+        else:
+            return (yield from _claim_at_one(session, answering[0], limit, wait, source, deadline_s))
     except OutcomeUnknown as error:
         if keep and len(answering) == 1:
             answering[0].lost_claims.keep(error)
         raise
+    yield from known_queue_shards(session, queue_shards[0].queue, deadline_s)
+    once_more = claim_round(session, queue_shards, limit, wait, source, deadline_s, keep=keep, again=True)
+    return (yield from once_more)
 
 
 def _answering(queue_shards: list[QueueShard]) -> list[QueueShard]:
@@ -95,7 +86,7 @@ def _limited_round(
 ) -> Flow[list[_core.Claim] | None]:
     """Claims as many jobs as there are tokens. A client that rests sends nothing. One asks for tokens only if it has
     seen a job: on one shard at its last claim, on several just now, as the job of the highest priority comes first.
-    None: see _round.
+    None: the limits changed between the look at them and the request for tokens.
     """
     home = home_of(session, answering[0].queue, config)
     allowance = allowance_of(home)

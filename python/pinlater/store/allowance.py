@@ -54,7 +54,7 @@ class Allowance:
     @property
     def rests(self) -> bool:
         """Whether it is not yet time to ask for tokens, and there are none."""
-        return self.waits and not self.bucket.held
+        return self.waits and self.bucket.wait_ms(1, now_ms()) != 0
 
     def next_grant(self, want: int, most: int) -> int:
         """How many tokens to ask for: `want`, or more if the last grant was used up fast, but not more than `most`."""
