@@ -13,7 +13,7 @@ import pytest
 from pinlater import Job, QueueConfig
 from pinlater.operations.dequeue import dequeue
 from pinlater.operations.enqueue import enqueue_many
-from pinlater.operations.limits import queue_limits, return_tokens
+from pinlater.operations.limits import pause_for, queue_limits, return_tokens
 from pinlater.operations.queues import configure_queue, create_queue
 from pinlater.store.effects import Flow
 from pinlater.store.shards import Session
@@ -207,6 +207,27 @@ def test_tokens_end_with_their_configuration(fleet_of: MakeFleet) -> None:
     claim(fleet, session, 1)
     fleet.verbs.clear()
     assert claim(fleet, session, 1) == []
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("limit", ["pause", "max_running"])
+def test_another_limit_is_not_asked_for_at_the_pace_of_the_rate(fleet_of: MakeFleet, shards: int, limit: str) -> None:
+    fleet = fleet_of(shards)
+    places = 1 if limit == "max_running" else None
+    session, other = create(fleet, 20, rate="1000/s", burst=3, max_running=places), fleet.session()
+    fleet.pass_ms(1_000)
+    claim(fleet, session, 1)
+    fleet.pass_ms(1_000)
+    claim(fleet, session, 1)
+    if limit == "pause":
+        fleet.drive(pause_for(session, "q", 1000, "test", end(fleet)), session)
+    calls = 0
+    for _ in range(2):
+        fleet.pass_ms(1_000)
+        fleet.verbs.clear()
+        assert claim(fleet, other, 8, wait=20) == []
+        calls += len(fleet.verbs)
+    assert calls < 200
 
 
 def test_tokens_that_ended_do_not_end_a_rest(fleet_of: MakeFleet) -> None:

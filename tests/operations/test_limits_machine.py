@@ -292,6 +292,8 @@ class LimitsMachine(RuleBasedStateMachine):
         assert jobs == len(self.alive), "a job is lost, or there twice"
 
 
+#: Examples by shards.
+FEW = {1: 12, 3: 8}
 THOROUGHLY = 300
 
 
@@ -302,7 +304,7 @@ def test_limits_hold_in_any_order(shards: int, many: bool) -> None:
     run_state_machine_as_test(
         type("OnShards", (LimitsMachine,), {"shards": shards}),
         settings=settings(
-            max_examples=5000 if CAMPAIGN else THOROUGHLY if many else 15,
+            max_examples=5000 if CAMPAIGN else THOROUGHLY if many else FEW[shards],
             stateful_step_count=100 if CAMPAIGN else 50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

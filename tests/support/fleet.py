@@ -260,7 +260,7 @@ class Fleet:
         verb = verb_of(command)
         if happens := self.before.pop(verb, None):
             happens()
-        self.verbs = [*self.verbs[-50:], verb]
+        self.verbs = [*self.verbs[-500:], verb]
         config, was_paused, before = shard.config, shard.is_paused, shard.running
         found = shard.answer(command)
         given = shard.running - before

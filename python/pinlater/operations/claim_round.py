@@ -108,6 +108,8 @@ def _limited_round(
         claims = yield from _claim_over_shards(session, answering, tokens, wait, source, by_s, has_tokens=True)
     if not any(queue_shard.lost_claims.pending for queue_shard in answering):
         allowance.bucket.give_back(max(0, tokens - _taken(claims)))
+    if any(claim.limited for claim in claims) and not _taken(claims):
+        allowance.rest = None  # another limit holds the jobs back, and it lasts longer than the rate's next token
     if not any(any(queue_shard.left) for queue_shard in answering):
         yield from return_tokens(session, home.queue, deadline_s)
     return claims
