@@ -17,7 +17,9 @@ import pytest
 from pinlater import AsyncClient, Client, Job, QueueConfig
 from pinlater.model.limits import Limit
 from pinlater.operations.limits import pause_for, queue_limits
+from pinlater.worker.fetcher import Fetcher
 from pinlater.worker.queue_order import QueueOrder
+from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.worker import Worker, WorkerConfig
 from tests.support.handlers_for_tests import nothing, on_loop, until
 from tests.support.servers import Server
@@ -154,27 +156,28 @@ async def test_a_change_of_the_rate_reaches_a_resting_dequeue(server: Server, ra
 
 
 @on_loop
-async def test_a_change_that_comes_while_a_claim_is_under_way_is_not_missed(server: Server) -> None:
+async def test_a_change_that_comes_while_a_claim_is_under_way_is_not_missed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
         await make(client, 3, rate="1/h", burst=1)
-        worker = Worker(own, "q", nothing, WorkerConfig(monitor=False))
-        source, heard = worker.fetcher._source, asyncio.Event()
-        claim, changed = source.claim, worker.fetcher.on_limits_changed
+        heard, claim, changed = asyncio.Event(), QueueShardSource.claim, Fetcher.on_limits_changed
 
-        async def claim_while_it_changes(queue: str, limit: int, *, wait: bool) -> Any:
-            found = await claim(queue, limit, wait=wait)
+        async def claim_while_it_changes(source: QueueShardSource, queue: str, limit: int, *, wait: bool) -> Any:
+            found = await claim(source, queue, limit, wait=wait)
             if found is not None and not heard.is_set():
                 await client.configure_queue("q", rate="1000/s")
                 await heard.wait()
                 assert not any(one.jobs for one in found)
             return found
 
-        def hear(queue: str) -> None:
-            changed(queue)
+        def hear(fetcher: Fetcher, queue: str) -> None:
+            changed(fetcher, queue)
             heard.set()
 
-        source.claim, worker.fetcher.on_limits_changed = claim_while_it_changes, hear  # type: ignore[method-assign]
-        async with worker:
+        monkeypatch.setattr(QueueShardSource, "claim", claim_while_it_changes)
+        monkeypatch.setattr(Fetcher, "on_limits_changed", hear)
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
             await until(lambda: worker.stats.succeeded == 3, "the jobs", SOON_S)
 
 
@@ -211,8 +214,7 @@ async def test_an_idle_worker_of_a_queue_with_a_rate_leaves_no_claim_at_the_serv
         await make(client, 0, rate="1000/s")
         async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
             await until(lambda: worker.fetcher.claims > 0, "a claim")
-            source: Any = worker.fetcher._source
-            assert source._blocking_claims._waiting == {}
+            assert blocked(server) == 0
             await client.enqueue("q", b"x")
             await until(lambda: worker.stats.succeeded == 1, "the job", SOON_S)
 
