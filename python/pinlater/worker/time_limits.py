@@ -68,7 +68,7 @@ async def in_time(what: str, timeout_s: float, call: Awaitable[_T]) -> _T:
 
 
 def _cancelled_by(error: BaseException) -> asyncio.CancelledError | None:
-    """The cancellation that asyncio.timeout() made this error of. Until Python 3.11.3 it is no cause, but the context."""
+    """The cancellation that asyncio.timeout() made this error of: its cause, until Python 3.11.3 its context."""
     of_clock = type(error) is TimeoutError and not error.args
     chained = error.__cause__ or (error.__context__ if of_clock else None)
     return chained if isinstance(chained, asyncio.CancelledError) else None
