@@ -134,6 +134,8 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
             raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
     if "rate" in changes and changes["rate"] is None:
         changes = {"burst": None, **changes}
+    if "refuse_enqueue" in changes:  # a drain ends with the setting that it made
+        changes = {"open_when_empty": False, **changes}
     _check_values(changes)
     before = yield from queue_config(session, queue, deadline_s)
     after = with_home(session, queue, replace(before, **changes))
