@@ -190,3 +190,31 @@ def test_a_lost_answer_costs_tokens_and_makes_none(fleet_of: MakeFleet, verb: st
         fleet.carry_out_late()
     fleet.pass_ms(60_000)
     assert len(claim(fleet, session, 30, wait=10)) >= 5
+
+
+@pytest.mark.parametrize("wait", [None, 0.05, 3.0])
+def test_a_wait_that_ends_before_its_rest_leaves_the_rest(fleet_of: MakeFleet, wait: float | None) -> None:
+    """Else a client that waits a short time again and again would take a place in the line each time."""
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="1/h")
+    claim(fleet, session, 1, wait)
+    fleet.verbs.clear()
+    for _ in range(3):
+        assert claim(fleet, session, 1, wait) == []
+    assert "grant" not in fleet.verbs
+
+
+def test_a_wait_that_outlasts_its_rest_has_a_place_in_the_line(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="1/s", burst=1)
+    home = session.queue_shard("q", "1")
+    places: list[bool] = []
+
+    def note() -> None:
+        places.append(home.allowance.has_place)
+        fleet.before["grant"] = note
+
+    claim(fleet, session, 1)
+    note()
+    assert len(claim(fleet, session, 1, wait=5)) == 1
+    assert places == [False, True]
