@@ -13,7 +13,7 @@ import pytest
 from pinlater import Job, QueueConfig
 from pinlater.operations.dequeue import dequeue
 from pinlater.operations.enqueue import enqueue_many
-from pinlater.operations.limits import queue_limits, return_tokens
+from pinlater.operations.limits import queue_limits, rest_of, return_tokens
 from pinlater.operations.queues import configure_queue, create_queue
 from pinlater.store.effects import Flow
 from pinlater.store.shards import Session
@@ -218,3 +218,17 @@ def test_a_wait_that_outlasts_its_rest_has_a_place_in_the_line(fleet_of: MakeFle
     note()
     assert len(claim(fleet, session, 1, wait=5)) == 1
     assert places == [False, True]
+
+
+def test_a_rate_of_0_holds_a_client_back_as_a_pause_does(fleet_of: MakeFleet) -> None:
+    """No message says that the queue was deleted, or that its data is lost, so a client may not rest for ever."""
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="10/s", burst=1)
+    claim(fleet, session, 1)
+    configure(fleet, rate=0)
+    fleet.pass_ms(20_000)
+    session.queue_shard("q", "1").left = [5, 0, 0]
+    fleet.verbs.clear()
+    assert claim(fleet, session, 1) == []
+    assert "grant" in fleet.verbs
+    assert rest_of(session, "q") is None

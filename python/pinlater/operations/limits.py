@@ -102,9 +102,8 @@ def _more_tokens(
     tokens, valid, wait, processes = _GRANT.unpack(reply[2])
     allowance.processes = processes
     allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
-    if any(wait):
-        wait_s = float("inf") if wait == _NO_TIME else int.from_bytes(wait, "big") / 1000
-        allowance.rest = Rest(Limit.RATE, time.monotonic() + wait_s)
+    if any(wait) and wait != _NO_TIME:
+        allowance.rest = Rest(Limit.RATE, time.monotonic() + int.from_bytes(wait, "big") / 1000)
     return allowance.bucket.take(want, now_ms())
 
 
