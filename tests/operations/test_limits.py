@@ -15,7 +15,7 @@ from pinlater.operations.dequeue import dequeue
 from pinlater.operations.enqueue import enqueue_many
 from pinlater.operations.limits import queue_limits, rest_of, return_tokens
 from pinlater.operations.queues import configure_queue, create_queue
-from pinlater.store.effects import Flow
+from pinlater.store.effects import Flow, Sleep
 from pinlater.store.shards import Session
 from tests.support.fleet import Fate, Fleet, client_time
 
@@ -232,3 +232,24 @@ def test_a_rate_of_0_holds_a_client_back_as_a_pause_does(fleet_of: MakeFleet) ->
     assert claim(fleet, session, 1) == []
     assert "grant" in fleet.verbs
     assert rest_of(session, "q") is None
+
+
+def test_calls_of_one_client_take_one_place_in_the_line(fleet_of: MakeFleet) -> None:
+    """Each would get a place of its own, and all would rest until the last one."""
+    fleet = fleet_of(1)
+    session = create(fleet, 9, rate="1/s", burst=1)
+    home = session.queue_shard("q", "1")
+    others: list[Flow[list[Job]]] = []
+
+    def ask_too() -> None:
+        for _ in range(3):
+            others.append(dequeue(session, "q", 1, None, "test", 5))
+            effect = next(others[-1])
+            assert isinstance(effect, Sleep)
+
+    fleet.pass_ms(100)
+    home.left = [9, 0, 0]
+    fleet.before["grant"] = ask_too
+    assert claim(fleet, session, 1) == []
+    assert [fleet.drive(other, session) for other in others] == [[], [], []]
+    assert fleet.verbs.count("grant") == 1
