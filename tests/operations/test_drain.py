@@ -268,3 +268,15 @@ async def test_a_monitor_that_cannot_open_says_so_and_goes_on(
             watch.next_look_s = 0.0
         await monitor.run_once()
         assert await client.queue_config("q") == QueueConfig()
+
+
+def test_a_drain_ends_with_the_setting_that_it_made(server: Server, make: Make) -> None:
+    """Else a queue that is closed later, for good, would open by itself."""
+    calls = make(server.url)
+    calls.create_queue("q")
+    calls.enqueue("q", b"x")
+    calls.drain_queue("q")
+    calls.configure_queue("q", refuse_enqueue=False)
+    assert calls.configure_queue("q", refuse_enqueue=True).open_when_empty is False
+    calls.ack(succeeded=calls.dequeue("q"))
+    assert not opens(calls)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pinlater import Job, QueueConfig
+from pinlater import InvalidArgument, Job, NewJob, QueueConfig
 from pinlater.operations.dequeue import dequeue
 from pinlater.operations.enqueue import enqueue_many
-from pinlater.operations.limits import pause_for, queue_limits, return_tokens
+from pinlater.operations.limits import pause_for, queue_limits, rest_of, return_tokens
 from pinlater.operations.queues import configure_queue, create_queue
-from pinlater.store.effects import Flow
+from pinlater.store.effects import Flow, Sleep
 from pinlater.store.shards import Session
 from tests.support.fleet import Fate, Fleet, client_time
 
@@ -114,6 +114,22 @@ def test_a_client_asks_again_where_it_was_given_too_little(fleet_of: MakeFleet) 
         fleet.drive(enqueue_many(session, "q", [b"x"], end(fleet)), session)
         got += len(claim(fleet, session, 5, wait=1))
     assert 95 <= got <= 100
+
+
+def test_max_running_is_taken_back_if_jobs_come_to_other_shards_meanwhile(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(3)
+    producer = create(fleet, 0)
+    claim(fleet, producer, 1)
+
+    def enqueue_everywhere() -> None:
+        for number in range(9):
+            job = NewJob(b"x", key=str(number))
+            fleet.drive(enqueue_many(producer, "q", [job], end(fleet)), producer)
+
+    fleet.before["configure"] = enqueue_everywhere
+    with pytest.raises(InvalidArgument, match="max_running: expected all jobs on the home shard"):
+        configure(fleet, max_running=2)
+    assert len(claim(fleet, fleet.session(), 9)) == 9
 
 
 def away(fleet: Fleet, name: str, is_away: bool = True) -> None:
@@ -265,3 +281,66 @@ def test_a_lost_answer_costs_tokens_and_makes_none(fleet_of: MakeFleet, verb: st
         fleet.carry_out_late()
     fleet.pass_ms(60_000)
     assert len(claim(fleet, session, 30, wait=10)) >= 5
+
+
+@pytest.mark.parametrize("wait", [None, 0.05, 3.0])
+def test_a_wait_that_ends_before_its_rest_leaves_the_rest(fleet_of: MakeFleet, wait: float | None) -> None:
+    """Else a client that waits a short time again and again would take a place in the line each time."""
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="1/h")
+    claim(fleet, session, 1, wait)
+    fleet.verbs.clear()
+    for _ in range(3):
+        assert claim(fleet, session, 1, wait) == []
+    assert "grant" not in fleet.verbs
+
+
+def test_a_wait_that_outlasts_its_rest_has_a_place_in_the_line(fleet_of: MakeFleet) -> None:
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="1/s", burst=1)
+    home = session.queue_shard("q", "1")
+    places: list[bool] = []
+
+    def note() -> None:
+        places.append(home.allowance.has_place)
+        fleet.before["grant"] = note
+
+    claim(fleet, session, 1)
+    note()
+    assert len(claim(fleet, session, 1, wait=5)) == 1
+    assert places == [False, True]
+
+
+def test_a_rate_of_0_holds_a_client_back_as_a_pause_does(fleet_of: MakeFleet) -> None:
+    """No message says that the queue was deleted, or that its data is lost, so a client may not rest for ever."""
+    fleet = fleet_of(1)
+    session = create(fleet, 5, rate="10/s", burst=1)
+    claim(fleet, session, 1)
+    configure(fleet, rate=0)
+    fleet.pass_ms(20_000)
+    session.queue_shard("q", "1").left = [5, 0, 0]
+    fleet.verbs.clear()
+    assert claim(fleet, session, 1) == []
+    assert "grant" in fleet.verbs
+    assert rest_of(session, "q") is None
+
+
+def test_calls_of_one_client_take_one_place_in_the_line(fleet_of: MakeFleet) -> None:
+    """Each would get a place of its own, and all would rest until the last one."""
+    fleet = fleet_of(1)
+    session = create(fleet, 9, rate="1/s", burst=1)
+    home = session.queue_shard("q", "1")
+    others: list[Flow[list[Job]]] = []
+
+    def ask_too() -> None:
+        for _ in range(3):
+            others.append(dequeue(session, "q", 1, None, "test", 5))
+            effect = next(others[-1])
+            assert isinstance(effect, Sleep)
+
+    fleet.pass_ms(100)
+    home.left = [9, 0, 0]
+    fleet.before["grant"] = ask_too
+    assert claim(fleet, session, 1) == []
+    assert [fleet.drive(other, session) for other in others] == [[], [], []]
+    assert fleet.verbs.count("grant") == 1

@@ -291,3 +291,14 @@ async def test_workers_take_turns_at_the_places_of_a_queue(server: Server) -> No
             await until(lambda: len(runs) == 100, "the jobs")
     assert most <= 2
     assert min(runs.count(1), runs.count(2)) >= 50 / 3
+
+
+@on_loop
+async def test_a_queue_that_is_deleted_ends_the_rest_of_its_workers(server: Server) -> None:
+    async with AsyncClient(server.url) as client, AsyncClient(server.url) as own:
+        await make(client, 1, rate="1/h", burst=1)
+        async with Worker(own, "q", nothing, WorkerConfig(monitor=False)) as worker:
+            await until(lambda: rests(worker), "a rest")
+            await client.delete_queue("q")
+            await make(client, 3)
+            await until(lambda: worker.stats.succeeded == 3, "the jobs", SOON_S)

@@ -101,7 +101,11 @@ def _limited_round(
     if sighted:
         tokens = yield from take_tokens(session, home, config, min(limit, sighted), sighted, deadline_s)
         if not tokens:
-            return None if allowance.rest is None else []
+            if allowance.rest is not None:
+                return []
+            for queue_shard in answering:
+                queue_shard.left = []  # the queue may be paused by now, which a peek shows
+            return None
     if alone and tokens:
         claims = yield from _claim_at_one(session, answering[0], tokens, wait, source, deadline_s, has_tokens=True)
     else:

@@ -61,7 +61,7 @@ def dequeue(
     check_integer("limit", limit, 0, 2**31 - 1)
     wait_s = _check_wait(wait)
     until_s = time.monotonic() + wait_s
-    waiter = _Waiter()
+    waiter, rest, heard = _Waiter(), None, 0
     try:
         while True:
             deadline_s = time.monotonic() + timeout_s
@@ -71,7 +71,10 @@ def dequeue(
             waiting = bool(wait_s) and time.monotonic() < until_s
             if waiting:
                 waiter.wait_at(queue_shards)
-            since = (yield Listen(_channels(queue_shards))) if waiting else 0
+            since = (yield Listen(_channels(queue_shards))) if waiting else heard
+            if rest is not None and since != heard:
+                end_rest(session, queue)  # the limits may have changed
+            heard = since
             try:
                 claims = yield from claim_round(session, queue_shards, limit, waiting, source, deadline_s)
             except OutcomeUnknown as error:
@@ -81,8 +84,6 @@ def dequeue(
             waiter.holds_timer = any(claim.due_in_ms for claim in claims)
             rest = rest_of(session, queue)
             yield AwaitNotification(_pause_s(claims, until_s, rest), since)
-            if rest is not None:
-                end_rest(session, queue)  # its time is over, or the limits changed
     finally:
         waiter.end()
     jobs = _jobs_of(session, queue, claims)

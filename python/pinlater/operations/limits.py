@@ -19,13 +19,16 @@ from pinlater.model.queue_config import MAX_U32, QueueConfig
 from pinlater.model.times import Seconds, milliseconds
 from pinlater.operations.queue_shards import ASK_AGAIN_S, known_queue_shards
 from pinlater.store.allowance import Allowance, now_ms
-from pinlater.store.effects import Argument, Flow, all_of, complete
+from pinlater.store.effects import Argument, Flow, Sleep, all_of, complete
 from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard, Session
 
 #: A grant is awaited for so long: its tokens are valid for a second.
 GRANT_PATIENCE_S: Final = 1.0
+#: While one call of a client asks for tokens, the others look so often whether it got some.
+LOOK_AGAIN_S: Final = 0.002
 _GRANT: Final = struct.Struct(">I6s6sI")
+_NO_TIME: Final = b"\xff" * 6
 _STATE: Final = struct.Struct(">B6sIII6s6s6s")
 
 
@@ -76,7 +79,10 @@ def take_tokens(
 
     sighted: how many jobs are due, as far as is known.
     """
-    allowance, is_away = home.allowance, home.silent_until_s > time.monotonic()
+    allowance = home.allowance
+    while allowance.asks and allowance.bucket.held < want and time.monotonic() < deadline_s:
+        yield Sleep(LOOK_AGAIN_S)
+    is_away = home.silent_until_s > time.monotonic()
     if not is_away:
         allowance.end_flow()
     tokens = allowance.bucket.take(want, now_ms())
@@ -94,15 +100,18 @@ def _more_tokens(
     allowance = home.allowance
     asked, asked_ms = allowance.next_grant(want, sighted), now_ms()
     by_s = min(deadline_s, time.monotonic() + GRANT_PATIENCE_S)
+    allowance.asks = True
     try:
         reply = yield from write(home, "grant", _ask(session, asked, place=allowance.has_place), by_s, patient=False)
     except (ServerError, OutcomeUnknown):
         home.silent_until_s = time.monotonic() + ASK_AGAIN_S
         return _without_home(home, config, want)
+    finally:
+        allowance.asks = False
     tokens, valid, wait, processes = _GRANT.unpack(reply[2])
     allowance.processes = processes
     allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))
-    if any(wait):
+    if any(wait) and wait != _NO_TIME:
         allowance.rest = Rest(Limit.RATE, time.monotonic() + int.from_bytes(wait, "big") / 1000)
     return allowance.bucket.take(want, now_ms())
 

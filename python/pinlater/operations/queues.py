@@ -134,11 +134,14 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
             raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
     if "rate" in changes and changes["rate"] is None:
         changes = {"burst": None, **changes}
+    if "refuse_enqueue" in changes:  # a drain ends with the setting that it made
+        changes = {"open_when_empty": False, **changes}
     _check_values(changes)
     before = yield from queue_config(session, queue, deadline_s)
     after = with_home(session, queue, replace(before, **changes), before.home)
     _check_change(queue, before, after)
-    if after.max_running is not None and (before.max_running is None or before.home != after.home):
+    gets_places = after.max_running is not None and (before.max_running is None or before.home != after.home)
+    if gets_places:
         yield from check_jobs_at_home(session, queue, after, deadline_s)
     if after.home != before.home:
         changes = {**changes, "home": after.home}
@@ -151,7 +154,21 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     config = yield from complete(call, partial(remember, first))
     assert first.stored is not None
     yield from carry(queue_shards, first.stored, deadline_s)
+    if gets_places:
+        yield from _check_late_jobs(session, queue, before, config, deadline_s)
     return config
+
+
+def _check_late_jobs(
+    session: Session, queue: str, before: QueueConfig, after: QueueConfig, deadline_s: float
+) -> Flow[None]:
+    """Looks again for jobs on other shards, which came while the queue got max_running. Takes it back if there are."""
+    try:
+        yield from check_jobs_at_home(session, queue, after, deadline_s)
+    except InvalidArgument:
+        changes = {"max_running": before.max_running, "home": before.home}
+        yield from configure_queue(session, queue, changes, deadline_s)
+        raise
 
 
 def _check_values(changes: dict[str, Any]) -> None:

@@ -23,12 +23,14 @@ class Allowance:
 
     bucket: the tokens. Its clock: `now_ms`.
     rest: why and until when the session claims nothing, once its tokens are used; None: it may claim.
+    asks: whether a call asks for tokens just now. Others wait for it: each would get a place of its own in the line,
+        and the session would rest until the last one.
     has_place: the time of the last rest came, so that this session is expected to ask.
     processes: how many processes asked lately, as the home shard said; 0: it has said nothing yet.
     flows: whether the tokens are a share of the rate, taken while the home shard was away. It knows nothing of them.
     """
 
-    __slots__ = ("_asked_s", "_size", "_version", "bucket", "flows", "has_place", "processes", "rest")
+    __slots__ = ("_asked_s", "_size", "_version", "asks", "bucket", "flows", "has_place", "processes", "rest")
 
     def __init__(self) -> None:
         self._version = b""
@@ -40,7 +42,7 @@ class Allowance:
             self._version = version
             self.bucket = TokenBucket()
             self.rest: Rest | None = None
-            self.has_place = self.flows = False
+            self.asks = self.has_place = self.flows = False
             self.processes = self._size = 0
             self._asked_s = float("-inf")
 
