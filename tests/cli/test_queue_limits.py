@@ -285,7 +285,7 @@ def test_a_drain_that_takes_too_long(run: Run, server: Server, mail: str) -> Non
     assert ran.err == (
         "error: queue mail: 3 jobs left (1 pending, 1 due later, 1 in progress); it refuses new jobs; "
         "a monitor (a worker runs one, and none is active now) opens it once it is empty; "
-        f"by hand: {BY_HAND} --no-open-when-empty\n"
+        f"by hand: {BY_HAND}\n"
     )
     assert mode(run) == "draining"
     assert facts(run)["draining"] == "3 jobs left, then it accepts new jobs again"
@@ -355,6 +355,18 @@ def test_ctrl_c_says_who_opens_it(server: Server) -> None:
         assert drain.returncode == INTERRUPTED
         assert said.splitlines()[0] == (
             "queue mail refuses new jobs; a monitor (a worker runs one, and none is active now) opens it once it is "
-            f"empty; by hand: {BY_HAND} --no-open-when-empty"
+            f"empty; by hand: {BY_HAND}"
         )
         assert client.queue_config("mail").open_when_empty is True
+
+
+def test_a_pause_without_length_is_wrong_usage(run: Run, mail: str) -> None:
+    ran = run("queue", "pause", mail, "--for", "0")
+    assert (ran.code, ran.out) == (USAGE, "")
+    assert "--for: expected a time above 0, such as 10m" in ran.err
+
+
+def test_the_setting_does_not_end_a_pause_that_ends_by_itself(run: Run, mail: str) -> None:
+    run("queue", "pause", mail, "--for", "1h")
+    ran = run("queue", "set", mail, "--no-paused")
+    assert re.search(r"a pause goes on for (1 h|[\d.]+ min): pinlater queue resume mail ends it\n", ran.out + ran.err)

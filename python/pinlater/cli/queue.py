@@ -134,10 +134,13 @@ def set_(settings: Settings, name: str, **options: Any) -> int:
         usage(f"expected a setting to change, one of {names}")
     with settings.client() as client:
         config = client.configure_queue(name, **changes)
+        left_ms = client.queue_limits(name).paused_ms if changes.get("paused") is False else 0
     if settings.as_json:
         print_json({"queue": name, "config": config_document(config)})
     else:
         say(f"queue {name}: " + ", ".join(f"{key} = {shown(getattr(config, key))}" for key in changes))
+    if left_ms:
+        remark(f"a pause goes on for {duration(left_ms)}: pinlater queue resume {name} ends it")
     return DONE
 
 

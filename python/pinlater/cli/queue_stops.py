@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from pinlater.cli.command_base import DONE, NO, Command, CommandFailed
+from pinlater.cli.command_base import DONE, NO, Command, CommandFailed, usage
 from pinlater.cli.doctor.queue_states import queue_states
 from pinlater.cli.output import count, duration, jobs, print_json, remark, say
 from pinlater.cli.progress import counting
@@ -37,6 +37,8 @@ LOOK_S: Final = 0.5
 @click.pass_obj
 def pause(settings: Settings, name: str, seconds: float | None) -> int:
     """Stop giving jobs to workers. Running jobs go on."""
+    if seconds is not None and seconds <= 0:
+        usage("--for: expected a time above 0, such as 10m")
     with settings.client() as client:
         paused_ms = client.pause_queue(name, seconds, by=_operator())
     if settings.as_json:
@@ -168,4 +170,4 @@ def _who_opens(settings: Settings, name: str, stay_closed: bool) -> str:
         return f"{by_hand} opens it"
     first = queue_states(settings.client_settings(), name)[0]
     opens = "its monitor" if first.monitor_active else "a monitor (a worker runs one, and none is active now)"
-    return f"{opens} opens it once it is empty; by hand: {by_hand} --no-open-when-empty"
+    return f"{opens} opens it once it is empty; by hand: {by_hand}"

@@ -70,7 +70,7 @@ class LimitChecks:
 
     def _check_drain(self, config: QueueConfig) -> CheckResult:
         left = sum(unfinished(queue_counts(server, shard, self._queue, config)) for shard, server in self._here())
-        by_hand = f"by hand: pinlater queue set {self._queue} --no-refuse-enqueue --no-open-when-empty"
+        by_hand = f"by hand: pinlater queue set {self._queue} --no-refuse-enqueue"
         if not left and not self._states[0].monitor_active:
             found = "it is empty and refuses new jobs: no monitor is active that opens it"
             return self._result(WARNING, "drain", found, f"pinlater queue drain {self._queue} opens it")
