@@ -294,7 +294,7 @@ class LimitsMachine(RuleBasedStateMachine):
 
 #: Examples by shards.
 FEW = {1: 12, 3: 8}
-THOROUGHLY = 300
+THOROUGHLY = 30
 
 
 @pytest.mark.timeout(3600 if CAMPAIGN else 300)
