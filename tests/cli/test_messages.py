@@ -62,7 +62,7 @@ COMMANDS = [
     ("queue set thumbs --max-running -1", "error: max_running: expected an integer from 1 to 4,294,967,295, got -1"),
     ("queue set thumbs --max-running 5 --home 2", "error: home: expected one of the shards 1, got '2'"),
     ("queue pause thumbs --for 5fortnights", "'--for': expected a time such as 30s, 5m, 2h or 1d, or seconds, got '5f"),
-    ("queue pause thumbs --for 0", "error: pause: expected seconds or a timedelta, 0.001 or more, got 0.0"),
+    ("queue pause thumbs --for 0", "error: --for: expected a time above 0, such as 10m"),
     ("queue drain thums", "error: queue 'thums': not found; did you mean 'thumbs'?"),
 ]
 
