@@ -29,8 +29,9 @@ check-machine:
 	@command -v cc >/dev/null || { echo 'missing: a C compiler (apt-get install gcc libc6-dev)'; exit 1; }
 	@command -v cargo >/dev/null || { echo 'missing: Rust 1.85 or later (see rustup.rs, or: apt-get install rustup)'; exit 1; }
 
+# The interpreter itself, not a link to it: the folder of the link may go, as that of .ci/without does.
 $(VENV)/.tools: pyproject.toml | check-machine
-	$(PYTHON) -m venv $(VENV)
+	"$$($(PYTHON) -c 'import os, sys; print(os.path.realpath(sys.executable))')" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group dev --group web
 	$(BIN)/python -m pip install --quiet --group clock || echo 'libfaketime does not build here: tests that move a clock will be skipped'

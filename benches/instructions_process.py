@@ -19,9 +19,9 @@ from typing import Any
 
 import uvloop
 
-from pinlater import AsyncClient, Client, Job, PinLater, Worker, WorkerConfig
+from pinlater import AsyncClient, Client, Job, PinLater, QueueConfig, Worker, WorkerConfig
 
-QUEUE = "bench"
+QUEUE, LIMITED = "bench", "bench_limited"
 BODY = b"x" * 100
 BATCH = 50
 CONCURRENCY = 128
@@ -74,6 +74,8 @@ def calls(url: str) -> None:
         for number in range(ROUNDS):
             _singles(client, counted=number > 0)
             _batches(client, counted=number > 0)
+        if "rate" in QueueConfig.__dataclass_fields__:  # a checkout from before limits has none
+            _with_limits(client)
 
 
 def _singles(client: Client, *, counted: bool) -> None:
@@ -106,13 +108,31 @@ def _batches(client: Client, *, counted: bool) -> None:
         _succeed(client, claimed)
 
 
-def _enqueue_batches(client: Client) -> None:
-    for _ in range(IN_BATCHES // BATCH):
-        client.enqueue_many(QUEUE, [BODY] * BATCH)
+def _with_limits(client: Client) -> None:
+    """Claims and acks of a queue whose limits never hold it back."""
+    client.create_queue(LIMITED, QueueConfig(rate="1000000/s", max_running=1_000_000))
+    for number in range(ROUNDS):
+        jobs = IN_BATCHES if number > 0 else 0
+        _enqueue_batches(client, LIMITED)
+        while not client.count(LIMITED).in_progress:  # the account is empty at first
+            claimed = [client.dequeue(LIMITED, BATCH)]
+        _succeed(client, claimed)
+        with _counting("claim, 50 a call, with limits", jobs):
+            claimed = _claim_batches(client, LIMITED)
+        with _counting("ack, 50 a call, with limits", jobs):
+            _succeed(client, claimed)
+        client.purge(LIMITED)
 
 
-def _claim_batches(client: Client) -> list[list[Job]]:
-    return [client.dequeue(QUEUE, BATCH) for _ in range(IN_BATCHES // BATCH)]
+def _enqueue_batches(client: Client, queue: str = QUEUE) -> None:
+    for _ in range(IN_BATCHES // BATCH + (queue == LIMITED)):
+        client.enqueue_many(queue, [BODY] * BATCH)
+
+
+def _claim_batches(client: Client, queue: str = QUEUE) -> list[list[Job]]:
+    claimed = [client.dequeue(queue, BATCH) for _ in range(IN_BATCHES // BATCH)]
+    assert all(len(jobs) == BATCH for jobs in claimed)
+    return claimed
 
 
 def _succeed(client: Client, claimed: list[list[Job]]) -> None:

@@ -208,8 +208,10 @@ def _single_pieces() -> Iterator[Piece]:
     text = b"timed out"
     info = b"\0\1" + bytes(8) + b"\0\2\0\1" + bytes(14) + len(text).to_bytes(2, "big") + text + b"\0\0" + b"\1" + BODY
     yield Piece("unpack_info", 1, lambda: _core.unpack_info(info), lambda: twins.unpack_info(info))
-    native, twin = _core.TokenBucket(1e9), twins.TokenBucket(1e9)
-    yield Piece("TokenBucket.take", 1, lambda: native.take(1, 5.0), lambda: twin.take(1, 5.0))
+    native, twin = _core.TokenBucket(), twins.TokenBucket()
+    native.grant(10**18, 10**6)
+    twin.grant(10**18, 10**6)
+    yield Piece("TokenBucket.take", 1, lambda: native.take(1, 5000), lambda: twin.take(1, 5000))
 
 
 if __name__ == "__main__":

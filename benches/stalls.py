@@ -626,6 +626,21 @@ def pause_resume(stage: Stage, case: Case) -> Iterator[None]:
 
 
 @step
+def limits(stage: Stage, case: Case) -> Iterator[None]:
+    """Each call that limits add, and those that free the places of max_running."""
+    stage.new_queue(rate="1000000/s", max_running=1_000)
+    stage.fill(case.jobs())
+    yield
+    stage.add_dead_waiters()
+    jobs = stage.client.dequeue(stage.queue, 100)
+    stage.client.queue_limits(stage.queue)
+    stage.client.pause_queue(stage.queue, 60)
+    stage.client.resume_queue(stage.queue)
+    stage.add_dead_waiters()
+    stage.client.ack(succeeded=jobs)
+
+
+@step
 def audit(stage: Stage, case: Case) -> Iterator[None]:
     from pinlater.operations.audit import audit as flow
 

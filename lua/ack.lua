@@ -36,7 +36,7 @@ local function read_group(group)
   return m > 0
 end
 
-local held, timed = {}, keep > 0 or tombstones
+local held, timed = {}, keep > 0 or tombstones or counts_places
 for _, group in ipairs(plan) do
   if read_group(group) then held[#held + 1] = group end
   timed = timed or group.kind == FAILED
@@ -122,5 +122,9 @@ for _, group in ipairs(held) do
 end
 if ended[1] then call_in_chunks('HSET', key_tombstones, ended) end
 settle_leases()
+if counts_places then
+  -- HERE free_places
+  wake = wake and not due
+end
 if wake then notify() end
 return finish(concat(refused))

@@ -53,7 +53,7 @@ local function keep_record(job)
   return #old + (job.body and #job.body or 0)
 end
 
-local wake, expires, bytes, done = false, now + unp('>I4', config, CONFIG_LEASE_MS), 0, count
+local wake, moved, expires, bytes, done = false, false, now + unp('>I4', config, CONFIG_LEASE_MS), 0, count
 for _, job in ipairs(jobs) do
   if bytes >= CALL_BYTES then
     done = job.position - 1
@@ -68,6 +68,7 @@ for _, job in ipairs(jobs) do
   local crashes = old and unp('>I2', old, 9) or 0
   call('HSET', key_extras, job.id, extra(left, now, job.move and crashes % SUSPECT or crashes, status))
   if job.move then
+    moved = true
     call('HDEL', KEYS[running0 + job.priority], job.id)
     leave_lease(running, job.priority, job.id)
     local at = job.kind == 0 and now or job.kind == 2 and now + job.ms or job.ms
@@ -80,6 +81,10 @@ for _, job in ipairs(jobs) do
   end
 end
 settle_leases()
+if moved and flags % 16 >= FLAG_MAX_RUNNING then
+  -- HERE free_places
+  wake = wake and not due
+end
 if wake then notify() end
 local reply = { pack('>I2', done) }
 for _, position in ipairs(refused) do

@@ -3,11 +3,12 @@
 -- NEEDS  base lane check_queue clock decorated suspect
 -- KEYS   meta waiters jobs leases ready* running* | extras lease_jobs scheduled*
 -- ARGV   lane sequence version claim | limit quotas waiter budget unconfirmed
--- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 paused, u8 priorities,
+-- REPLY  token (zeros: no jobs), due in (u48 ms from now; 0: none, or another holds the timer), u8 limited, u8 priorities,
 --        left (u32 a priority), jobs block; then lists of records. Of one job it may be one string: u8 priority, id (8), token (8), record
 -- A call without what stands behind the bars asks for one simple job. The reply is empty if there is none: the caller then asks with everything.
 -- claim: claim descriptor. limit: jobs in all, 1 to 1000. quotas: '' or u16 a priority. waiter: '' (do not wait) or whom to notify (lib/notify_waiter).
 -- budget: bytes of records; one job is always given.
+-- limited: what keeps jobs from being claimed, a number of model/limits.py, CLAIM_LIMITS; due in is then when it ends, if that is known.
 -- unconfirmed: left out, or ms: the lease is unconfirmed and no longer than that (lib/lease_end).
 
 -- A worker that holds the timer of the next scheduled job and was silent for so long is dead: safety claims come every 10 to 15 s.
@@ -26,7 +27,8 @@ end
 local id_count = 1
 -- HERE next_ids
 local token = h
-if (not limit or limit == '1' and quotas == '') and earliest > now and not paused then
+-- flags: a queue that is paused, or that has a limit which its shards count, needs another look
+if (not limit or limit == '1' and quotas == '') and earliest > now and flags == 0 then
   -- HERE claim_one
 end
 if not limit then
@@ -40,8 +42,13 @@ if want > 1000 then return redis.error_reply('TOO_MANY jobs: expected a limit of
 if want < 1 then return redis.error_reply('BAD_REQUEST limit: expected 1 to 1000, got ' .. want) end
 if quotas ~= '' and #quotas ~= 2 * priorities then return redis.error_reply('BAD_REQUEST quotas: expected one a priority') end
 
-if paused then
-  local payload = NO_TOKEN .. NO_DUE .. string.char(1, priorities) .. string.rep('\0\0\0\0', priorities)
+-- places: how many more jobs may run; nil: any
+local limited, rest_ms, places = paused and 1 or 0, 0, nil
+if flags >= CLAIMS_FLAGS and not paused then
+  -- HERE claim_limits
+end
+if limited > 0 then
+  local payload = NO_TOKEN .. pack('>I6', rest_ms) .. string.char(limited, priorities) .. string.rep('\0\0\0\0', priorities)
   if waiter ~= '' then
     -- HERE notify
     wait_for_work(waiter)
@@ -93,7 +100,7 @@ if total == 0 then
   return { answer }
 end
 -- HERE grant_lease
-if more_work and waiting then
+if more_work and waiting and total ~= places then
   -- HERE notify
   notify()
 end

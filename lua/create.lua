@@ -20,7 +20,7 @@ if not exists then
   end
   -- HERE recall
 end
--- HERE new_ids version
+-- HERE new_ids entries version
 refusal = refuse_settings(settings)
 if refusal then return refusal end
 if exists then return finish('\0' .. config) end
@@ -32,4 +32,8 @@ if carried == '' then version, epoch = draw_version(), pack('>I4', deleted and e
 config = config_of(version, deleted and sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END) or '\0\0\0\1', settings, epoch)
 call('UNLINK', key_permit)
 call('HSET', key_meta, 'config', config)
+call('HDEL', key_meta, 'account')
+if entry_of(config, ENTRY_RATE) ~= '' then
+  -- HERE is_home account begin_account
+end
 return finish('\1' .. config)

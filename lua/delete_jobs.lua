@@ -1,7 +1,7 @@
 -- delete_jobs: removes jobs of a state and priority, the oldest first (running ones in no order), or those named.
 -- KIND   write
--- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids lease leave_lease
--- KEYS   meta jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
+-- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify lease leave_lease
+-- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version state priority limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
 -- channel: where workers hear the ids of removed running jobs, joined; '': nowhere. A user that may not publish there removes them all the same.
@@ -71,6 +71,9 @@ if removed[1] then
   call_in_chunks('HDEL', key_extras, removed)
 end
 settle_leases()
+if ran > 0 and flags % 16 >= FLAG_MAX_RUNNING then
+  -- HERE free_places
+end
 local reply = finish(pack('>I4B', #removed, more))
 if ran > 0 and channel ~= '' and redis.acl_check_cmd('PUBLISH', channel, '') then
   call('PUBLISH', channel, concat(removed, '', 1, ran))

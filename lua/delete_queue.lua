@@ -1,11 +1,12 @@
 -- delete_queue: removes everything of a queue but what it leaves for the registry, so that ids, tokens, versions and epochs never come back.
 -- KIND   write
--- NEEDS  base lane check_queue clock new_ids before version remnant
+-- NEEDS  base lane check_queue clock new_ids before entries version remnant limits_message
 -- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  what it leaves for the registry (lib/remnant); nothing if the queue is not of an earlier epoch
 -- below: '', or an epoch: removes only what is of an earlier one.
--- It notifies the last thousand waiters, as no job will come to them.
+-- The key grantees expires by itself, a minute after the last grant. It notifies the last thousand waiters, as no job will come to them,
+-- and the clients that rest because of a limit.
 -- forget_queue removes the rest, once the registry has it. Until then this lane stays. Another request that is resent gets QUEUE_NOT_FOUND, which its
 -- client reads as unknown.
 
@@ -22,4 +23,5 @@ local since = now
 for _, waiter in ipairs(waiters) do
   -- HERE notify_waiter
 end
+send_limits('')
 return answer

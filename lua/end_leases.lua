@@ -53,6 +53,10 @@ for _ = 1, PAGES do
   if from == '0' then priority = priority + 1 end
   if priority > priorities or bytes >= CALL_BYTES then break end
 end
+if counts.leases > 0 and flags % 16 >= FLAG_MAX_RUNNING then
+  -- HERE free_places
+  wake = wake and not due
+end
 if wake then notify() end
 local more = priority <= priorities and 1 or 0
 return finish(

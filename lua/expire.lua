@@ -121,5 +121,9 @@ if sweep ~= '' and counts.jobs < CALL_JOBS then
     more = 1
   end
 end
+if counts.leases > 0 and flags % 16 >= FLAG_MAX_RUNNING then
+  -- HERE free_places
+  wake = wake and not due
+end
 if wake then notify() end
 return report(1, more, now + hold_ms)

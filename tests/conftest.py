@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
 from tests.support.requirements import closing_line
@@ -33,6 +33,10 @@ LAST_EXIT_DEADLINE_S = 10.0  # a keeper or a server told to stop saves first
 
 # inputs are made slowly where other tests run beside
 settings.register_profile("beside", suppress_health_check=[HealthCheck.too_slow])
+# whoever asks only whether a test fails needs no smallest example
+settings.register_profile(
+    "first-failure", suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("beside")
 
 # Processes that tests start write no bytecode: a test may write a module twice within a second, which bytecode misses.

@@ -1,4 +1,4 @@
-"""Eleven deliberate faults, one a room and one in Lua: the daily tests must fail for each.
+"""Deliberate faults, one a room, one in Lua and one a clause of the limits: the daily tests must fail for each.
 
     make faults
 
@@ -35,8 +35,8 @@ FAULTS = [
     Fault(
         "model: a paused queue is packed as open",
         f"{PACKAGE}/model/queue_config.py",
-        "(_PAUSED if self.paused else 0)",
-        "0",
+        "_NO_CLAIMS: self.paused or stopped",
+        "_NO_CLAIMS: stopped",
         "tests/operations/test_behaviour.py tests/worker",
     ),
     Fault(
@@ -111,6 +111,244 @@ FAULTS = [
     ),
 ]
 
+SCRIPTS = "tests/lua/test_scripts_limits.py"
+MACHINE = "tests/operations/test_limits_machine.py"
+SCENES = "tests/operations/test_limits.py"
+WORKERS = "tests/worker/test_limited_workers.py"
+
+
+def _fault(what: str, path: str, before: str, after: str, tests: str) -> Fault:
+    return Fault(f"limits: {what}", path, before, after, tests)
+
+
+#: The tests of the clause must notice each.
+FAULTS += [
+    _fault(
+        "an account has no cap",
+        "lua/lib/account.lua",
+        "units = math.min(units + (now - refilled_ms) * token_count, burst * per_ms)",
+        "units = units + (now - refilled_ms) * token_count",
+        SCRIPTS,
+    ),
+    _fault(
+        "time counts twice after a step back of the clock",
+        "lua/lib/account.lua",
+        "refilled_ms = math.max(refilled_ms, now) else",
+        "refilled_ms = now else",
+        SCRIPTS,
+    ),
+    _fault(
+        "time counts again for each look",
+        "lua/lib/account.lua",
+        "if refilled_ms <= now + GRANT_MS then refilled_ms = math.max(refilled_ms, now) else refilled_ms = now end",
+        "",
+        MACHINE,
+    ),
+    _fault(
+        "a token is rounded up",
+        "lua/grant.lua",
+        "math.min(wanted, floor(units / per_ms))",
+        "math.min(wanted, math.ceil(units / per_ms))",
+        SCRIPTS,
+    ),
+    _fault(
+        "tokens come back that were not granted",
+        "lua/grant.lua",
+        "local of_before = math.min(returned - of_now, granted_before)",
+        "local of_before = returned - of_now",
+        SCRIPTS,
+    ),
+    _fault(
+        "tokens come back twice",
+        "lua/grant.lua",
+        "granted, granted_before = granted - of_now, granted_before - of_before",
+        "granted_before = granted_before - of_before",
+        SCRIPTS,
+    ),
+    _fault(
+        "a repeated grant is carried out again",
+        "lua/grant.lua",
+        "if replay then return stored end",
+        "",
+        SCRIPTS,
+    ),
+    _fault(
+        "every shard gives tokens",
+        "lua/grant.lua",
+        "if not is_home(config) or not refill(config)",
+        "if not refill(config)",
+        SCRIPTS,
+    ),
+    _fault(
+        "all that wait have one place",
+        "lua/grant.lua",
+        "math.max(line_ms + math.max(token_ms, math.min(50, burst * token_ms / 2)), due_ms)",
+        "due_ms",
+        SCRIPTS,
+    ),
+    _fault(
+        "a place is further off than the longest rest",
+        "lua/grant.lua",
+        "math.ceil(math.min(place_ms, math.max(due_ms, now + LONGEST_REST_MS)))",
+        "math.ceil(place_ms)",
+        SCRIPTS,
+    ),
+    _fault(
+        "a visitor a little early goes to the end of the line",
+        "lua/grant.lua",
+        "if tokens == 0 and place == '1' and due_ms - now < token_ms / 2 then",
+        "if tokens == 0 and place == '2' then",
+        SCRIPTS,
+    ),
+    _fault(
+        "a shard that is the home no more keeps its account",
+        "lua/lib/settle.lua",
+        "  call('HDEL', key_meta, 'account')\n",
+        "",
+        MACHINE,
+    ),
+    _fault(
+        "a smaller burst leaves the tokens of the larger one",
+        "lua/lib/settle.lua",
+        "units, line_ms = math.min(old_units, burst * per_ms), 0",
+        "units, line_ms = old_units, 0",
+        SCRIPTS,
+    ),
+    _fault(
+        "units of one rate are units of the next one",
+        "lua/lib/settle.lua",
+        "  if old_ms ~= per_ms then old_units = floor(old_units / (old_ms or 1)) * per_ms end\n",
+        "",
+        MACHINE,
+    ),
+    _fault(
+        "a configuration ends a pause",
+        "lua/configure.lua",
+        "local kept = byte(old, CONFIG_FLAGS) % 32 >= FLAG_PAUSE and FLAG_PAUSE or 0",
+        "local kept = 0",
+        SCRIPTS,
+    ),
+    _fault(
+        "a client that knows no limits removes max_running",
+        "lua/configure.lua",
+        "if sent < ENTRY_RATE then",
+        "if false then",
+        SCRIPTS,
+    ),
+    _fault(
+        "a shorter pause ends a longer one",
+        "lua/pause.lua",
+        "if wanted_ms > left_ms then",
+        "if wanted_ms > 0 then",
+        SCRIPTS,
+    ),
+    _fault(
+        "a pause goes on for an hour after the clock went back by one",
+        "lua/lib/read_pause.lua",
+        "left_ms = begin_ms > now and end_ms - begin_ms or math.max(end_ms - now, 0)",
+        "left_ms = math.max(end_ms - now, 0)",
+        SCRIPTS,
+    ),
+    _fault(
+        "one job more than max_running",
+        "lua/lib/claim_limits.lua",
+        "places = unp('>I4', entry_of(config, ENTRY_MAX_RUNNING))",
+        "places = 1 + unp('>I4', entry_of(config, ENTRY_MAX_RUNNING))",
+        MACHINE,
+    ),
+    _fault(
+        "a claim takes more jobs than there are places",
+        "lua/lib/claim_limits.lua",
+        "want, limited = math.min(want, places), places < 1 and 3 or 0",
+        "limited = places < 1 and 3 or 0",
+        SCRIPTS,
+    ),
+    _fault(
+        "a free place wakes nobody",
+        "lua/lib/free_places.lua",
+        "if due then notify('ZPOPMIN') end",
+        "",
+        SCRIPTS,
+    ),
+    _fault(
+        "the last place of a claim wakes a waiter",
+        "lua/claim.lua",
+        "if more_work and waiting and total ~= places then",
+        "if more_work and waiting then",
+        SCRIPTS,
+    ),
+    _fault(
+        "simple successes free no place",
+        "lua/lib/hold_simple.lua",
+        " and flags % 16 < FLAG_MAX_RUNNING",
+        "",
+        SCRIPTS,
+    ),
+    _fault(
+        "a claim of before the rate goes on without tokens",
+        f"{PACKAGE}/operations/claim.py",
+        "given = quota if has_tokens or config.rate is None else [0]",
+        "given = quota",
+        SCENES,
+    ),
+    _fault(
+        "a claim takes more jobs than the client has tokens",
+        f"{PACKAGE}/operations/claim_round.py",
+        "tokens = yield from take_tokens(session, home, config, min(limit, sighted), sighted, deadline_s)",
+        "tokens = limit * bool((yield from take_tokens(session, home, config, 1, sighted, deadline_s)))",
+        MACHINE,
+    ),
+    _fault(
+        "tokens outlive their configuration",
+        f"{PACKAGE}/store/allowance.py",
+        "            self.bucket = TokenBucket()\n            self.rest",
+        "            self.bucket = getattr(self, 'bucket', TokenBucket())\n            self.rest",
+        SCENES,
+    ),
+    _fault(
+        "tokens outlive their second",
+        f"{PACKAGE}/operations/limits.py",
+        'allowance.granted(tokens, asked_ms + int.from_bytes(valid, "big"))',
+        "allowance.granted(tokens, asked_ms + 10**9)",
+        SCENES,
+    ),
+    _fault(
+        "unused tokens are kept",
+        f"{PACKAGE}/operations/claim_round.py",
+        "        yield from return_tokens(session, home.queue, deadline_s)\n",
+        "        pass\n",
+        SCENES,
+    ),
+    _fault(
+        "a share of the rate goes back to the home shard",
+        f"{PACKAGE}/operations/limits.py",
+        "    home.allowance.end_flow()\n    unused",
+        "    unused",
+        SCENES,
+    ),
+    _fault(
+        "a resting worker does not hear of a change",
+        f"{PACKAGE}/worker/fetcher.py",
+        "            self._end_rest(poll)\n            poll.due = True\n",
+        "            pass\n",
+        WORKERS,
+    ),
+    _fault(
+        "a claim without a token waits at the server",
+        f"{PACKAGE}/worker/queue_shard_source.py",
+        "waits = stored is not None and stored.config.rate is None",
+        "waits = stored is not None",
+        WORKERS,
+    ),
+    _fault(
+        "a worker that stops keeps its tokens",
+        f"{PACKAGE}/worker/queue_shard_source.py",
+        "await self._client.run(lambda end, queue=queue: limits.return_tokens(session, queue, end))",
+        "await self._client.run(lambda end: leave(session, [], end))",
+        WORKERS,
+    ),
+]
+
 
 def main() -> int:
     """The number of faults that no test noticed."""
@@ -155,7 +393,8 @@ def _put_in(path: Path, fault: Fault) -> None:
 
 
 def _run_tests(copy: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "4", "-p", "no:cacheprovider", *tests.split()]
+    options = ["-q", "-x", "-n", "4", "-p", "no:cacheprovider", "--hypothesis-profile=first-failure"]
+    command = [sys.executable, "-m", "pytest", *options, *tests.split()]
     environment = {**os.environ, "PYTHONPATH": str(copy / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
 

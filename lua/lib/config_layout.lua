@@ -15,6 +15,14 @@ local CONFIG_BODY_LIMIT, CONFIG_BODY_LIMIT_END = 36, 39
 local CONFIG_TAIL = 40
 local CONFIG_CRASH_LIMIT, CONFIG_CRASH_LIMIT_END = 41, 42
 local CONFIG_QUARANTINE_LENGTH = 43
+-- Which entry of the tail a setting is. The others are found by their bytes above.
+local ENTRY_RATE, ENTRY_MAX_RUNNING, ENTRY_HOME = 3, 4, 5
+-- Flags. CLAIMS_FLAGS: from here on claims need another look. FLAG_PAUSE belongs to the queue shard: it is no setting.
+local CLAIMS_FLAGS, FLAG_MAX_RUNNING, FLAG_PAUSE = 8, 8, 16
+-- Clients that know no limits have only the flags below this one.
+local FIRST_LIMIT_FLAG = 4
+-- A grant's tokens may be used for so long. A process asks again after so long at most.
+local GRANT_MS, LONGEST_REST_MS = 1000, 15000
 -- In the settings of a call: flags and priorities, then all from the lease on.
 local SETTINGS_FLAGS, SETTINGS_PRIORITIES, SETTINGS_LEASE_MS, SETTINGS_TAIL = 1, 2, 3, 23
 -- What another shard has of a queue: version, then epoch.

@@ -1,10 +1,8 @@
 -- Versions of a configuration are drawn from h, and always greater than the present one, which may come from a shard whose clock is ahead.
 -- Each creation and each deletion of a queue begins its next epoch; epochs are odd while the queue is there. A later epoch is newer, whatever the clocks
 -- of shards say. Within an epoch the version decides.
--- The tail of a configuration is a list of entries: u8 length, bytes. New settings go behind the last one, so that older and newer callers agree.
--- reads: before config new_ids
--- sets:  config_of draw_version epoch_of MAX_ENTRIES newer refuse_settings skip_entries
-local MAX_ENTRIES = 100
+-- reads: before config MAX_ENTRIES new_ids skip_entries
+-- sets:  config_of draw_version epoch_of newer refuse_settings
 
 local function config_of(drawn, generation, settings, epoch)
   return string.char(DATA_FORMAT) .. sub(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES) .. drawn .. generation .. epoch .. sub(settings, SETTINGS_LEASE_MS)
@@ -27,20 +25,11 @@ local function draw_version()
   return low == 4294967295 and pack('>I4I4', high + 1, 0) or pack('>I4I4', high, low + 1), drawn
 end
 
--- Returns the position behind `most` entries of a tail, and how many there were.
-local function skip_entries(packed, at, most)
-  local count = 0
-  while count < most and at <= #packed do
-    at, count = at + 1 + byte(packed, at), count + 1
-  end
-  return at, count
-end
-
 local function refuse_settings(settings)
   local last = #settings >= SETTINGS_TAIL - 1 and skip_entries(settings, SETTINGS_TAIL, MAX_ENTRIES)
   if last ~= #settings + 1 then return redis.error_reply('BAD_REQUEST settings: expected 22 bytes, then entries with a length each') end
   local settings_flags, settings_priorities = byte(settings, SETTINGS_FLAGS, SETTINGS_PRIORITIES)
-  if settings_flags >= 128 or settings_priorities < 1 or settings_priorities > 100 then
-    return redis.error_reply('BAD_REQUEST settings: expected a queue that is not deleted, with 1 to 100 priorities')
+  if settings_flags >= 128 or floor(settings_flags / FLAG_PAUSE) % 2 == 1 or settings_priorities < 1 or settings_priorities > 100 then
+    return redis.error_reply('BAD_REQUEST settings: expected a queue that is not deleted, without a pause that ends, with 1 to 100 priorities')
   end
 end

@@ -19,6 +19,7 @@ from pinlater.model.errors import (
     FormatUnsupported,
     InvalidArgument,
     JobUnknown,
+    NotAtHome,
     OutcomeUnknown,
     PartialDelete,
     PartialEnqueue,
@@ -38,7 +39,9 @@ from pinlater.model.errors import (
 )
 from pinlater.model.jobs import Ack, Checkpoint, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.queue_options import Queue
 from pinlater.model.registry import register as _register
+from pinlater.operations.limits import QueueLimits
 
 _register("embedded://", "pinlater.embedded.server")
 _register("memory://", "pinlater.memory.server")
@@ -64,6 +67,7 @@ if typing.TYPE_CHECKING:
         ProcessDied,
         Progress,
         RaisedInProcess,
+        RateLimited,
         Retry,
         Shared,
         Snooze,
@@ -116,6 +120,7 @@ __all__ = [
     "Middleware",
     "Monitor",
     "NewJob",
+    "NotAtHome",
     "OutcomeUnknown",
     "PartialDelete",
     "PartialEnqueue",
@@ -125,10 +130,13 @@ __all__ = [
     "PlainTask",
     "ProcessDied",
     "Progress",
+    "Queue",
     "QueueConfig",
     "QueueError",
+    "QueueLimits",
     "QueueNotFound",
     "RaisedInProcess",
+    "RateLimited",
     "ResultGone",
     "ResultTimeout",
     "Retry",

@@ -139,7 +139,7 @@ class Claim:
     @property
     def due_in_ms(self) -> int: ...
     @property
-    def paused(self) -> bool: ...
+    def limited(self) -> int: ...
     @property
     def crashed(self) -> bool: ...
 
@@ -169,15 +169,35 @@ class CommandHead:
 
 @final
 class TokenBucket:
-    def __new__(cls, rate_per_s: float, burst: float | None = None) -> TokenBucket: ...
+    """Tokens that a process may use: of a grant, which ends, or of a rate that flows in.
+
+    A new one is empty. Times are ms of any one monotonic clock; a time behind the latest one seen counts as the latest.
+    Numbers of tokens and times: 0 to 2**63 - 1.
+    Every method raises ValueError for a number out of range, TypeError for what is no int, and then changes nothing.
+    """
+
+    def __new__(cls) -> TokenBucket: ...
     @property
-    def rate_per_s(self) -> float: ...
-    @property
-    def burst(self) -> float: ...
-    def take(self, n: int, now_s: float) -> int: ...
-    def give_back(self, n: int) -> None: ...
-    def wait_s(self, n: int, now_s: float) -> float: ...
-    def set_rate(self, rate_per_s: float, now_s: float) -> None: ...
+    def held(self) -> int:
+        """Whole tokens held as of the last call."""
+    def grant(self, n: int, until_ms: int) -> None:
+        """Hold these n tokens until then (exclusive), instead of all that it held. Nothing flows in any more."""
+    def flow(self, count: int, per_ms: int, burst: int, now_ms: int) -> None:
+        """From now on `count` tokens flow in every per_ms, up to burst.
+
+        It starts empty after a grant, which it drops. A flow that changes keeps its tokens and its part of a token,
+        up to burst; what the new per_ms cannot express exactly is rounded down.
+        count: 0 to 2**32 - 1; 0 is a pause, in which `take` gives none. per_ms: 1 to 2**32 - 1.
+        burst: 1 to 1,000,000.
+        """
+    def take(self, n: int, now_ms: int) -> int:
+        """Take up to n tokens. Returns how many."""
+    def give_back(self, n: int) -> None:
+        """Return n unused tokens: at most up to what was granted (less what `empty` took), or up to the burst."""
+    def empty(self, now_ms: int) -> int:
+        """Take all whole tokens that are left and valid, in a pause too. Returns how many."""
+    def wait_ms(self, n: int, now_ms: int) -> int | None:
+        """The ms until `take(n)` gives n. None: it never does without another grant or flow."""
 
 def format_descriptor(queue: str, shard: str, priority: int, id: int) -> str: ...
 def format_descriptors(queue: str, shard: str, priorities: bytes | int, first_id: int, count: int) -> list[str]: ...

@@ -13,13 +13,16 @@ use crate::record::Record;
 
 /// Elements of a reply before the lists of records.
 const FIXED_ELEMENTS: usize = 7;
+/// The greatest number of a limit.
+const MOST_LIMITED: u8 = b'4';
 /// Of an index in the jobs block: the job has crashed before.
 const CRASHED: u16 = 0x8000;
 
 /// The jobs of a claim and what its shard has left. `token` is empty if nothing was claimed or it was a dry run.
 ///
 /// `left`: jobs that are due but not taken, a priority. `due_in_ms`: how long until the next scheduled job is due; 0 if there is
-/// none, or if another worker waits for it. `paused`: the queue gives no jobs now. `crashed`: some of the jobs have crashed before.
+/// none, or if another worker waits for it. `limited`: what keeps jobs from being
+/// claimed, a number of `CLAIM_LIMITS` in `model/limits.py`; 0: nothing. `crashed`: some of the jobs have crashed before.
 #[pyclass(frozen, module = "pinlater._core")]
 #[derive(Debug)]
 pub struct Claim {
@@ -32,7 +35,7 @@ pub struct Claim {
     #[pyo3(get)]
     due_in_ms: u64,
     #[pyo3(get)]
-    paused: bool,
+    limited: u8,
     #[pyo3(get)]
     crashed: bool,
 }
@@ -41,12 +44,12 @@ pub struct Claim {
 impl Claim {
     fn __repr__(&self, py: Python<'_>) -> String {
         format!(
-            "<Claim of {} jobs token={} left={:?} due_in_ms={} paused={}>",
+            "<Claim of {} jobs token={} left={:?} due_in_ms={} limited={}>",
             self.jobs.bind(py).len(),
             shown(self.token.bind(py)),
             self.left,
             self.due_in_ms,
-            if self.paused { "True" } else { "False" }
+            self.limited
         )
     }
 }
@@ -73,7 +76,7 @@ pub fn decode_claim(
         token: token.unbind(),
         left,
         due_in_ms: big_endian(sized(reply, 5, "due in", &[6])?.as_bytes()),
-        paused: read_flag(&bytes_at(reply, 6, "paused")?)?,
+        limited: read_limited(&bytes_at(reply, 6, "limited")?)?,
         crashed: ids.iter().any(|taken| taken.crashed),
     })
 }
@@ -168,11 +171,10 @@ fn read_left(packed: &[u8]) -> Result<Vec<u32>, BadArgument> {
     Ok(packed.chunks_exact(4).map(|left| u32::from_be_bytes([left[0], left[1], left[2], left[3]])).collect())
 }
 
-fn read_flag(flag: &Bound<'_, PyBytes>) -> Result<bool, BadArgument> {
-    match flag.as_bytes() {
-        b"0" => Ok(false),
-        b"1" => Ok(true),
-        _ => Err(malformed(format!("paused: expected b'0' or b'1', got {}", shown(flag)))),
+fn read_limited(digit: &Bound<'_, PyBytes>) -> Result<u8, BadArgument> {
+    match digit.as_bytes() {
+        [digit @ b'0'..=MOST_LIMITED] => Ok(digit - b'0'),
+        _ => Err(malformed(format!("limited: expected a digit, 0 to 4, got {}", shown(digit)))),
     }
 }
 

@@ -1,125 +1,202 @@
-//! A rate limit; the caller brings the clock.
+//! Tokens of a limited queue that this process may use; the caller brings the clock.
 use pyo3::prelude::*;
 
+use crate::arguments::integer;
 use crate::bad_argument::BadArgument;
 
-/// Part of a token that counts as a whole one: after exactly `wait_s` the sum may be short by rounding.
-const ROUNDING: f64 = 1e-9;
-/// Seconds of rate that the default burst holds.
-const DEFAULT_BURST_S: f64 = 1.0;
+/// The largest number of tokens, and the latest time in ms: a signed number of 64 bits holds them.
+const MOST: u64 = (1 << 63) - 1;
+/// Most tokens that a flow collects: with any `per_ms`, that many tokens have fewer than 2^53 units.
+const MOST_BURST: u64 = 1_000_000;
 
-/// Tokens that flow in at `rate_per_s` up to `burst`, and start full. A rate of 0 is a pause.
+/// Tokens that a process may use: of a grant, which ends, or of a rate that flows in.
 ///
-/// `burst` (at least 1) is a second's worth by default, and then follows the rate. `now_s` is of any one clock;
-/// while it stands behind the latest time seen nothing flows in. `ValueError` for a rate, burst, number or time that is
-/// NaN, infinite or negative.
+/// A new one is empty. Times are ms of any one monotonic clock. A time behind the latest one seen counts as the latest.
+/// `ValueError` for a number out of range, `TypeError` for what is no int; a refused call changes nothing.
 #[pyclass(module = "pinlater._core")]
 #[derive(Debug)]
 pub struct TokenBucket {
-    #[pyo3(get)]
-    rate_per_s: f64,
-    #[pyo3(get)]
-    burst: f64,
-    burst_follows: bool,
-    tokens: f64,
-    latest_s: Option<f64>,
+    supply: Supply,
+    latest_ms: u64,
 }
 
 #[pymethods]
 impl TokenBucket {
     #[new]
-    #[pyo3(signature = (rate_per_s, burst=None))]
-    fn new(rate_per_s: f64, burst: Option<f64>) -> PyResult<Self> {
-        check("rate_per_s", rate_per_s, 0.0)?;
-        let full = burst.unwrap_or_else(|| default_burst(rate_per_s));
-        check("burst", full, 1.0)?;
-        Ok(Self { rate_per_s, burst: full, burst_follows: burst.is_none(), tokens: full, latest_s: None })
+    fn new() -> Self {
+        Self { supply: Supply::Grant(Grant::default()), latest_ms: 0 }
+    }
+
+    /// Holds these `n` tokens until then (exclusive), instead of all that it held; nothing flows in any more.
+    fn grant(&mut self, n: &Bound<'_, PyAny>, until_ms: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (n, until_ms) = (number("n", n)?, number("until_ms", until_ms)?);
+        self.supply = Supply::Grant(Grant { granted: n, left: n, until_ms });
+        self.pass_until(self.latest_ms);
+        Ok(())
+    }
+
+    /// From now on `count` tokens flow in every `per_ms`, up to `burst`; 0 of them are a pause, in which `take` gives none.
+    ///
+    /// Starts empty after a grant, which it drops. A flow that changes keeps its tokens and its part of a token, up
+    /// to `burst`; what the new rate cannot express exactly is rounded down.
+    fn flow(
+        &mut self,
+        count: &Bound<'_, PyAny>,
+        per_ms: &Bound<'_, PyAny>,
+        burst: &Bound<'_, PyAny>,
+        now_ms: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let count = integer("count", count, 0, u64::from(u32::MAX))?;
+        let per_ms = integer("per_ms", per_ms, 1, u64::from(u32::MAX))?;
+        let burst = integer("burst", burst, 1, MOST_BURST)?;
+        self.pass_until(number("now_ms", now_ms)?);
+        let units = self.supply.units_at(per_ms).min(burst * per_ms);
+        self.supply = Supply::Flow(Flow { count, per_ms, burst, units });
+        Ok(())
     }
 
     /// Takes up to `n` tokens; returns how many.
-    fn take(&mut self, n: i64, now_s: f64) -> PyResult<i64> {
-        let n = check_count(n)?;
-        self.refill(now_s)?;
-        let granted = n.min(self.whole_tokens());
-        self.tokens = (self.tokens - as_tokens(granted)).max(0.0);
-        Ok(granted)
+    fn take(&mut self, n: &Bound<'_, PyAny>, now_ms: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let (n, now_ms) = (number("n", n)?, number("now_ms", now_ms)?);
+        self.pass_until(now_ms);
+        Ok(match &mut self.supply {
+            Supply::Grant(grant) => grant.take(n),
+            Supply::Flow(flow) if flow.count == 0 => 0,
+            Supply::Flow(flow) => flow.take(n),
+        })
     }
 
-    /// Returns `n` unused tokens to the bucket.
-    fn give_back(&mut self, n: i64) -> PyResult<()> {
-        self.tokens = (self.tokens + as_tokens(check_count(n)?)).min(self.burst);
-        Ok(())
-    }
-
-    /// Seconds until `take(n)` gives n; infinite while paused, or if n is more than the burst.
-    fn wait_s(&mut self, n: i64, now_s: f64) -> PyResult<f64> {
-        let n = as_tokens(check_count(n)?);
-        self.refill(now_s)?;
-        if self.rate_per_s == 0.0 || n > self.burst {
-            return Ok(f64::INFINITY);
-        }
-        let missing = n - self.tokens;
-        Ok(if missing <= ROUNDING { 0.0 } else { missing / self.rate_per_s })
-    }
-
-    /// Changes the rate from now on.
-    fn set_rate(&mut self, rate_per_s: f64, now_s: f64) -> PyResult<()> {
-        check("rate_per_s", rate_per_s, 0.0)?;
-        self.refill(now_s)?;
-        self.rate_per_s = rate_per_s;
-        if self.burst_follows {
-            self.burst = default_burst(rate_per_s);
-            self.tokens = self.tokens.min(self.burst);
+    /// Returns `n` unused tokens: at most up to what was granted (less what `empty` took), or up to the burst.
+    fn give_back(&mut self, n: &Bound<'_, PyAny>) -> PyResult<()> {
+        let n = number("n", n)?;
+        match &mut self.supply {
+            Supply::Grant(grant) => grant.left = grant.left.saturating_add(n).min(grant.granted),
+            Supply::Flow(flow) => flow.add(n.saturating_mul(flow.per_ms)),
         }
         Ok(())
+    }
+
+    /// Takes all whole tokens, in a pause too; returns how many.
+    fn empty(&mut self, now_ms: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.pass_until(number("now_ms", now_ms)?);
+        Ok(match &mut self.supply {
+            Supply::Grant(grant) => grant.empty(),
+            Supply::Flow(flow) => flow.take(MOST),
+        })
+    }
+
+    /// The ms until `take(n)` gives n. `None`: it never does without another grant or flow.
+    fn wait_ms(&mut self, n: &Bound<'_, PyAny>, now_ms: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let (n, now_ms) = (number("n", n)?, number("now_ms", now_ms)?);
+        self.pass_until(now_ms);
+        Ok(match &self.supply {
+            Supply::Grant(grant) => (n <= grant.left).then_some(0),
+            Supply::Flow(flow) => flow.wait_ms(n, self.latest_ms - now_ms),
+        })
+    }
+
+    /// Tokens held as of the last call.
+    #[getter]
+    fn held(&self) -> u64 {
+        match &self.supply {
+            Supply::Grant(grant) => grant.left,
+            Supply::Flow(flow) => flow.whole(),
+        }
     }
 
     fn __repr__(&self) -> String {
-        format!("TokenBucket(rate_per_s={}, burst={})", self.rate_per_s, self.burst)
+        format!("<TokenBucket of {} tokens>", self.held())
     }
 }
 
 impl TokenBucket {
-    fn refill(&mut self, now_s: f64) -> Result<(), BadArgument> {
-        if !now_s.is_finite() {
-            return Err(BadArgument::Value(format!("now_s: expected a finite number, got {now_s}")));
+    /// Ends a grant whose time is over, or lets flow in what is due since the latest time.
+    fn pass_until(&mut self, now_ms: u64) {
+        let passed_ms = now_ms.saturating_sub(self.latest_ms);
+        self.latest_ms += passed_ms;
+        match &mut self.supply {
+            Supply::Grant(grant) if self.latest_ms >= grant.until_ms => *grant = Grant::default(),
+            Supply::Grant(_) => (),
+            Supply::Flow(flow) => flow.add(passed_ms.saturating_mul(flow.count)),
         }
-        let latest_s = self.latest_s.map_or(now_s, |latest_s| latest_s.max(now_s));
-        // Bounded, as an infinite time of a rate of 0 is no number.
-        let passed_s = (latest_s - self.latest_s.unwrap_or(latest_s)).min(f64::MAX);
-        self.tokens = (self.tokens + passed_s * self.rate_per_s).min(self.burst);
-        self.latest_s = Some(latest_s);
-        Ok(())
-    }
-
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "a cast from float saturates, which is right for a count"
-    )]
-    fn whole_tokens(&self) -> i64 {
-        if self.rate_per_s == 0.0 { 0 } else { (self.tokens + ROUNDING) as i64 }
     }
 }
 
-fn default_burst(rate_per_s: f64) -> f64 {
-    (rate_per_s * DEFAULT_BURST_S).max(1.0)
+/// Where the tokens come from.
+#[derive(Debug)]
+enum Supply {
+    Grant(Grant),
+    Flow(Flow),
 }
 
-fn check(name: &str, value: f64, least: f64) -> Result<(), BadArgument> {
-    if value.is_finite() && value >= least {
-        return Ok(());
+impl Supply {
+    /// What a flow of another `per_ms` starts with: what this flow holds, in units of the other one, rounded down.
+    fn units_at(&self, per_ms: u64) -> u64 {
+        match self {
+            Self::Grant(_) => 0,
+            Self::Flow(flow) => flow.whole() * per_ms + flow.units % flow.per_ms * per_ms / flow.per_ms,
+        }
     }
-    Err(BadArgument::Value(format!("{name}: expected a finite number, {least} or more, got {value}")))
 }
 
-fn check_count(n: i64) -> Result<i64, BadArgument> {
-    if n >= 0 {
-        return Ok(n);
+/// Tokens until a time; the default is an ended one.
+#[derive(Debug, Default)]
+struct Grant {
+    granted: u64,
+    left: u64,
+    until_ms: u64,
+}
+
+impl Grant {
+    fn take(&mut self, n: u64) -> u64 {
+        let taken = n.min(self.left);
+        self.left -= taken;
+        taken
     }
-    Err(BadArgument::Value(format!("n: expected 0 or more tokens, got {n}")))
+
+    /// What is emptied is no longer granted, so a `give_back` cannot return it once more.
+    fn empty(&mut self) -> u64 {
+        self.granted -= self.left;
+        self.take(MOST)
+    }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "a count above 2**53 is beyond any burst")]
-fn as_tokens(n: i64) -> f64 {
-    n as f64
+/// Tokens that flow in. A token costs `per_ms` units and each ms adds `count` units, so nothing is ever rounded.
+#[derive(Debug)]
+struct Flow {
+    count: u64,
+    per_ms: u64,
+    burst: u64,
+    units: u64,
+}
+
+impl Flow {
+    /// A number of units that saturated is above any burst.
+    fn add(&mut self, units: u64) {
+        self.units = self.units.saturating_add(units).min(self.burst * self.per_ms);
+    }
+
+    fn whole(&self) -> u64 {
+        self.units / self.per_ms
+    }
+
+    fn take(&mut self, n: u64) -> u64 {
+        let taken = n.min(self.whole());
+        self.units -= taken * self.per_ms;
+        taken
+    }
+
+    /// `behind_ms`: how far the clock stands behind the latest time; nothing flows in until it has caught up.
+    fn wait_ms(&self, n: u64, behind_ms: u64) -> Option<u64> {
+        let most = if self.count == 0 { 0 } else { self.burst };
+        if n > most {
+            return None;
+        }
+        let missing = (n * self.per_ms).saturating_sub(self.units);
+        Some(if missing == 0 { 0 } else { behind_ms + missing.div_ceil(self.count) })
+    }
+}
+
+fn number(name: &str, value: &Bound<'_, PyAny>) -> Result<u64, BadArgument> {
+    integer(name, value, 0, MOST)
 }

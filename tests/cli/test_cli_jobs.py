@@ -63,6 +63,12 @@ def test_ls(run: Run) -> None:
         "succeeded": 0,
         "failed": 0,
         "paused": False,
+        "paused_ms": 0,
+        "refuse_enqueue": False,
+        "open_when_empty": False,
+        "rate": None,
+        "burst": None,
+        "max_running": None,
     }
     assert run("queue", "ls").out.splitlines() == [
         "queue    pending  scheduled  in progress  succeeded  failed  mode",
@@ -219,7 +225,7 @@ def test_dequeue_for_people(run: Run, mail: str) -> None:
     assert run("job", "count", mail, "--json").document["in_progress"] == 1
     assert run("job", "ack", claim).code == DONE
     run("queue", "set", mail, "--paused")
-    assert "paused (pinlater queue set mail --no-paused)" in run("job", "dequeue", mail, "--wait", "0.01").out
+    assert "paused (pinlater queue resume mail)" in run("job", "dequeue", mail, "--wait", "0.01").out
 
 
 # --- looking

@@ -52,6 +52,18 @@ COMMANDS = [
     ("job lookup thumbs:s1:p1:1 foo", DESCRIPTOR),
     ("job ls thumbs --state scheduled", "'--state': scheduled jobs are pending: --state pending --future"),
     ("job rm --queue thumbs --state scheduled", "'--state': scheduled jobs are pending: --state pending ("),
+    ("queue create other --rate 5/fortnight", "error: rate: expected jobs in a time such as 100/s, 5/m, .*; got '5/f"),
+    ("queue set thumbs --rate -1/s", "error: rate: expected jobs in a time such as 100/s, 5/m, .*; got '-1/s'"),
+    (
+        "queue set thumbs --rate 4611686018427387904/s",
+        "error: rate: expected jobs in a time .*; got '461168601842738790",
+    ),
+    ("queue set thumbs --burst 5", "error: burst: expected a rate beside it, got a burst of 5 alone"),
+    ("queue set thumbs --max-running -1", "error: max_running: expected an integer from 1 to 4,294,967,295, got -1"),
+    ("queue set thumbs --max-running 5 --home 2", "error: home: expected one of the shards 1, got '2'"),
+    ("queue pause thumbs --for 5fortnights", "'--for': expected a time such as 30s, 5m, 2h or 1d, or seconds, got '5f"),
+    ("queue pause thumbs --for 0", "error: --for: expected a time above 0, such as 10m"),
+    ("queue drain thums", "error: queue 'thums': not found; did you mean 'thumbs'?"),
 ]
 
 

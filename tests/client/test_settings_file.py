@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlater import Client, InvalidArgument, PinLater, ServerUnavailable
+from pinlater import Client, InvalidArgument, PinLater, Queue, ServerUnavailable
 from pinlater.cli.command_base import DONE, NO, SERVER
 from pinlater.client import settings_file
 from pinlater.running.read_options import options_of
@@ -158,3 +158,51 @@ def test_a_command_says_that_it_started_an_empty_embedded_server(tmp_path: Path,
     assert empty in said("queue", "create", "mail")
     assert empty not in said("queue", "ls")
     assert (tmp_path / ".pinlater" / ".gitignore").read_text() == "*\n"
+
+
+def test_limits_of_queues_stand_in_the_found_file_alone(repository: Path) -> None:
+    (repository / "pinlater.toml").write_text(
+        """
+        [queues.mail]
+        rate = "100/s"
+        burst = 20
+        [queues.video]
+        max_running = 10
+        processes = 2
+        [queues.reports]
+        """
+    )
+    assert settings_file.queues() == {
+        "mail": Queue("mail", rate=100, burst=20),
+        "video": Queue("video", max_running=10),
+    }
+    assert list(options_of({"app": "a:b"}, None).queues) == ["video", "reports"]  # mail has limits alone
+    assert list(options_of({"app": "a:b"}, repository / "pinlater.toml").queues) == ["video", "reports"]
+
+    other = repository / "other.toml"
+    other.write_text("[queues.mail]\nrate = 5")
+    with pytest.raises(InvalidArgument, match=rf"^{other}: queues.mail: expected its limits in pinlater.toml, which"):
+        options_of({"app": "a:b"}, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rat = 5", r"unknown key 'rat' in \[queues.mail\]; did you mean 'rate'\? expected one of weight, "),
+        ("zzz = 5", r"unknown key 'zzz' in \[queues.mail\]; expected one of weight, "),
+        ("rate = -1", "queues.mail: rate: expected jobs in a time"),
+        ("rate = 5\nburst = 0", "queues.mail: burst: expected an integer from 1"),
+        ("max_running = 2.5", "queues.mail: max_running: expected an integer from 1"),
+    ],
+)
+def test_wrong_limits_of_a_queue(repository: Path, text: str, said: str) -> None:
+    (repository / "pinlater.toml").write_text(f"[queues.mail]\n{text}")
+    with pytest.raises(InvalidArgument, match=f"^{repository}/pinlater.toml: {said}"):
+        settings_file.queues()
+
+
+def test_a_program_without_limits_in_its_file_has_none(repository: Path) -> None:
+    (repository / "pinlater.toml").write_text("[queues.mail]\nweight = 5")
+    assert settings_file.queues() == {}
+    (repository / "pinlater.toml").unlink()
+    assert settings_file.queues() == {}

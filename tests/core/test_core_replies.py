@@ -1,4 +1,4 @@
-"""`pinlater._core` against its Python twins, its edges and messages: claims, acks, infos, rate limits.
+"""`pinlater._core` against its Python twins, its edges and messages: claims, acks, infos.
 
 Promises: any input, good or malformed, gives the twin's value or the twin's type of error.
 Risks: a mistake made in both, so the formats also stand here as bytes written by hand.
@@ -6,7 +6,6 @@ Risks: a mistake made in both, so the formats also stand here as bytes written b
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import Any
 
@@ -88,7 +87,7 @@ def test_a_claim_is_decoded_as_the_page_says() -> None:
     claim = _core.decode_claim(ONE_JOB, "mail", "1")
     [job] = claim.jobs
     assert fields(job, twins.Job) == ("mail", "1", 2, 5, b"xyz", TOKEN, 3, 1, False)
-    assert (claim.token, claim.left, claim.due_in_ms, claim.paused, claim.crashed) == (TOKEN, [0, 0], 7, True, False)
+    assert (claim.token, claim.left, claim.due_in_ms, claim.limited, claim.crashed) == (TOKEN, [0, 0], 7, 1, False)
 
 
 def test_a_claim_says_which_jobs_have_crashed() -> None:
@@ -120,8 +119,8 @@ def test_the_jobs_of_a_claim_share_what_they_have_in_common() -> None:
         (3, b"\0\0\0", "jobs block: expected a priority from 1 to 100, got 0"),
         (4, bytes(3), "left: expected 4 bytes a priority, got 3 bytes"),
         (5, b"", "due in: expected 6 bytes, got b''"),
-        (6, None, "paused: expected bytes, got None"),
-        (6, b"2", "paused: expected b'0' or b'1', got b'2'"),
+        (6, None, "limited: expected bytes, got None"),
+        (6, b"5", "limited: expected a digit, 0 to 4, got b'5'"),
         (7, b"", "records: expected a list, got b''"),
         (7, [None], "record 0: expected bytes, got None"),
         (7, [b"\1\0\1"], "job 0: record: expected at least 4 bytes, got 3"),
@@ -301,66 +300,3 @@ def test_a_job_info_says_what_is_wrong() -> None:
     assert refusal(_core.unpack_info, b"\4" + INFO[1:]) == ("ValueError: job info: expected a state from 0 to 3, got 4")
     assert refusal(_core.unpack_info, INFO[:3]) == ("ValueError: job info: expected 8 more bytes at byte 2 of 3, got 1")
     assert refusal(_core.unpack_info, INFO[:-5] + b"\0body") == ("ValueError: job info: expected no body, got 4 bytes")
-
-
-# Token bucket
-
-rates = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 0.1, 3.0, 1e308]), st.floats(), st.integers(-1, 9))
-times_s = st.one_of(st.floats(0, 100), st.floats(0, 100), st.floats())
-counts = st.integers(-1, 20)
-steps = st.one_of(
-    st.tuples(st.just("take"), counts, times_s),
-    st.tuples(st.just("wait_s"), counts, times_s),
-    st.tuples(st.just("give_back"), counts),
-    st.tuples(st.just("set_rate"), rates, times_s),
-)
-
-
-@given(rates, st.one_of(st.none(), st.floats(0, 50), st.floats()), st.lists(steps, max_size=12))
-def test_a_token_bucket_is_its_twin(rate_per_s: float, burst: float | None, calls: list[Any]) -> None:
-    native: Any = outcome(_core.TokenBucket, rate_per_s, burst)
-    twin: Any = outcome(twins.TokenBucket, rate_per_s, burst)
-    if isinstance(native, type) or isinstance(twin, type):
-        assert native is twin
-        return
-    for name, *args in calls:
-        assert outcome(getattr(native, name), *args) == outcome(getattr(twin, name), *args)
-        assert (native.rate_per_s, native.burst) == (twin.rate_per_s, twin.burst)
-
-
-@given(st.floats(0.1, 1000), st.lists(st.tuples(st.integers(0, 50), st.floats(0, 100)), min_size=1))
-def test_a_token_bucket_never_grants_more_than_its_rate(rate_per_s: float, calls: list[Any]) -> None:
-    bucket = _core.TokenBucket(rate_per_s)
-    granted = sum(bucket.take(n, now_s) for n, now_s in calls)
-    span_s = max(now_s for _, now_s in calls) - calls[0][1]
-    assert granted <= bucket.burst + rate_per_s * max(span_s, 0) + 1e-6
-
-
-@given(st.floats(0.01, 1000), st.integers(1, 50), st.floats(0, 1000))
-def test_after_the_wait_the_tokens_are_there(rate_per_s: float, n: int, now_s: float) -> None:
-    bucket = _core.TokenBucket(rate_per_s, 50)
-    bucket.take(50, now_s)
-    wait_s = bucket.wait_s(n, now_s)
-    assert wait_s == pytest.approx(n / rate_per_s)
-    assert bucket.take(n, now_s + wait_s + 1e-9) == n
-
-
-def test_a_token_bucket_waits_for_ever_when_paused_or_asked_for_more_than_it_holds() -> None:
-    bucket = _core.TokenBucket(2.0)
-    assert (bucket.burst, bucket.wait_s(2, 0), bucket.wait_s(3, 0)) == (2.0, 0.0, math.inf)
-    bucket.set_rate(0, 1)
-    assert (bucket.take(1, 2), bucket.wait_s(1, 2), bucket.burst) == (0, math.inf, 1.0)
-
-
-def test_a_clock_that_goes_back_grants_nothing_extra() -> None:
-    bucket = _core.TokenBucket(1.0, 5)
-    assert [bucket.take(5, now_s) for now_s in (10, 4, 9, 10, 11.5, 3, 12)] == [5, 0, 0, 0, 1, 0, 1]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_a_token_bucket_refuses_what_is_no_rate(value: float) -> None:
-    text = {"nan": "NaN", "inf": "inf", "-1.0": "-1"}[str(value)]
-    message = f"ValueError: rate_per_s: expected a finite number, 0 or more, got {text}"
-    assert refusal(_core.TokenBucket, value) == message
-    assert refusal(_core.TokenBucket(1.0).set_rate, value, 0) == message
-    assert refusal(_core.TokenBucket, 1.0, value).startswith("ValueError: burst: expected a finite number, 1 or")

@@ -52,7 +52,7 @@ BOUNDED = {
     "extras": "ids of one call and their extras: 2,000",
     "lost": "of one claim: 1,000",
     "members": "of one claim: 1,000",
-    "ended": "a page of HSCAN of 10, and one",
+    "ended": "a page of HSCAN of 10, and one; ZRANGE with a limit of 100",
     "decorated_ids": "of one claim: 1,000",
     "entries": "two for each id of one call: 2,000",
     "leases": "of the ids of one call: 1,000",

@@ -60,7 +60,7 @@ class Scene:
 
 def make_scene(client: redis.Redis) -> Scene:
     setup = Wire(client)
-    setup.create(settings(keep=5))
+    setup.create(settings(keep=5, crash_limit=0, rate=struct.pack(">III", 1000, 1, 100), home=b"s"))
     setup.enqueue(*(Job(b"old%d" % i, allowed=1) for i in range(8)))
     ended = setup.claim(6)
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
@@ -90,6 +90,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "end_leases": lambda s: s.wire.end_leases(b"worker", b"was killed by SIGKILL"),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
+    "grant": lambda s: s.wire.write("grant", b"grantee1", 5, 0, 0),
     "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
     "load": lambda s: s.wire.load(s.reservation, Job(b"a"), Job(b"b", status=b"fresh")),
     "prepare": lambda s: s.wire.prepare(3),
@@ -99,6 +100,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
     "store_results": lambda s: s.wire.store_results((s.end(0), b"\1one"), (s.end(1), b"\1two")),
     "pass_on": lambda s: s.wire.write("pass_on", b""),
+    "pause": lambda s: s.wire.write("pause", 60_000, b"me"),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
 ANY_VERSION = {"renew", "expire", "collect", "end_leases"}

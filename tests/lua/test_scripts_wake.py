@@ -7,13 +7,13 @@ Risks: the test of the timer needs libfaketime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import redis
 
 from pinlater.store.keys import LIST_MARK
+from tests.support.listener import Listener
 from tests.support.memory import EVERY_KIND, AnyKind
 from tests.support.servers import Server
 from tests.support.wire import Wire, connect, jump
@@ -29,33 +29,6 @@ def wire(server: Server) -> Iterator[Wire]:
         made = Wire(client)
         made.create()
         yield made
-
-
-@dataclass
-class Listener:
-    """A channel that a real connection listens on."""
-
-    client: redis.Redis
-    channel: bytes
-    pubsub: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pubsub = self.client.pubsub()  # type: ignore[no-untyped-call]
-        self.pubsub.subscribe(self.channel)
-        assert self._next()["type"] == "subscribe"
-
-    def notifications(self) -> int:
-        """The number of messages up to now: those before a marker that is sent now."""
-        self.client.publish(self.channel, b"marker")
-        count = 0
-        while self._next()["data"] != b"marker":
-            count += 1
-        return count
-
-    def _next(self) -> dict[str, Any]:
-        message: dict[str, Any] | None = self.pubsub.get_message(timeout=30)
-        assert message is not None, "expected a message within 30 s"
-        return message
 
 
 @pytest.fixture
@@ -183,9 +156,9 @@ def test_a_paused_queue_gives_nothing_and_says_so(wire: Wire) -> None:
     wire.configure(settings(flags=1))
     wire.enqueue_bodies(b"x")
     claimed = wire.claim(channel=b"me")
-    assert (claimed.jobs, claimed.token, claimed.paused) == ([], b"", True)
+    assert (claimed.jobs, claimed.token, claimed.limited) == ([], b"", 1)
     assert wire.replayed_claim() == claimed
-    assert (wire.dry_run().jobs, wire.dry_run().paused) == ([], True)
+    assert (wire.dry_run().jobs, wire.dry_run().limited) == ([], 1)
     assert wire.client.zrange(wire.key("waiters"), 0, -1) == [b"me"]
 
 
@@ -313,3 +286,20 @@ def test_a_thousand_ids_without_records_do_not_hide_what_is_behind(
     claimed = wire.claim(1000, channel=b"me")
     assert (claimed.jobs, claimed.left, listener.notifications()) == ([], [1, 0, 0], 1)
     assert wire.claim().bodies == [b"behind"]
+
+
+@EACH_KIND
+def test_clients_hear_how_long_a_queue_pauses_and_that_its_limits_changed(
+    fresh_server: FreshServer, kind: AnyKind
+) -> None:
+    with connect(fresh_server(kind)) as client:
+        wire = Wire(client)
+        wire.create()
+        pubsub = client.pubsub()
+        pubsub.subscribe(wire.key("limits"))
+        pubsub.get_message(timeout=30)
+        for pause_ms in (60_000, 1_000, 0):  # the second one is shorter, the third one ends the pause
+            wire.write("pause", pause_ms, b"me")
+        wire.configure(settings())
+        assert [pubsub.get_message(timeout=30)["data"] for _ in range(2)] == [b"60000", b""]
+        pubsub.close()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pinlater import Client, QueueConfig
+from pinlater import Client, NewJob, QueueConfig
 from pinlater._core import parse_descriptor
 from pinlater.model.errors import PartialDelete
 from pinlater.model.queue_config import StoredConfig
@@ -220,3 +220,21 @@ def test_a_user_who_may_not_write_remnants_leaves_them_in_the_keys_of_the_queue(
     with Client(f"redis://acme:{PASSWORD}@127.0.0.1:{server.port}") as client:
         assert client.create_queue("acme_q") is True
         assert client.session.queue_shard("acme_q", "1").stored.epoch == 5  # type: ignore[union-attr]
+
+
+def test_what_a_client_knows_of_lost_data_removes_no_job(fresh_server: FreshServer) -> None:
+    """It remembers a later epoch than the queue has that others made again after the loss."""
+    servers = {name: fresh_server() for name in ("1", "2")}
+    urls = {name: server.url for name, server in servers.items()}
+    with Client(shards=urls) as old, Client(shards=urls) as new:
+        old.create_queue("q")
+        old.delete_queue("q")
+        old.create_queue("q")
+        old.enqueue_many("q", [NewJob(b"%d" % number, key=str(number)) for number in range(8)])
+        for server in servers.values():
+            server.call("FLUSHALL")
+        new.create_queue("q")
+        new.enqueue_many("q", [NewJob(b"%d" % number, key=str(number)) for number in range(8)])
+        for number in range(8):
+            old.enqueue("q", b"more", key=str(number))
+        assert new.count("q").pending == 16

@@ -32,7 +32,6 @@ WORDS = {
     "observer",
     "odd",
     "overseer",
-    "place",
     "rang",
     "removals",
     "ring",

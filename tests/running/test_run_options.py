@@ -261,9 +261,17 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("conccurrency = 1", "pinlater.toml: unknown key 'conccurrency'; expected one of app, include, queues,"),
+        ("conccurrency = 1", r"pinlater.toml: unknown key 'conccurrency'; did you mean 'concurrency'\? expected one"),
         ("watch = true", "unknown key 'watch'"),
-        ("[queues.a]\nwieght = 1", r"unknown key 'wieght' in \[queues.a\]; expected one of weight, concurrency, proc"),
+        (
+            "[queues.a]\nwieght = 1",
+            r"unknown key 'wieght' in \[queues.a\]; did you mean 'weight'\? expected one of",
+        ),
+        ("[queues.a]\nrat = '5/m'", r"unknown key 'rat' in \[queues.a\]; did you mean 'rate'\?"),
+        ("[queues.a]\nrate = 'fast'", "pinlater.toml: queues.a: rate: expected jobs in a time such as 100/s"),
+        ("[queues.a]\nrate = true", "pinlater.toml: queues.a: rate: expected jobs in a time"),
+        ("[queues.a]\nburst = 5", "pinlater.toml: queues.a: burst: expected a rate beside it"),
+        ("[queues.a]\nmax_running = 0", "pinlater.toml: queues.a: max_running: expected an integer from 1"),
         ("queues = 'a'", "queues: expected a table, got 'a'"),
         ("[queues]\na = 3", "queues.a: expected a table, got 3"),
         ("shards = 1", "shards: expected a table"),

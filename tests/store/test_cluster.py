@@ -98,6 +98,17 @@ def kept(scene: Scene) -> None:
         wire.client.hset(key, mapping=full)  # type: ignore[arg-type]
 
 
+def limited(scene: Scene) -> None:
+    """A place that a removed job leaves, a pause, and a look at the limits."""
+    wire = scene.wire
+    wire.configure(settings(crash_limit=0, max_running=9, home=b"s"))
+    wire.delete_jobs(RUNNING, limit=9)
+    wire.write("pause", 60_000, b"me")
+    wire.claim(1, channel=b"me")
+    wire.write("pause", 0, b"")
+    wire.read("limits")
+
+
 # For keys that the requests of test_scripts.py do not touch.
 MORE: list[Callable[[Scene], Any]] = [
     soon_expired,
@@ -127,6 +138,7 @@ MORE: list[Callable[[Scene], Any]] = [
     lambda s: s.wire.read("measure", b"reader 1", 1_000),
     lambda s: fail_all(s.wire, 1),
     deleted,
+    limited,
 ]
 
 

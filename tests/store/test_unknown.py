@@ -19,7 +19,8 @@ import pytest
 from pinlater import AsyncClient, Client, CountsByState, NewJob, QueueConfig
 from pinlater._core import Claim
 from pinlater.model.errors import OutcomeUnknown, PartialDelete, PartialEnqueue, QueueNotFound, ServerRefused
-from pinlater.operations.dequeue import claim_round, dequeue
+from pinlater.operations.claim_round import claim_round
+from pinlater.operations.dequeue import dequeue
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import shard_for_key
 from tests.support.both_clients import CALLS_KINDS, Calls, CallsKind, make_calls

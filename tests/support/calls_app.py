@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from pinlater import Cancel, ClaimLost, Depends, PinLater, Retry, Shared, Snooze, SyncContext
+from pinlater import Cancel, ClaimLost, Depends, PinLater, RateLimited, Retry, Shared, Snooze, SyncContext
 
 #: The lifespan fails in every process except this one.
 ALONE_VARIABLE = "PINLATER_TEST_ALONE"
@@ -68,6 +68,11 @@ def add(path: str, x: int, *, y: int) -> int:
     assert threading.current_thread() is threading.main_thread()
     note(path, f"{x + y} {os.getpid()}")
     return x + y
+
+
+@app.task(name="limited", runs_in="process", queue="limited")
+def limited() -> None:
+    raise RateLimited(3600, state="here")
 
 
 @app.task(runs_in="process", backoff=lambda attempt, error: error.args[1] * attempt, give_up_on=(LookupError, Abort))

@@ -34,6 +34,11 @@ FOOTPRINTS: Final = {
     "forget_queue": ("m", True),
     "SADD": ("n", True),
     "SREM": ("n", True),
+    "configure": ("m", True),
+    "grant": ("m", True),
+    "claim": ("m", True),
+    "enqueue": ("m", True),
+    "peek": ("m", False),
 }
 MOST_REFUSALS: Final = 1
 

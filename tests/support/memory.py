@@ -33,6 +33,7 @@ CONFORMANCE: Final = frozenset(
         "test_scripts_deleted",
         "test_scripts_expiry",
         "test_scripts_leases",
+        "test_scripts_limits",
         "test_scripts_order",
         "test_scripts_views",
         "test_scripts_wake",
@@ -40,6 +41,8 @@ CONFORMANCE: Final = frozenset(
         "test_tasks",
         "test_worker",
         "test_audit",
+        "test_audit_limits",
+        "test_drain",
     }
 )
 #: The files that run on every store each day, for what stores differ in: commands, Lua, replies, errors, subscriptions,
@@ -62,6 +65,7 @@ DAILY_ON_EVERY_STORE: Final = frozenset(
         "test_scripts_crashes",
         "test_scripts_expiry",
         "test_scripts_leases",
+        "test_scripts_limits",
         "test_scripts_one",
         "test_scripts_order",
         "test_scripts_views",

@@ -10,6 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class Claim(NamedTuple):
     jobs: list[Job]
     left: list[int]
     due_in_ms: int
-    paused: bool
+    limited: int
     crashed: bool
 
 
@@ -220,8 +221,8 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
     """As `decode_claim`."""
     if len(reply) < 7 or not all(isinstance(element, bytes) for element in reply[2:7]):
         raise ValueError("reply")
-    token, block, left, due_in, paused = reply[2:7]
-    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or paused not in (b"0", b"1"):
+    token, block, left, due_in, limited = reply[2:7]
+    if len(token) not in (0, 8) or len(left) % 4 or len(due_in) != 6 or limited not in (b"0", b"1", b"2", b"3", b"4"):
         raise ValueError("reply")
     if not all(isinstance(part, list) for part in reply[7:]):
         raise ValueError("records")
@@ -235,7 +236,7 @@ def decode_claim(reply: list[Any], queue: str, shard: str) -> Claim:
         left_over = allowed if remaining is None else remaining
         jobs.append(Job(queue, shard, priority, id, body, token or NO_TOKEN, allowed, left_over, crashed))
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), paused == b"1", any(job.crashed for job in jobs))
+    return Claim(token, jobs, counts, int.from_bytes(due_in, "big"), int(limited), any(job.crashed for job in jobs))
 
 
 def group_acks(succeeded: Sequence[Any], failed: Sequence[Any], tombstone: bool = False) -> list[AckBatch]:
@@ -273,49 +274,75 @@ def unpack_info(info: bytes) -> tuple[int, int, int, int, int, int, int, int, st
 class TokenBucket:
     """As `TokenBucket`."""
 
-    def __init__(self, rate_per_s: float, burst: float | None = None) -> None:
-        self._fixed_burst = burst
-        if burst is not None and not 1 <= burst < math.inf:
-            raise ValueError("burst")
-        self._set(rate_per_s)
-        self._tokens = self.burst
-        self._latest_s: float | None = None
+    def __init__(self) -> None:
+        self._tokens: int | Fraction = 0
+        self._most = 0
+        self._until_ms: int | None = 0  # None: it flows
+        self._count, self._per_ms = 0, 1
+        self._latest_ms = 0
 
-    def take(self, n: int, now_s: float) -> int:
-        self._refill(n, now_s)
-        granted = min(n, math.floor(self._tokens + 1e-9)) if self.rate_per_s else 0
-        self._tokens = max(self._tokens - granted, 0.0)
-        return granted
+    @property
+    def held(self) -> int:
+        """Whole tokens."""
+        return math.floor(self._tokens)
+
+    def grant(self, n: int, until_ms: int) -> None:
+        """As `TokenBucket.grant`."""
+        n, until_ms = _integer(n, 0, MAX_ID), _integer(until_ms, 0, MAX_ID)
+        self._tokens = self._most = n
+        self._until_ms = until_ms
+        self._pass(0)
+
+    def flow(self, count: int, per_ms: int, burst: int, now_ms: int) -> None:
+        """As `TokenBucket.flow`."""
+        count, per_ms = _integer(count, 0, 2**32 - 1), _integer(per_ms, 1, 2**32 - 1)
+        burst, now_ms = _integer(burst, 1, 1_000_000), _integer(now_ms, 0, MAX_ID)
+        self._pass(now_ms)
+        kept = self._tokens if self._until_ms is None else 0
+        self._tokens = min(Fraction(math.floor(kept * per_ms), per_ms), Fraction(burst))
+        self._count, self._per_ms, self._most, self._until_ms = count, per_ms, burst, None
+
+    def take(self, n: int, now_ms: int) -> int:
+        """As `TokenBucket.take`."""
+        n, now_ms = _integer(n, 0, MAX_ID), _integer(now_ms, 0, MAX_ID)
+        self._pass(now_ms)
+        taken = 0 if self._is_paused() else min(n, self.held)
+        self._tokens -= taken
+        return taken
 
     def give_back(self, n: int) -> None:
-        if n < 0:
-            raise ValueError("n")
-        self._tokens = min(self._tokens + n, self.burst)
+        """As `TokenBucket.give_back`."""
+        self._tokens = min(self._tokens + _integer(n, 0, MAX_ID), self._most)
 
-    def wait_s(self, n: int, now_s: float) -> float:
-        self._refill(n, now_s)
-        if not self.rate_per_s or n > self.burst:
-            return math.inf
-        missing = n - self._tokens
-        return missing / self.rate_per_s if missing > 1e-9 else 0.0
+    def empty(self, now_ms: int) -> int:
+        """As `TokenBucket.empty`."""
+        self._pass(_integer(now_ms, 0, MAX_ID))
+        taken = self.held
+        self._tokens -= taken
+        if self._until_ms is not None:
+            self._most -= taken
+        return taken
 
-    def set_rate(self, rate_per_s: float, now_s: float) -> None:
-        self._refill(0, now_s if 0 <= rate_per_s < math.inf else math.nan)
-        self._set(rate_per_s)
-        self._tokens = min(self._tokens, self.burst)
+    def wait_ms(self, n: int, now_ms: int) -> int | None:
+        """As `TokenBucket.wait_ms`."""
+        n, now_ms = _integer(n, 0, MAX_ID), _integer(now_ms, 0, MAX_ID)
+        self._pass(now_ms)
+        if n == 0 or (n <= self._tokens and not self._is_paused()):
+            return 0
+        if self._until_ms is not None or self._is_paused() or n > self._most:
+            return None
+        return self._latest_ms - now_ms + math.ceil((n - self._tokens) / Fraction(self._count, self._per_ms))
 
-    def _set(self, rate_per_s: float) -> None:
-        if not 0 <= rate_per_s < math.inf:
-            raise ValueError("rate_per_s")
-        self.rate_per_s = rate_per_s
-        self.burst = max(rate_per_s, 1.0) if self._fixed_burst is None else self._fixed_burst
+    def _is_paused(self) -> bool:
+        return self._until_ms is None and self._count == 0
 
-    def _refill(self, n: int, now_s: float) -> None:
-        if n < 0 or not math.isfinite(now_s):
-            raise ValueError("n or now_s")
-        if self._latest_s is not None and now_s > self._latest_s:
-            self._tokens = min(self._tokens + (now_s - self._latest_s) * self.rate_per_s, self.burst)
-        self._latest_s = now_s if self._latest_s is None else max(now_s, self._latest_s)
+    def _pass(self, now_ms: int) -> None:
+        passed_ms = max(now_ms - self._latest_ms, 0)
+        self._latest_ms += passed_ms
+        if self._until_ms is None:
+            self._tokens = min(self._tokens + Fraction(self._count * passed_ms, self._per_ms), Fraction(self._most))
+        elif self._latest_ms >= self._until_ms:
+            self._tokens = self._most = 0
 
 
 def _integer(value: Any, low: int, high: int) -> int:

@@ -29,12 +29,15 @@ from tests.support.wire_format import (
     FAR_MS,
     NO_CONFIG_VERSION,
     NOW,
+    Account,
     Claimed,
     Config,
     End,
     Expiry,
+    Grant,
     Info,
     Job,
+    LimitsSeen,
     ends,
     number,
     pack_checkpoint,
@@ -302,6 +305,32 @@ class Wire:
         """Returns [succeeded, failed, lanes, reservations, waiters, more] and the next cursor."""
         (packed,) = self.write("collect", cursor, version=NO_CONFIG_VERSION)
         return list(struct.unpack_from(">IIIIIB", packed)), packed[21:]
+
+    def grant(self, want: int, *, unused: int = 0, place: bool = False, grantee: bytes = b"client-1") -> Grant:
+        (packed,) = self.write("grant", grantee, want, unused, int(place))
+        tokens, valid, wait, processes = struct.unpack(">I6s6sI", packed)
+        return Grant(tokens, number(valid), number(wait), processes)
+
+    @property
+    def account(self) -> Account | None:
+        """The account as it is stored."""
+        packed: Any = self.client.hget(self.key("meta"), "account")
+        return packed and Account.unpack(packed)
+
+    @account.setter
+    def account(self, account: Account) -> None:
+        self.client.hset(self.key("meta"), "account", account.pack())
+
+    def pause(self, ms: int, by: bytes = b"") -> int:
+        """Returns for how many ms claims rest."""
+        return number(self.write("pause", ms, by)[0])
+
+    def limits(self) -> LimitsSeen:
+        (packed,) = self.read("limits")
+        home, tokens, granted, processes, running, *times = struct.unpack_from(">B6sIII6s6s6s", packed)
+        begin_ms, end_ms, now_ms = map(number, times)
+        by = packed[37:]
+        return LimitsSeen(home, number(tokens), granted, processes, running, begin_ms, end_ms, now_ms, by)
 
     def retry_failed(
         self,

@@ -18,6 +18,8 @@ CLAIM: Final = b"host:1:0:worker:1"  # host, port, start, source, counter
 BUDGET_BYTES: Final = 4 << 20
 HOUR_MS: Final = 3_600_000
 FAR_MS: Final = (1 << 44) - 1
+#: Flags of a configuration.
+HAS_MAX_RUNNING, PAUSED_FOR_A_TIME = 8, 16
 
 
 class Job(NamedTuple):
@@ -59,7 +61,7 @@ class Claimed(NamedTuple):
     jobs: list[Taken]
     left: list[int]
     due_in_ms: int
-    paused: bool
+    limited: int
 
     @property
     def bodies(self) -> list[bytes]:
@@ -93,6 +95,52 @@ class Info(NamedTuple):
     body: bytes | None
 
 
+class Grant(NamedTuple):
+    """The reply of grant. wait_ms: 0: ask again at once; NO_TIME: not before the rate changes."""
+
+    tokens: int
+    valid_ms: int
+    wait_ms: int
+    processes: int
+
+
+NO_TIME: Final = (1 << 48) - 1
+
+
+class Account(NamedTuple):
+    """The account of a rate, in the field `account` of the key `meta`."""
+
+    refilled_ms: int
+    units: int
+    line_ms: int = 0
+    since_ms: int = 0
+    granted: int = 0
+    granted_before: int = 0
+
+    def pack(self) -> bytes:
+        times = b"".join(each.to_bytes(6, "big") for each in self[:4])
+        return times + struct.pack(">II", *self[4:])
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Account:
+        times = (int.from_bytes(packed[at : at + 6], "big") for at in range(0, 24, 6))
+        return cls(*times, *struct.unpack_from(">II", packed, 24))
+
+
+class LimitsSeen(NamedTuple):
+    """The reply of limits."""
+
+    home: int
+    tokens: int
+    granted: int
+    processes: int
+    running: int
+    begin_ms: int
+    end_ms: int
+    now_ms: int
+    by: bytes
+
+
 class Expiry(NamedTuple):
     """The reply of expire."""
 
@@ -119,14 +167,23 @@ def settings(
     body_bytes: int = 1 << 20,
     crash_limit: int | None = None,
     quarantine: bytes = b"",
+    rate: bytes = b"",
+    max_running: int | None = None,
+    home: bytes = b"",
     later: Sequence[bytes] = (),
 ) -> bytes:
     """Settings as `create` and `configure` take them.
 
-    crash_limit: None for no tail, as of a client that knows none of its settings. later: what a newer client adds.
+    crash_limit: None for no tail, as of a client that knows none of its settings, unless there are later ones.
+    rate: count, ms and burst (u32 each). max_running: its flag is set too. later: what a newer client adds.
     """
+    if max_running is not None:
+        flags |= HAS_MAX_RUNNING
     packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
-    tail = [] if crash_limit is None else [struct.pack(">H", crash_limit), quarantine, *later]
+    limits = [rate, b"" if max_running is None else struct.pack(">I", max_running), home, b"\0"]
+    more = [*limits, *later] if any(limits[:3]) or later else []
+    tail = [] if crash_limit is None and not more else [struct.pack(">H", crash_limit or 0), quarantine]
+    tail += more
     return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)
 
 
@@ -185,7 +242,7 @@ def unpack_positions(refused: bytes) -> list[int]:
 
 
 def unpack_claim(reply: Sequence[Any]) -> Claimed:
-    """Takes `[head, [records…]…]` apart. head: token, due in, paused, priorities, left, jobs block.
+    """Takes `[head, [records…]…]` apart. head: token, due in, limited, priorities, left, jobs block.
 
     The reply for one job may be `[priority, id, token, record]` in one string, or nothing.
     """
@@ -194,7 +251,7 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
         return Claimed(b"", [], [], 0, False)
     if not lists and any(head[:8]):
         return Claimed(head[9:17], [Taken(head[0], head[1:9], None, head[17:])], [], 0, False)
-    token, due_in, paused, priorities = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
+    token, due_in, limited, priorities = head[:8] if any(head[:8]) else b"", head[8:14], head[14], head[15]
     left, block = head[16 : 16 + 4 * priorities], head[16 + 4 * priorities :]
     records = iter([one for part in lists for one in part])
     jobs, at = [], 0
@@ -211,7 +268,7 @@ def unpack_claim(reply: Sequence[Any]) -> Claimed:
             jobs.append(Taken(priority, id_, left_over, next(records), suspect))
     assert next(records, None) is None, "more records than ids"
     counts = list(struct.unpack(f">{len(left) // 4}I", left))
-    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), paused == 1)
+    return Claimed(token, jobs, counts, int.from_bytes(due_in, "big"), limited)
 
 
 def unpack_info(packed: bytes) -> Info:

@@ -37,12 +37,14 @@ from pinlater import (
     Linear,
     Middleware,
     PinLater,
+    RateLimited,
     Retry,
     Snooze,
     State,
     SyncContext,
     Task,
 )
+from pinlater.operations.limits import queue_limits
 from pinlater.running import metrics
 from pinlater.running.app_worker import worker_of
 from pinlater.tasks import envelope
@@ -182,6 +184,20 @@ async def _snooze(app: PinLater) -> None:
     info, due_ms = await one(app, task)
     assert is_pending(info, 0)
     assert about_an_hour(due_ms)
+
+
+@line
+async def _rate_limited(app: PinLater) -> None:
+    @app.task(attempts=1)
+    async def task() -> None:
+        raise RateLimited(datetime.timedelta(hours=1))
+
+    info, due_ms = await one(app, task)
+    assert is_pending(info, 0)
+    assert about_an_hour(due_ms)
+    client = parts_of(app).clients.of_loop()
+    limits = await client.run(lambda end: queue_limits(client.session, task.queue, end))
+    assert HOUR_MS - 30_000 < limits.paused_ms <= HOUR_MS
 
 
 @line

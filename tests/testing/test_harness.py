@@ -24,7 +24,20 @@ import pytest
 import redis
 
 import pinlater.memory.lua
-from pinlater import Cancel, Client, Constant, Context, PinLater, Retry, Shared, Snooze, State, SyncContext
+from pinlater import (
+    Cancel,
+    Client,
+    Constant,
+    Context,
+    PinLater,
+    Queue,
+    RateLimited,
+    Retry,
+    Shared,
+    Snooze,
+    State,
+    SyncContext,
+)
 from pinlater.model.errors import BodyUnreadable, InvalidArgument
 from pinlater.store.keys import queue_key
 from pinlater.testing import Harness, MemoryServer
@@ -39,6 +52,23 @@ done: list[object] = []
 @app.task(name="greet")
 async def greet(name: str, *, times: int = 1) -> None:
     done.append((name, times))
+
+
+@app.task(name="limited", queue=Queue("limited", rate="5/m", burst=3))
+async def limited(number: int) -> int:
+    return number
+
+
+@app.task(name="one_at_a_time", queue=Queue("one_at_a_time", max_running=1))
+async def one_at_a_time(number: int) -> int:
+    return number
+
+
+@app.task(name="busy", queue="busy")
+async def busy(context: Context, number: int) -> int:
+    if number == 1 and context.state is None:
+        raise RateLimited(60, state="asked")
+    return number
 
 
 @app.task(name="second", queue="second")
@@ -622,7 +652,7 @@ def test_the_page_as_it_stands_and_another_app(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npinlater_app = {option}\n")
     (tmp_path / "test_other.py").write_text(OTHER)
     ran = run_pytest(tmp_path)
-    assert "4 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "6 passed" in ran.stdout, ran.stdout + ran.stderr
     scripts = [block for block in blocks() if not block.startswith("# ")]
     assert scripts
     for script in scripts:
@@ -641,3 +671,45 @@ def test_the_plugin_says_what_it_needs_and_costs_nothing_unused(tmp_path: Path) 
 def test_pytest_finds_the_plugin_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"pinlater": "pinlater_pytest"}
+
+
+# limits
+
+
+def values(harness: Harness) -> list[int]:
+    return [ran.value for ran in harness.drain() if ran.outcome == "succeeded"]
+
+
+def test_a_drain_runs_what_a_rate_allows_by_the_moved_clock(harness: Harness) -> None:
+    limited.enqueue_many([(number,) for number in range(10)])
+    assert values(harness) == []  # the queue is new: the rate has given nothing yet
+    assert len(harness.enqueued()) == 10
+    harness.clock.advance(12)
+    assert values(harness) == [0]
+    harness.clock.advance(3600)
+    assert values(harness) == [1, 2, 3]  # a burst
+    harness.clock.advance(24)
+    assert values(harness) == [4, 5]
+    assert len(harness.assert_enqueued(limited)) == 4
+
+
+def test_a_drain_runs_all_jobs_of_a_queue_with_max_running(harness: Harness) -> None:
+    one_at_a_time.enqueue_many([(number,) for number in range(5)])
+    assert len(harness.drain(concurrency=5)) == 5
+
+
+def test_a_rate_limited_job_holds_its_queue_until_the_clock_is_moved(harness: Harness) -> None:
+    busy.enqueue_many([(number,) for number in range(4)])
+    greet.enqueue("ada")
+    ran = harness.drain()
+    assert [(each.task, each.outcome) for each in ran if each.task == "busy"] == [
+        ("busy", "succeeded"),
+        ("busy", "postponed"),
+    ]
+    assert ("greet", "succeeded") in [(each.task, each.outcome) for each in ran]
+    assert harness.drain() == []
+    assert sorted(job.args for job in harness.enqueued()) == [(1,), (2,), (3,)]
+    harness.clock.advance(59)
+    assert harness.drain() == []
+    harness.clock.advance(2)
+    assert sorted(values(harness)) == [1, 2, 3]

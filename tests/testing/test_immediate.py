@@ -16,7 +16,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import redis
 
-from pinlater import Cancel, Context, PinLater, Shared, Snooze, State
+from pinlater import Cancel, Context, PinLater, Queue, RateLimited, Shared, Snooze, State
 from pinlater.model.errors import InvalidArgument, ResultTimeout
 from pinlater.tasks.app import parts_of
 from pinlater.testing.immediate import Immediate
@@ -400,3 +400,20 @@ def test_without_lupa_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "lupa", None)
     with pytest.raises(InvalidArgument, match=r"pip install lupa"), PinLater().immediate():
         pass
+
+
+def test_limits_hold_no_call_back() -> None:
+    @app.task(name="limited", queue=Queue("limited", rate="1/d", max_running=1))
+    async def limited(context: Context, number: int) -> None:
+        if number == 1 and context.state is None:
+            raise RateLimited(3600, state="asked")
+        done.append(number)
+
+    try:
+        with app.immediate():
+            limited.enqueue(0)
+            limited.enqueue_many([(number,) for number in range(1, 4)])
+            assert sorted(done, key=str) == [0, 1, 2, 3]
+            assert done[-1] == 1
+    finally:
+        del app.tasks["limited"]

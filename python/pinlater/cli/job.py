@@ -38,6 +38,7 @@ from pinlater.cli.output import (
 )
 from pinlater.cli.progress import counting
 from pinlater.cli.queue import STATES, counted
+from pinlater.cli.queue_limits import why_empty
 from pinlater.cli.settings import Settings
 from pinlater.cli.times import MILLISECONDS, SECONDS
 from pinlater.client.client import Client
@@ -90,19 +91,13 @@ def dequeue(settings: Settings, queue: str, limit: int, wait: float | None, dry_
                 print_json(job_document(each))
             return DONE
         if not found:
-            _explain_empty(queue, client.queue_config(queue).paused, client.count(queue).scheduled)
+            say(why_empty(client, queue))
             return DONE
         _print_claimed(found)
         if not dry_run:
             held = duration(client.queue_config(queue).lease_ms)
             remark(f"held for {held}; next: pinlater job ack {' '.join(map(claim_of, found))}")
     return DONE
-
-
-def _explain_empty(queue: str, paused: bool, scheduled: int) -> None:
-    later = f"; {jobs(scheduled)} due later" if scheduled else ""
-    why = f"is paused (pinlater queue set {queue} --no-paused)" if paused else f"has no due jobs{later}"
-    say(f"queue {queue} {why}")
 
 
 def _print_claimed(found: list[Job]) -> None:

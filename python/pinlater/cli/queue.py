@@ -5,75 +5,31 @@ Promises to empty or delete a queue only if the user agrees. Risks: counts of se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, fields
-from typing import Any, Final, TypeVar
+from dataclasses import asdict
+from typing import Any, Final
 
 import click
 
 from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, confirm, usage
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_states
 from pinlater.cli.output import count, duration, jobs, moment, print_facts, print_json, print_table, remark, say, size
+from pinlater.cli.queue_limits import limit_facts, modes
+from pinlater.cli.queue_settings import config_document, config_options, given, option_name, shown
+from pinlater.cli.queue_stops import drain, pause, resume
 from pinlater.cli.settings import Settings
-from pinlater.cli.times import MILLISECONDS, WHOLE_SECONDS, written
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig
-
-F = TypeVar("F", bound=Callable[..., Any])
+from pinlater.operations.limits import QueueLimits
 
 #: A configuration's version is an id: milliseconds above 19 bits of sequence.
 _VERSION_SHIFT: Final = 19
 STATES: Final = ("pending", "scheduled", "in_progress", "succeeded", "failed")
 _HEADINGS: Final = ("#pending", "#scheduled", "#in progress", "#succeeded", "#failed")
-_HELP: Final = {
-    "lease_ms": "How long a claim lasts without renewal, such as 30s or 5m.",
-    "paused": "Stop giving jobs to workers.",
-    "refuse_enqueue": "Refuse new jobs.",
-    "priorities": "Number of priorities; can only grow.",
-    "keep_succeeded": "Succeeded jobs to keep, per shard and priority. A monitor removes surplus ones within 30 s.",
-    "succeeded_ttl_s": "How long succeeded jobs are kept, such as 1h or 7d.",
-    "failed_ttl_s": "How long failed jobs are kept, such as 1h or 7d.",
-    "body_limit": "Largest body, in bytes.",
-    "crash_limit": "Crashes after which a job fails; a crash then uses no attempt. 0: no limit, each crash uses one.",
-    "quarantine_queue": "Queue to which a monitor moves jobs that reached the crash limit. '': they stay, as failed.",
-}
-
-
-def config_options(function: F) -> F:
-    """An option for each field of QueueConfig. One that was not given is None."""
-    for setting in reversed(fields(QueueConfig)):
-        dashed = _option_name(setting.name)
-        text = f"{_HELP[setting.name]} [default: {_default(setting.name, setting.default)}]"
-        if isinstance(setting.default, bool):
-            option = click.option(f"--{dashed}/--no-{dashed}", default=None, help=text)
-        else:
-            kind, metavar = _type_of(setting.name, setting.default)
-            option = click.option(f"--{dashed}", setting.name, type=kind, default=None, metavar=metavar, help=text)
-        function = option(function)
-    return function
-
-
-def _option_name(setting: str) -> str:
-    """`lease` of lease_ms: a time on the command line has its own unit."""
-    return setting.removesuffix("_ms").removesuffix("_s").replace("_", "-")
-
-
-def _type_of(setting: str, default: object) -> tuple[Any, str]:
-    """The type and the metavar of an option."""
-    if setting.endswith(("_ms", "_s")):
-        return (MILLISECONDS if setting.endswith("_ms") else WHOLE_SECONDS), "TIME"
-    return (str, "NAME") if isinstance(default, str) else (int, "N")
-
-
-def _default(setting: str, default: Any) -> str:
-    if setting.endswith(("_ms", "_s")):
-        return written(default if setting.endswith("_ms") else 1000 * default)
-    return str(default).lower()
 
 
 @click.group("queue", cls=Group)
 def queue() -> None:
-    """Queues: create, ls, info, set, purge, reset-lost, rm."""
+    """Queues: create, ls, info, set, pause, resume, drain, purge, reset-lost, rm."""
 
 
 @queue.verb("create")
@@ -81,20 +37,20 @@ def queue() -> None:
 @config_options
 def create(settings: Settings, name: str, **options: Any) -> int:
     """Create a queue. An existing one stays as it is; exit code 1 if its settings differ."""
-    asked = _given(options)
+    asked = QueueConfig(**given(options))
     with settings.client() as client:
-        created = client.create_queue(name, QueueConfig(**asked))
+        created = client.create_queue(name, asked)
         config = client.queue_config(name)
     if settings.as_json:
-        print_json({"queue": name, "created": created, "config": asdict(config)})
+        print_json({"queue": name, "created": created, "config": config_document(config)})
     elif created:
         say(f"queue {name} created")
         remark(f"next: pinlater job enqueue {name} 'hello'")
     else:
         say(f"queue {name} exists already")
-    other = {key: getattr(config, key) for key, value in asked.items() if getattr(config, key) != value}
+    other = [key for key in given(options) if getattr(config, key) != getattr(asked, key)]
     if other and not created:
-        found = ", ".join(f"{key} is {value}" for key, value in other.items())
+        found = ", ".join(f"{key} is {shown(getattr(config, key))}" for key in other)
         raise CommandFailed(f"queue {name!r}: not changed: {found}; pinlater queue set changes it", NO)
     return DONE
 
@@ -103,37 +59,61 @@ def create(settings: Settings, name: str, **options: Any) -> int:
 def ls(settings: Settings) -> int:
     """List all queues, with their jobs by state."""
     with settings.client() as client:
-        found = [(name, client.count(name), client.queue_config(name)) for name in client.queue_names()]
+        found = [
+            (name, client.count(name), client.queue_config(name), client.queue_limits(name))
+            for name in client.queue_names()
+        ]
     if settings.as_json:
-        print_json([{"queue": name, **asdict(counts), "paused": config.paused} for name, counts, config in found])
+        print_json([_in_list(*each) for each in found])
     elif not found:
         say("no queues yet; to create one: pinlater queue create mail")
     else:
-        rows = [(name, *counted(counts), _flags(config) or "open") for name, counts, config in found]
+        rows = [
+            (name, *counted(counts), ", ".join(modes(config, limits)) or "open")
+            for name, counts, config, limits in found
+        ]
         print_table(("queue", *_HEADINGS, "mode"), rows)
     return DONE
+
+
+def _in_list(name: str, counts: CountsByState, config: QueueConfig, limits: QueueLimits) -> dict[str, Any]:
+    """A queue as `queue ls --json` shows it."""
+    settings = ("paused", "refuse_enqueue", "open_when_empty", "rate", "burst", "max_running")
+    chosen = {key: value for key, value in config_document(config).items() if key in settings}
+    return {"queue": name, **asdict(counts), **chosen, "paused_ms": limits.paused_ms}
 
 
 @queue.verb("info")
 @click.argument("name")
 def info(settings: Settings, name: str) -> int:
-    """Show a queue: settings, jobs by state and priority, shards."""
+    """Show a queue: settings, limits, jobs by state and priority, shards."""
     with settings.client() as client:
         config = client.queue_config(name)
         by_priority = [client.count(name, priority=priority) for priority in range(1, config.priorities + 1)]
+        limits = client.queue_limits(name)
     total = sum(by_priority, CountsByState())
     shards = queue_states(settings.client_settings(), name)
     if settings.as_json:
         priorities = [{"priority": priority, **asdict(counts)} for priority, counts in enumerate(by_priority, 1)]
-        shown = [asdict(state) for state in shards]
         print_json(
-            {"queue": name, "config": asdict(config), **asdict(total), "priorities": priorities, "shards": shown}
+            {
+                "queue": name,
+                "config": config_document(config),
+                **asdict(total),
+                "priorities": priorities,
+                "limits": asdict(limits),
+                "shards": [_shard_document(state) for state in shards],
+            }
         )
         return DONE
-    say(f"queue {name}" + (f"  ({_flags(config)})" if _flags(config) else ""))
+    mode = ", ".join(modes(config, limits))
+    say(f"queue {name}" + (f"  ({mode})" if mode else ""))
     say("")
     print_facts(_settings_of(config))
     say("")
+    if facts := list(limit_facts(name, config, limits, total)):
+        print_facts(facts)
+        say("")
     rows = [(str(priority), *counted(counts)) for priority, counts in enumerate(by_priority, 1)]
     print_table(("priority", *_HEADINGS), [*rows, ("all", *counted(total))])
     say("")
@@ -148,17 +128,24 @@ def info(settings: Settings, name: str) -> int:
 @config_options
 def set_(settings: Settings, name: str, **options: Any) -> int:
     """Change settings of a queue. It may be in use."""
-    changes = _given(options)
+    changes = given(options)
     if not changes:
-        names = ", ".join("--" + _option_name(name) for name in CONFIG_FIELDS)
+        names = ", ".join("--" + option_name(name) for name in CONFIG_FIELDS)
         usage(f"expected a setting to change, one of {names}")
     with settings.client() as client:
         config = client.configure_queue(name, **changes)
+        left_ms = client.queue_limits(name).paused_ms if changes.get("paused") is False else 0
     if settings.as_json:
-        print_json({"queue": name, "config": asdict(config)})
+        print_json({"queue": name, "config": config_document(config)})
     else:
-        say(f"queue {name}: " + ", ".join(f"{key} = {getattr(config, key)}" for key in changes))
+        say(f"queue {name}: " + ", ".join(f"{key} = {shown(getattr(config, key))}" for key in changes))
+    if left_ms:
+        remark(f"a pause goes on for {duration(left_ms)}: pinlater queue resume {name} ends it")
     return DONE
+
+
+for command in (pause, resume, drain):
+    queue.add_command(command)
 
 
 @queue.verb("purge")
@@ -219,15 +206,6 @@ def total_of(counts: CountsByState) -> int:
     return sum(getattr(counts, state) for state in STATES)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _flags(config: QueueConfig) -> str:
-    flags = {"paused": config.paused, "enqueue refused": config.refuse_enqueue}
-    return ", ".join(name for name, value in flags.items() if value)
-
-
 def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
     kept = f"{jobs(config.keep_succeeded)} per shard and priority, {duration(config.succeeded_ttl_s * 1000)}"
     return [
@@ -246,6 +224,10 @@ def _crash_limit(config: QueueConfig) -> str:
     return f"{config.crash_limit}, then " + (
         f"to queue {config.quarantine_queue}" if config.quarantine_queue else "failed"
     )
+
+
+def _shard_document(state: QueueShardState) -> dict[str, Any]:
+    return {**asdict(state), "config": None if state.config is None else config_document(state.config)}
 
 
 def _shard_row(state: QueueShardState) -> tuple[str, ...]:

@@ -232,6 +232,11 @@ class AsyncClient(BaseClient):
     delete_queue = _awaited(methods.delete_queue)
     queue_names = _awaited(methods.queue_names)
 
+    pause_queue = _awaited(methods.pause_queue)
+    resume_queue = _awaited(methods.resume_queue)
+    drain_queue = _awaited(methods.drain_queue)
+    queue_limits = _awaited(methods.queue_limits)
+
     enqueue_many = _awaited(methods.enqueue_many)
 
     dequeue = _awaited(methods.dequeue)

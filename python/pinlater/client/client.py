@@ -46,7 +46,7 @@ class Client(BaseClient):
     Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
     ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and
     its answer was lost. A call on named jobs of several shards (ack, release, renew, checkpoint, retry_jobs,
-    delete_jobs) raises PartialOutcome if some shards certainly failed and others did not.
+    delete_jobs), a pause and its end raise PartialOutcome if some shards certainly failed and others did not.
     """
 
     def __init__(
@@ -163,6 +163,11 @@ class Client(BaseClient):
     queue_config = _blocking(methods.queue_config)
     delete_queue = _blocking(methods.delete_queue)
     queue_names = _blocking(methods.queue_names)
+
+    pause_queue = _blocking(methods.pause_queue)
+    resume_queue = _blocking(methods.resume_queue)
+    drain_queue = _blocking(methods.drain_queue)
+    queue_limits = _blocking(methods.queue_limits)
 
     enqueue_many = _blocking(methods.enqueue_many)
 

@@ -16,7 +16,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.jobs import Ack, Checkpoint, Claimed, CountsByState, Job, JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.model.times import Seconds
-from pinlater.operations import admin, claim, enqueue, inspect, leases, queues
+from pinlater.operations import admin, claim, enqueue, inspect, leases, limits, opening, queues
 from pinlater.operations.dequeue import dequeue as dequeue_flow
 from pinlater.store.effects import Flow
 
@@ -67,6 +67,44 @@ def delete_queue(self: BaseClient, queue: str) -> MakeFlow[bool]:
 def queue_names(self: BaseClient) -> MakeFlow[list[str]]:
     """Returns the names of all queues, sorted."""
     return partial(queues.queue_names, self.session)
+
+
+# pauses, drains and limits
+
+
+def pause_queue(self: BaseClient, queue: str, seconds: Seconds | None = None, *, by: str = "") -> MakeFlow[int | None]:
+    """Pauses a queue: its jobs can not be claimed. Running jobs go on. A pause that ends later stays.
+
+    seconds: how long, in seconds or as a timedelta; None: until resume_queue, as with the setting `paused`.
+    by: who asks, for queue_limits, if the pause ends by itself. Default: the client's source, such as python:host:pid.
+
+    Returns for how many ms the queue is paused from now; None: until resume_queue. `done` of a PartialOutcome has the
+    names of the shards that are paused.
+    """
+    if not isinstance(by, str):
+        raise InvalidArgument(f"by: expected a text, got {by!r:.60}")
+    return partial(opening.pause_queue, self.session, queue, seconds, by or self.settings.source)
+
+
+def resume_queue(self: BaseClient, queue: str) -> MakeFlow[None]:
+    """Ends the pauses of a queue: the setting `paused`, and one that would end by itself. A rate of 0 stays."""
+    return partial(opening.resume_queue, self.session, queue)
+
+
+def drain_queue(self: BaseClient, queue: str, *, stay_closed: bool = False) -> MakeFlow[None]:
+    """Makes a queue refuse new jobs, and returns at once. Its jobs run on.
+
+    Once none is pending, scheduled or in progress, the queue's monitor or `pinlater queue drain` opens it again.
+    stay_closed: it stays closed.
+    """
+    if not isinstance(stay_closed, bool):
+        raise InvalidArgument(f"stay_closed: expected True or False, got {stay_closed!r:.60}")
+    return partial(opening.drain_queue, self.session, queue, stay_closed)
+
+
+def queue_limits(self: BaseClient, queue: str) -> MakeFlow[limits.QueueLimits]:
+    """Returns what the shards of a queue know of its limits now: tokens, jobs in progress, a pause."""
+    return partial(limits.queue_limits, self.session, queue)
 
 
 # jobs in

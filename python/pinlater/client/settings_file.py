@@ -8,17 +8,21 @@ Promises that producers and all commands read the same file. Risks: a running pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.queue_options import LIMITS, Queue
+from pinlater.model.text import did_you_mean
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.store.servers import absolute
 from pinlater.store.shards import ChosenShards, resolve_shards, split_url
 
 #: The files, in the order of the search in each directory.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
+#: What the table of a queue may have for workers. Its limits are for all who create the queue.
+WORKER_KEYS: Final = ("weight", "concurrency", "processes", "memory_mb")
 
 
 def found() -> tuple[str, dict[str, Any]]:
@@ -86,6 +90,48 @@ def servers_of(name: str, table: Mapping[str, Any]) -> ChosenShards | None:
     file = Path(name).absolute()
     named = {key: absolute(each, file.parent) for key, each in (shards or {}).items()}
     return ChosenShards(named or split_url(url, file.parent), f"from {file}")
+
+
+def queues() -> dict[str, Queue]:
+    """The queues to which the file gives limits, by their names. Raises InvalidArgument for a wrong table."""
+    return queues_of(*found())
+
+
+def queues_of(name: str, table: Mapping[str, Any]) -> dict[str, Queue]:
+    """See queues(). name: the path of the file. table: its settings."""
+    limits = {
+        queue: {key: value for key, value in own.items() if key in LIMITS}
+        for queue, own in queue_tables(name, table).items()
+    }
+    return {queue: _limited(name, queue, own) for queue, own in limits.items() if own}
+
+
+def _limited(name: str, queue: str, limits: dict[str, Any]) -> Queue:
+    try:
+        return Queue(queue, **limits)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: queues.{queue}: {error}") from None
+
+
+def queue_tables(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables of queues in a file. Raises InvalidArgument for anything else there, and for unknown keys."""
+    tables = table.get("queues", {})
+    if not isinstance(tables, dict):
+        raise InvalidArgument(f"{name}: queues: expected a table, got {hide_urls(repr(tables)):.60}")
+    for queue, own in tables.items():
+        if not isinstance(own, dict):
+            raise InvalidArgument(f"{name}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
+        check_keys(name, f" in [queues.{queue}]", own, (*WORKER_KEYS, *LIMITS))
+    return tables
+
+
+def check_keys(name: str, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises InvalidArgument for a key that is not known. name: the path of the file. where: the part of it."""
+    if unknown := [key for key in table if key not in known]:
+        near = did_you_mean(unknown[0], known)
+        raise InvalidArgument(
+            f"{name}: unknown key {unknown[0]!r}{where}; {near + ' ' if near else ''}expected one of {', '.join(known)}"
+        )
 
 
 def check_servers(url: Any, shards: Any, where: str = "") -> None:

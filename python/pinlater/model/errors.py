@@ -65,6 +65,10 @@ class EnqueueRefused(QueueError):
     """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
 
 
+class NotAtHome(QueueError):
+    """The queue has `max_running`, so its jobs live on its home shard alone, and this client does not know that one."""
+
+
 class ConfigConflict(QueueError):
     """Until the deadline, another client changed the queue's configuration before each try of the call."""
 
@@ -235,6 +239,7 @@ class ResultTimeout(PinLaterError, TimeoutError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
+    "NOT_AT_HOME": NotAtHome,
     "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.limits import MAX_BURST, Rate
 from pinlater.model.urls import hide_urls
 
 _QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,255}", re.ASCII)
@@ -25,10 +26,18 @@ _EPOCH: Final = struct.Struct(">I")
 # highest id, generation, epoch. The version follows if it is not the highest id.
 _REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
-# each with its length. A new setting goes behind them.
+# rate and burst, max_running, home, run_on_home_loss, each with its length. A new setting goes behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
 _CRASH_LIMIT_BYTES: Final = 2
-_PAUSED, _REFUSE_ENQUEUE, _DELETED = 1, 2, 128
+# count, per_ms, burst (0: the default)
+_RATE: Final = struct.Struct(">III")
+# Flags. A queue gives no jobs if it is paused, or if its rate is 0. _PAUSED_TOO: if both are so.
+_NO_CLAIMS, _REFUSE_ENQUEUE, _PAUSED_TOO, _HAS_MAX_RUNNING = 1, 2, 4, 8
+# Set and removed by the scripts of a queue shard, and no part of the settings.
+_PAUSED_FOR_A_TIME: Final = 16
+_OPEN_WHEN_EMPTY, _DELETED = 32, 128
+#: Of an account in units, as scripts keep it: burst times the milliseconds of the rate.
+MAX_UNITS: Final = 2**48 - 1
 
 MAX_U32: Final = 2**32 - 1
 
@@ -48,6 +57,15 @@ class QueueConfig:
     - crash_limit: a job fails after this many crashes of its workers, and a crash costs no attempt. 0: no limit, and
       each crash costs an attempt.
     - quarantine_queue: a monitor moves jobs that reached crash_limit there; "": they stay.
+    - rate: how many jobs all clients together may claim, such as "100/s" or "5/m" (see Rate.of); 0 pauses the queue;
+      None: any.
+    - burst: claims that may come at once after a time without any, up to 1,000,000. None: what the rate gives in a
+      second, at least 1.
+    - max_running: how many jobs may be in progress at once; None: any. The jobs of such a queue live on its home shard.
+    - home: the shard that counts for the limits. "": chosen from the queue's name when it gets its first limit.
+    - run_on_home_loss: while the home shard does not answer, go on with the rate, divided by the processes that it
+      last saw. By default claims rest until it is back.
+    - open_when_empty: accept new jobs again once no job is pending or in progress (with refuse_enqueue).
     """
 
     lease_ms: int = 30_000
@@ -60,6 +78,12 @@ class QueueConfig:
     body_limit: int = 1024 * 1024
     crash_limit: int = 0
     quarantine_queue: str = ""
+    rate: Rate | str | float | None = None
+    burst: int | None = None
+    max_running: int | None = None
+    home: str = ""
+    run_on_home_loss: bool = False
+    open_when_empty: bool = False
 
     def __post_init__(self) -> None:
         _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
@@ -71,18 +95,61 @@ class QueueConfig:
         _check_integer("crash_limit", self.crash_limit, 0, 0xFFFF)
         if self.quarantine_queue != "":
             check_queue_name(self.quarantine_queue)
-        for name in ("paused", "refuse_enqueue"):
+        self._check_limits()
+        for name in ("paused", "refuse_enqueue", "run_on_home_loss", "open_when_empty"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected True or False, got {getattr(self, name)!r}")
 
+    def _check_limits(self) -> None:
+        if self.max_running is not None:
+            _check_integer("max_running", self.max_running, 1, MAX_U32)
+        if self.home != "":
+            check_shard_name(self.home)
+        if self.rate is not None and not isinstance(self.rate, Rate):
+            object.__setattr__(self, "rate", Rate.of(self.rate))
+        if self.burst is not None:
+            rate = self.exact_rate
+            if rate is None:
+                raise InvalidArgument(f"burst: expected a rate beside it, got a burst of {_shorten(self.burst)} alone")
+            _check_integer("burst", self.burst, 1, min(MAX_BURST, MAX_UNITS // rate.per_ms))
+
+    @property
+    def exact_rate(self) -> Rate | None:
+        """The rate, as QueueConfig made it of what it was given."""
+        assert self.rate is None or isinstance(self.rate, Rate)
+        return self.rate
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether claims need tokens of the home shard, or a place there."""
+        return self.rate is not None or self.max_running is not None
+
     def pack(self) -> bytes:
         """The settings as the scripts `create` and `configure` take them."""
-        flags = (_PAUSED if self.paused else 0) | (_REFUSE_ENQUEUE if self.refuse_enqueue else 0)
         settings = _SETTINGS.pack(
             self.lease_ms, self.keep_succeeded, self.succeeded_ttl_s, self.failed_ttl_s, self.body_limit
         )
-        tail = (self.crash_limit.to_bytes(_CRASH_LIMIT_BYTES, "big"), self.quarantine_queue.encode())
-        return bytes([flags, self.priorities]) + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
+        tail = (
+            self.crash_limit.to_bytes(_CRASH_LIMIT_BYTES, "big"),
+            self.quarantine_queue.encode(),
+            _pack_rate(self.exact_rate, self.burst),
+            b"" if self.max_running is None else self.max_running.to_bytes(4, "big"),
+            self.home.encode(),
+            bytes([self.run_on_home_loss]),
+        )
+        head = bytes([self._flags(), self.priorities])
+        return head + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
+
+    def _flags(self) -> int:
+        stopped = self.exact_rate is not None and not self.exact_rate.count
+        flags = {
+            _NO_CLAIMS: self.paused or stopped,
+            _REFUSE_ENQUEUE: self.refuse_enqueue,
+            _PAUSED_TOO: self.paused and stopped,
+            _HAS_MAX_RUNNING: self.max_running is not None,
+            _OPEN_WHEN_EMPTY: self.open_when_empty,
+        }
+        return sum(flag for flag, is_set in flags.items() if is_set)
 
 
 CONFIG_FIELDS: Final = tuple(field.name for field in fields(QueueConfig))
@@ -126,10 +193,13 @@ class StoredConfig:
         """Reads the field `config` of the key `meta`. A setting that its tail does not have yet has its default."""
         _, flags, priorities, version, generation, epoch = _HEAD.unpack_from(packed)
         lease_ms, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(packed, _HEAD.size)
-        crash_limit, quarantine_queue, *_ = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), b"", b"")
+        tail = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), *[b""] * 6)
+        crash_limit, quarantine_queue, packed_rate, max_running, home, options, *_ = tail
+        rate, burst = _unpack_rate(packed_rate)
+        stopped = rate is not None and not rate.count
         config = QueueConfig(
             lease_ms=lease_ms,
-            paused=bool(flags & _PAUSED),
+            paused=bool(flags & _NO_CLAIMS) and (not stopped or bool(flags & _PAUSED_TOO)),
             refuse_enqueue=bool(flags & _REFUSE_ENQUEUE),
             priorities=priorities,
             keep_succeeded=keep,
@@ -138,9 +208,26 @@ class StoredConfig:
             body_limit=body_limit,
             crash_limit=int.from_bytes(crash_limit, "big"),
             quarantine_queue=quarantine_queue.decode(),
+            rate=rate,
+            burst=burst,
+            max_running=int.from_bytes(max_running, "big") if max_running else None,
+            home=home.decode(),
+            run_on_home_loss=bool(options[:1].strip(b"\0")),
+            open_when_empty=bool(flags & _OPEN_WHEN_EMPTY),
         )
-        settings = packed[1:3] + packed[_HEAD.size :]
+        settings = bytes([flags & ~_PAUSED_FOR_A_TIME]) + packed[2:3] + packed[_HEAD.size :]
         return cls(version, generation, bool(flags & _DELETED), epoch, settings, config)
+
+
+def _pack_rate(rate: Rate | None, burst: int | None) -> bytes:
+    return b"" if rate is None else _RATE.pack(rate.count, rate.per_ms, burst or 0)
+
+
+def _unpack_rate(packed: bytes) -> tuple[Rate | None, int | None]:
+    if not packed:
+        return None, None
+    count, per_ms, burst = _RATE.unpack_from(packed)
+    return Rate(count, per_ms), burst or None
 
 
 def _entries(tail: bytes) -> Iterator[bytes]:

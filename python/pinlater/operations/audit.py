@@ -1,4 +1,5 @@
 """The audit: it proves that each job of a queue is in exactly one state, and that records, leases and results match it.
+It also checks that the account of a rate can be right, and that no job waits where max_running lets none run.
 
 Promises:
     The audit changes nothing, and blocks a server no longer than other calls do.
@@ -17,7 +18,7 @@ from typing import Any, Final
 import pinlater._core as _core
 from pinlater.model.errors import from_reply
 from pinlater.model.jobs import CountsByState
-from pinlater.model.queue_config import check_queue_name
+from pinlater.model.queue_config import StoredConfig, check_queue_name
 from pinlater.operations.queue_shards import exists, not_found
 from pinlater.store.effects import Command, Flow, ReplyError, send
 from pinlater.store.keys import queue_key
@@ -41,6 +42,17 @@ _SINGLE_LEASE_BYTES: Final = 17  # the name of the lease of a single job: priori
 _PRIORITY_AT: Final = 3  # in a record
 #: What can follow an id: a count of a lease's jobs (`lease_jobs`), the byte of a decorated job (`ready`).
 _SUFFIXES: Final = {"lease_jobs": b"n", "ready": b"\1"}
+
+#: Field `account` (lua/lib/account.lua): last refill, units, end of the line, since when `granted` counts; granted
+#: since then, and before.
+_ACCOUNT: Final = struct.Struct(">6s6s6s6sII")
+#: As in lua/lib/config_layout.lua.
+GRANT_MS: Final = 1_000
+LONGEST_REST_MS: Final = 15_000
+#: What was granted is judged by a configuration so old, as the clocks of two shards may differ.
+SETTLED_MS: Final = 60_000
+#: A version is an id: milliseconds above 19 bits of sequence.
+_VERSION_SHIFT: Final = 19
 
 # Bits of lua/audit.lua.
 _STATES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
@@ -124,6 +136,7 @@ class _Auditor:
                 if scans[name] == b"0":
                     del scans[name]
             yield from self._judge(pages)
+        yield from self._judge_limits()
         if scans:
             self._report("audit", f"ended after {len(self._findings):,} findings")
         return list(self._findings.values())
@@ -215,6 +228,23 @@ class _Auditor:
         for lease, problem in (yield from _judge_twice(leases, LEASES_A_CALL, ask)).items():
             self._report(f"lease {lease[-_ID_BYTES:].hex()}", problem)
 
+    def _judge_limits(self) -> Flow[None]:
+        queue, shard = self._queue_shard.queue, self._queue_shard.shard
+        command = ("HMGET", queue_key(queue, shard.name, "meta"), "config", "account")
+        [answer] = yield from send(shard.server, command, deadline_s=self._deadline_s())
+        if not isinstance(answer, list) or answer[0] is None:
+            return  # it was deleted meanwhile
+        stored = StoredConfig.unpack(answer[0])
+        config, at_home = stored.config, stored.config.home == shard.name
+        if answer[1] is not None and at_home:
+            for problem in account_problems(answer[1], stored):
+                self._report("account", problem)
+        if config.max_running is not None and not at_home:
+            reply = yield from read(self._queue_shard, "count", [], self._deadline_s())
+            counts = sum(CountsByState.unpack(reply[2]), CountsByState())
+            if waiting := counts.pending + counts.scheduled:
+                self._report("max_running", f"{waiting:,} jobs never run: only the home shard {config.home} gives jobs")
+
     def _ask(self, priority: int, ids: bytes, leases: bytes) -> Flow[list[Any]]:
         return (yield from read(self._queue_shard, "audit", [priority, ids, leases], self._deadline_s()))
 
@@ -285,3 +315,30 @@ def lease_problem(bits: int) -> str:
     if not bits & _EXPIRY:
         return "never expires"
     return "" if bits & _COUNTED else "its count is not the number of jobs that run on it"
+
+
+def account_problems(account: bytes, stored: StoredConfig) -> Iterator[str]:
+    """What is wrong with the field `account` of the home shard (lua/lib/account.lua).
+
+    Its times are compared with one another, not with the clock: a clock that went back leaves them ahead of it until
+    the next grant.
+    """
+    rate = stored.config.exact_rate
+    if rate is None or len(account) != _ACCOUNT.size:
+        yield f"expected {_ACCOUNT.size} bytes and a rate, got {len(account)} bytes and {rate or 'no rate'}"
+        return
+    *numbers, granted, granted_before = _ACCOUNT.unpack(account)
+    refilled_ms, units, line_ms, since_ms = (int.from_bytes(number, "big") for number in numbers)
+    burst = stored.config.burst or rate.default_burst
+    if units > burst * rate.per_ms:
+        yield f"tokens: expected at most the burst of {burst:,}, got {units / rate.per_ms:,.1f}"
+    # a grant takes from the burst, and from what flows in while it counts
+    most = burst + rate.count * GRANT_MS // rate.per_ms + 1
+    is_of_this_rate = since_ms > (int.from_bytes(stored.version, "big") >> _VERSION_SHIFT) + SETTLED_MS
+    if is_of_this_rate and max(granted, granted_before) > most:
+        yield f"granted: expected at most {most:,} in a second, got {max(granted, granted_before):,}"
+    token_ms = rate.per_ms // rate.count + 1 if rate.count else 0
+    if line_ms > refilled_ms + max(LONGEST_REST_MS, token_ms):
+        yield f"line: expected its end soon after the last refill, got {line_ms - refilled_ms:,} ms"
+    if since_ms > refilled_ms:
+        yield f"granted: expected a time before the last refill, got {since_ms - refilled_ms:,} ms after it"

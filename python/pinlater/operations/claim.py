@@ -47,6 +47,7 @@ def claim_at(
     deadline_s: float,
     *,
     blocking_list: bytes = b"",
+    has_tokens: bool = False,
 ) -> Flow[_core.Claim]:
     """One claim on one queue shard.
 
@@ -54,23 +55,28 @@ def claim_at(
     wait: register the client as a waiter if there is no job.
     blocking_list: the server carries out the claim once this list has an element, and its lease is unconfirmed; b"": at
     once.
+    has_tokens: the caller has a token for each job. Without them a queue that has a rate gives nothing, also if it got
+    the rate after the claim was sent.
     """
     if queue_shard.lost_claims.pending and not blocking_list:
         lost = yield from queue_shard.lost_claims.ask(deadline_s)
         if lost is not None and lost.jobs:
             return lost
-    descriptor = _claim_descriptor(session, source)
-    if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
-        claim = yield from _claim(queue_shard, lambda config: CommonKeys([descriptor], config.priorities), deadline_s)
-        if claim.jobs:
-            return claim
-    waiter = queue_shard.waiter if wait else b""
+    descriptor, waiter = _claim_descriptor(session, source), queue_shard.waiter if wait else b""
 
     def arguments(config: QueueConfig) -> list[Argument]:
-        quotas = b"" if quota is None else _pack_quotas(quota, config.priorities)
+        given = quota if has_tokens or config.rate is None else [0]
+        quotas = b"" if given is None else _pack_quotas(given, config.priorities)
         asked: list[Argument] = [descriptor, max(1, min(limit, CLAIM_JOBS)), quotas, waiter, REPLY_BYTES]
         return [*asked, UNCONFIRMED_MS] if blocking_list else asked
 
+    def simple_arguments(config: QueueConfig) -> list[Argument]:
+        return CommonKeys([descriptor], config.priorities) if config.rate is None else arguments(config)
+
+    if limit == 1 and quota is None and queue_shard.simple_claims >= SIMPLE_RUN and not blocking_list:
+        claim = yield from _claim(queue_shard, simple_arguments, deadline_s)
+        if claim.jobs:
+            return claim
     return (yield from _claim(queue_shard, arguments, deadline_s, blocking_list))
 
 
@@ -107,7 +113,7 @@ def _claim(
 
 
 def claim_parts(reply: list[Any]) -> list[Any]:
-    """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and paused as separate elements,
+    """A claim's reply as `decode_claim` takes it: token, jobs block, left, due in and limited as separate elements,
     records in lists.
 
     Raises IndexError for a reply that is too short.

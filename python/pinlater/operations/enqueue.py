@@ -16,10 +16,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pinlater._core as _core
-from pinlater.model.errors import OutcomeUnknown, PartialEnqueue, PinLaterError, ServerFull, ServerUnavailable, checked
+from pinlater.model.errors import (
+    NotAtHome,
+    OutcomeUnknown,
+    PartialEnqueue,
+    PinLaterError,
+    ServerFull,
+    ServerUnavailable,
+    checked,
+)
 from pinlater.model.jobs import NewJob
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
+from pinlater.operations.home import home_of
+from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards, newest_of
 from pinlater.store.effects import Argument, Flow, complete, together
 from pinlater.store.requests import CommonKeys, write
 from pinlater.store.shards import QueueShard, Session, shard_for_key
@@ -54,17 +63,22 @@ def enqueue_many(session: Session, queue: str, jobs: list[bytes | NewJob], deadl
     if not jobs:
         return []
     sizes, packed = _validate(jobs, queue_shards)
+    if packed[0].max_running is not None:
+        queue_shards = [home_of(session, queue, packed[0])]
     if len(session.shards) == 1 and len(jobs) <= MAX_BATCH and sum(sizes) <= PART_BYTES:
         found: list[str] = yield from _enqueue_at(queue_shards[0], jobs, deadline_s, True, packed)
         return found
     parts = [
         (candidates, part)
-        for candidates, chosen in _by_queue_shard(session, queue_shards, jobs)
+        for candidates, chosen in _by_queue_shard(session, queue_shards, jobs, packed[0])
         for part in _parts(sizes, chosen)
     ]
     if len(parts) == 1:
-        return (yield from _enqueue_part(parts[0][0], jobs, deadline_s, packed))
-    flows = [_enqueue_part(candidates, [jobs[position] for position in part], deadline_s) for candidates, part in parts]
+        return (yield from _enqueue_part(session, parts[0][0], jobs, deadline_s, packed))
+    flows = [
+        _enqueue_part(session, candidates, [jobs[position] for position in part], deadline_s)
+        for candidates, part in parts
+    ]
     results: list[Any] = []
     for first in range(0, len(flows), PARTS_AT_ONCE):
         results += yield from together(flows[first : first + PARTS_AT_ONCE])
@@ -98,15 +112,16 @@ def status_sizes(statuses: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _by_queue_shard(
-    session: Session, queue_shards: list[QueueShard], jobs: list[Any]
+    session: Session, queue_shards: list[QueueShard], jobs: list[Any], config: QueueConfig
 ) -> list[tuple[list[QueueShard], list[int]]]:
     """Groups of jobs: the candidate queue shards of a group, and the positions of its jobs.
 
-    A job with a key has one candidate. Jobs without a key have all queue shards, in random order.
+    A job with a key has one candidate. Jobs without a key have all queue shards, in random order. All jobs of a queue
+    with max_running go to its home shard, the only one of `queue_shards` then.
     """
     keyed: dict[str, list[int]] = {}
     free: list[int] = []
-    if len(session.shards) == 1:
+    if len(session.shards) == 1 or config.max_running is not None:
         return [(queue_shards, list(range(len(jobs))))]
     names = list(session.shards)
     for position, job in enumerate(jobs):
@@ -142,9 +157,26 @@ def _parts(sizes: list[int], positions: list[int]) -> list[list[int]]:
 
 
 def _enqueue_part(
-    candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
+    session: Session, candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None = None
 ) -> Flow[list[str]]:
     """Enqueues on the first candidate that takes the jobs. Tries the next only if it certainly did not take them."""
+    found: list[str]
+    try:
+        found = yield from _enqueue_on_first(candidates, jobs, deadline_s, packed)
+    except NotAtHome:  # the queue got max_running after this client chose the candidates
+        queue = candidates[0].queue
+        newest = newest_of(queue_shard.stored for queue_shard in session.queue_shards(queue))
+        if newest is None or newest.config.home not in session.shards:
+            raise
+        home = session.queue_shard(queue, newest.config.home)
+        home.stored = None  # what this client knows of it may be older, and name another home
+        found = yield from _enqueue_at(home, jobs, deadline_s, True, None)
+    return found
+
+
+def _enqueue_on_first(
+    candidates: list[QueueShard], jobs: list[Any], deadline_s: float, packed: _Packed | None
+) -> Flow[list[str]]:
     for queue_shard in candidates[:-1]:
         try:
             found: list[str] = yield from _enqueue_at(queue_shard, jobs, deadline_s, False, packed)

@@ -44,7 +44,7 @@ def ack(
 
         def arguments(config: QueueConfig, batch: _core.AckBatch = batch) -> list[Argument]:
             given: list[Argument] = [_more(batch, source), batch.groups, *batch.ids]
-            if failed or tombstone or config.keep_succeeded:
+            if failed or tombstone or config.keep_succeeded or config.max_running is not None:
                 return given
             return CommonKeys(given, batch.groups[0] if len(batch.ids) == 1 else config.priorities)
 

@@ -34,6 +34,7 @@ from pinlater.model.errors import (
 from pinlater.model.jobs import JobInfo, NewJob, State
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.enqueue import pack_jobs
+from pinlater.operations.home import check_at_home
 from pinlater.operations.inspect import lookup
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Flow
@@ -158,6 +159,7 @@ class _Move:
         name = self._queue_shard.shard.name
         for queue_shard in (yield from known_queue_shards(self._session, self._queue, self._deadline_s)):
             if queue_shard.shard.name == name and queue_shard.stored is not None:
+                check_at_home(queue_shard, queue_shard.stored.config)
                 return queue_shard, queue_shard.stored.config
         raise QueueNotFound(f"queue {self._queue!r}: not found on shard {name}; it is the quarantine queue of a job")
 

@@ -68,6 +68,9 @@ def known_queue_shards(session: Session, queue: str, deadline_s: float) -> Flow[
     now_s = time.monotonic()
     yield from _ask_unknown(queue_shards, now_s, deadline_s)
     newest = newest_of(queue_shard.stored for queue_shard in queue_shards)
+    if newest is not None and any(_is_of_earlier_epoch(queue_shard, newest) for queue_shard in queue_shards):
+        # their jobs would be removed: the server of the newest may have lost its data since this client read it
+        newest = newest_of((yield from load_all(queue_shards, deadline_s)).values())
     if newest is None:
         for queue_shard in queue_shards:
             queue_shard.stored = None
@@ -75,6 +78,11 @@ def known_queue_shards(session: Session, queue: str, deadline_s: float) -> Flow[
     answering = [queue_shard for queue_shard in queue_shards if queue_shard.silent_until_s <= now_s]
     yield from carry(answering, newest, deadline_s)
     return [queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)]
+
+
+def _is_of_earlier_epoch(queue_shard: QueueShard, newest: StoredConfig) -> bool:
+    stored = queue_shard.stored
+    return stored is not None and not stored.deleted and stored.epoch < newest.epoch
 
 
 def _ask_unknown(queue_shards: list[QueueShard], now_s: float, deadline_s: float) -> Flow[None]:
@@ -166,7 +174,7 @@ def carry(queue_shards: list[QueueShard], newest: StoredConfig, deadline_s: floa
 
 
 def _carry_to(queue_shard: QueueShard, newest: StoredConfig, deadline_s: float) -> Flow[None]:
-    if queue_shard.stored is not None and not queue_shard.stored.deleted and queue_shard.stored.epoch < newest.epoch:
+    if _is_of_earlier_epoch(queue_shard, newest):
         # the shard was away when the queue was deleted and created again: its jobs belong to the deleted queue
         yield from delete_on(queue_shard, deadline_s, newest.epoch)
     if queue_shard.stored is None or queue_shard.stored.deleted:

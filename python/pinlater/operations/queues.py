@@ -28,6 +28,7 @@ from pinlater.model.queue_config import (
     check_queue_name,
     read_registry,
 )
+from pinlater.operations.home import check_jobs_at_home, with_home
 from pinlater.operations.queue_shards import (
     Found,
     carry,
@@ -63,6 +64,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     if not isinstance(config, QueueConfig):
         raise InvalidArgument(f"config: expected a QueueConfig, got {config!r:.80}")
     check_quarantine(queue, config)
+    config = with_home(session, queue, config)
     queue_shards = session.queue_shards(queue)
     found = yield from load_all(queue_shards, deadline_s)
     newest = newest_of(found.values())
@@ -130,9 +132,19 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     for name in changes:
         if name not in CONFIG_FIELDS:
             raise InvalidArgument(f"queue configuration: expected one of {', '.join(CONFIG_FIELDS)}, got {name!r}")
-    replace(QueueConfig(), **changes)  # raises for a bad value before anything is sent
+    if "rate" in changes and changes["rate"] is None:
+        changes = {"burst": None, **changes}
+    if "refuse_enqueue" in changes:  # a drain ends with the setting that it made
+        changes = {"open_when_empty": False, **changes}
+    _check_values(changes)
     before = yield from queue_config(session, queue, deadline_s)
-    _check_change(queue, before, replace(before, **changes))
+    after = with_home(session, queue, replace(before, **changes), before.home)
+    _check_change(queue, before, after)
+    gets_places = after.max_running is not None and (before.max_running is None or before.home != after.home)
+    if gets_places:
+        yield from check_jobs_at_home(session, queue, after, deadline_s)
+    if after.home != before.home:
+        changes = {**changes, "home": after.home}
     queue_shards = session.queue_shards(queue)
     first = next((queue_shard for queue_shard in queue_shards if exists(queue_shard.stored)), None)
     if first is None:
@@ -142,7 +154,27 @@ def configure_queue(session: Session, queue: str, changes: dict[str, Any], deadl
     config = yield from complete(call, partial(remember, first))
     assert first.stored is not None
     yield from carry(queue_shards, first.stored, deadline_s)
+    if gets_places:
+        yield from _check_late_jobs(session, queue, before, config, deadline_s)
     return config
+
+
+def _check_late_jobs(
+    session: Session, queue: str, before: QueueConfig, after: QueueConfig, deadline_s: float
+) -> Flow[None]:
+    """Looks again for jobs on other shards, which came while the queue got max_running. Takes it back if there are."""
+    try:
+        yield from check_jobs_at_home(session, queue, after, deadline_s)
+    except InvalidArgument:
+        changes = {"max_running": before.max_running, "home": before.home}
+        yield from configure_queue(session, queue, changes, deadline_s)
+        raise
+
+
+def _check_values(changes: dict[str, Any]) -> None:
+    """Raises InvalidArgument for a bad value, before anything is sent."""
+    alone = {name: value for name, value in changes.items() if name != "burst" or value is None or "rate" in changes}
+    replace(QueueConfig(), **alone)
 
 
 def _check_change(queue: str, before: QueueConfig, after: QueueConfig) -> None:

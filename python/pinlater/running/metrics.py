@@ -21,7 +21,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_jobs_total": (
         "counter",
         "Jobs whose task ran, by task and end: succeeded, retried (failed, to be tried again), failed (for good), "
-        "snoozed, cancelled, expired.",
+        "snoozed, rate_limited (it paused its queue), cancelled, expired.",
     ),
     "pinlater_job_seconds": ("histogram", "How long the runs of a task took."),
     "pinlater_running_jobs": ("gauge", "Jobs that run."),
@@ -52,6 +52,11 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     ),
     "pinlater_stale_jobs_total": ("counter", "Jobs whose claim was lost before they ended."),
     "pinlater_released_jobs_total": ("counter", "Jobs released at a stop."),
+    "pinlater_limited_seconds_total": (
+        "counter",
+        "How long processes claimed nothing from a queue because of a limit: rate, max_running, pause, or home (the "
+        "home shard of the limits does not answer).",
+    ),
     "pinlater_queue_jobs": (
         "gauge",
         "Jobs of a queue on a shard, by state: pending (due), scheduled, running, failed. One process shows them.",
@@ -135,6 +140,10 @@ def _worker_samples(worker: Worker) -> Samples:
         "pinlater_redelivered_jobs_total": {"": 0 if worker.monitor is None else worker.monitor.redelivered},
         "pinlater_stale_jobs_total": {"": stats.stale},
         "pinlater_released_jobs_total": {"": stats.released},
+        "pinlater_limited_seconds_total": {
+            f'{{queue="{queue}",limit="{limit}"}}': seconds
+            for (queue, limit), seconds in worker.fetcher.limit_rests.seconds.items()
+        },
     }
 
 

@@ -16,7 +16,7 @@ from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import check_queue_name
 from pinlater.model.times import parse_duration
-from pinlater.model.urls import hide_urls, shown_url
+from pinlater.model.urls import shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
 from pinlater.store.shards import ChosenShards, resolve_shards
@@ -72,8 +72,25 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The options in a file. Each of its queues is a QueueOptions."""
-    return _checked(*_file(path))
+    """The options in a file. Each of its queues is a QueueOptions. A table with limits alone names none.
+
+    Raises InvalidArgument, also for limits in another file than that of settings_file: producers create queues too, and
+    read that one.
+    """
+    file, table = _file(path)
+    values = _checked(file, table)
+    if path is not None and (limited := settings_file.queues_of(file, table)) and not _is_found(path):
+        raise InvalidArgument(
+            f"{file}: queues.{next(iter(limited))}: expected its limits in {settings_file.FILES[0]}, which producers "
+            "read too, got them in another file"
+        )
+    return values
+
+
+def _is_found(path: Path) -> bool:
+    """Whether settings_file finds this file."""
+    found, _ = settings_file.found()
+    return bool(found) and path.samefile(found)
 
 
 def servers_of(path: Path | None) -> ChosenShards:
@@ -87,17 +104,16 @@ def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
     known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
-    _check_keys(file, "", table, known)
-    for name in ("queues", "shards"):
-        if not isinstance(table.get(name, {}), dict):
-            raise InvalidArgument(f"{file}: {name}: expected a table, got {_shown(name, table[name]):.60}")
-    queues = {}
-    for queue, own in table.get("queues", {}).items():
-        if not isinstance(own, dict):
-            raise InvalidArgument(f"{file}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
-        _check_keys(file, f" in [queues.{queue}]", own, [option.name for option in fields(QueueOptions)])
-        queues[queue] = QueueOptions(**own)
-    return _read_values(file, {**table, "queues": queues} if queues else table)
+    settings_file.check_keys(file, "", table, known)
+    if not isinstance(table.get("shards", {}), dict):
+        raise InvalidArgument(f"{file}: shards: expected a table, got {shown_url(table['shards']):.60}")
+    settings_file.queues_of(file, table)
+    queues = {
+        queue: QueueOptions(**{key: value for key, value in own.items() if key in settings_file.WORKER_KEYS})
+        for queue, own in settings_file.queue_tables(file, table).items()
+        if not own or own.keys() & settings_file.WORKER_KEYS
+    }
+    return _read_values(file, {**table, "queues": queues})
 
 
 def _read_values(file: str, table: dict[str, Any]) -> dict[str, Any]:
@@ -117,12 +133,3 @@ def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidArgument(f"expected a time such as 30s, 5m, 2h or 1d, or seconds, got {value!r:.60}")
     return value
-
-
-def _shown(name: str, value: object) -> str:
-    return shown_url(value) if name == "shards" else hide_urls(repr(value))
-
-
-def _check_keys(file: str, where: str, table: Mapping[str, Any], known: list[str]) -> None:
-    if unknown := [key for key in table if key not in known]:
-        raise InvalidArgument(f"{file}: unknown key {unknown[0]!r}{where}; expected one of {', '.join(known)}")

@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import InvalidArgument
+from pinlater.model.queue_config import QueueConfig
+from pinlater.model.queue_options import Queue
 from pinlater.running.composition import run_alone, run_supervised, supervise
 from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.running.worker_process import ProcessSet, kill_after_s
@@ -77,8 +80,9 @@ def _work(
         async with new_client() as client:
             with unless_away():
                 await check_exist(client, must_exist)
+                limited = settings_file.queues() if create else {}
                 for queue in queues if create else []:
-                    await client.create_queue(queue)
+                    await client.create_queue(queue, QueueConfig(**limited.get(queue, Queue(queue)).limits))
             yield Worker(client, queues, handler, config)
 
     return Work(

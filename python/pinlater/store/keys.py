@@ -76,6 +76,11 @@ def cancel_channel(queue: str, shard: str) -> bytes:
     return queue_key(queue, shard, "cancel")
 
 
+def limits_channel(queue: str, shard: str) -> bytes:
+    """The channel that tells clients which rest at a limit that the limits have changed."""
+    return queue_key(queue, shard, "limits")
+
+
 def result_channel(queue: str, shard: str) -> bytes:
     """The start of the channel of a job's result. The job's id in hex follows."""
     return queue_key(queue, shard, "result:")

@@ -19,6 +19,7 @@ from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, StoredConfig, check_queue_name, check_shard_name
 from pinlater.model.urls import shown_url
+from pinlater.store.allowance import Allowance
 from pinlater.store.keys import LIST_MARK, wake_channel
 from pinlater.store.lanes import LanePool
 from pinlater.store.lost_claims import LostClaims
@@ -83,6 +84,7 @@ class QueueShard:
     - silent_until_s: its server did not answer; the session prefers other shards until then.
     - simple_claims: how many claims in a row got one simple job; the next job is then most likely a simple one too.
     - lost_claims: claims whose answers were lost.
+    - allowance: if this is the home shard of the queue's limits: the tokens of this client.
     - blocking_list: the list on which this client's blocking claim waits; b"" if it makes none.
     - channel: the channel on which this client is notified.
     - waiters: calls of this client that wait for a notification from here.
@@ -91,6 +93,7 @@ class QueueShard:
     __slots__ = (
         "_heads",
         "_session",
+        "allowance",
         "blocking_list",
         "channel",
         "highest_id",
@@ -116,6 +119,7 @@ class QueueShard:
         self.silent_until_s = float("-inf")
         self.simple_claims = 0
         self.lost_claims = LostClaims()
+        self.allowance = Allowance()
         self.blocking_list = b""
         self.channel = wake_channel(queue, shard.name, session)
         self._session = session.hex().encode()

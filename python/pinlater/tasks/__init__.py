@@ -9,7 +9,7 @@ from pinlater.tasks.context import Context, SyncContext
 from pinlater.tasks.dependencies import Depends, Shared
 from pinlater.tasks.handles import Handle, Progress, TaskInfo
 from pinlater.tasks.middleware import Execution, Middleware
-from pinlater.tasks.outcomes import Cancel, Expired, ProcessDied, RaisedInProcess, Retry, Snooze
+from pinlater.tasks.outcomes import Cancel, Expired, ProcessDied, RaisedInProcess, RateLimited, Retry, Snooze
 from pinlater.tasks.reports import Failure
 from pinlater.tasks.retry_policies import Constant, Exponential, Linear
 from pinlater.tasks.task import AsyncTask, PlainTask, Task
@@ -33,6 +33,7 @@ __all__ = [
     "ProcessDied",
     "Progress",
     "RaisedInProcess",
+    "RateLimited",
     "Retry",
     "Shared",
     "Snooze",

@@ -13,7 +13,8 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, over
 
 from pinlater._core import MAX_ATTEMPTS, MAX_PRIORITY, parse_descriptor
 from pinlater.model.errors import InvalidArgument, checked
-from pinlater.model.queue_config import check_integer, check_queue_name
+from pinlater.model.queue_config import check_integer
+from pinlater.model.queue_options import Queue
 from pinlater.model.registry import registered
 from pinlater.model.times import Seconds
 from pinlater.tasks.app_parts import AppParts
@@ -133,7 +134,7 @@ class PinLater:
         /,
         *,
         name: str | None = None,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | Queue = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | Seconds = ...,
@@ -155,7 +156,7 @@ class PinLater:
         batch: int,
         batch_wait: Seconds = ...,
         name: str | None = None,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | Queue = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | Seconds = ...,
@@ -174,7 +175,7 @@ class PinLater:
         /,
         *,
         name: str | None = None,
-        queue: str = DEFAULT_QUEUE,
+        queue: str | Queue = DEFAULT_QUEUE,
         priority: int = 1,
         attempts: int = DEFAULT_ATTEMPTS,
         backoff: Backoff | Seconds = Exponential(),  # noqa: B008  (it is frozen)
@@ -192,7 +193,8 @@ class PinLater:
         """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times: seconds or timedelta.
 
         name: the task's name in bodies; by default module.function.
-        queue: the queue of its jobs. A missing queue is created at the first enqueue.
+        queue: the queue of its jobs, by its name, or as a Queue with limits. A missing queue is created at the first
+            enqueue, with the limits that any task of it names.
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
         backoff: the pause before the next attempt: a time, or a function of the attempt and the error, such as
@@ -231,19 +233,19 @@ class PinLater:
         }
         if codec not in (*CODEC_BYTES, "raw"):
             raise InvalidArgument(f"codec: expected one of {', '.join(CODEC_BYTES)}, raw, got {codec!r}")
-        check_queue_name(queue)
+        asked = queue if isinstance(queue, Queue) else Queue(queue)
 
         def add(function: Callable[..., Any]) -> Task[..., Any]:
             send_options = SendOptions(
                 name=task_name(function) if name is None else name,
-                queue=queue,
+                queue=asked.name,
                 codec=codec,
                 options=job_options,
                 headers={},
                 arguments=UNKNOWN,
                 results=result_ttl is not None,
             )
-            return self._parts.add(make_task(function, self._parts.clients, send_options, options))
+            return self._parts.add(make_task(function, self._parts.clients, send_options, options), asked)
 
         return add if function is None else add(function)
 

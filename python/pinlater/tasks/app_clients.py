@@ -28,9 +28,11 @@ class ClientProvider(Protocol):
     """Where an app's clients come from, if not from its servers: for tests and immediate mode.
 
     in_loops: whether blocking calls may be made where an event loop runs.
+    limited: whether limits of queues hold jobs back.
     """
 
     in_loops: bool = False
+    limited: bool = True
 
     def url(self) -> str:
         """The URL of its store, for the app in another process."""
@@ -144,6 +146,11 @@ class AppClients:
     def named(self) -> bool:
         """Whether the app itself names its servers."""
         return self.provider is not None or (self._settings.url, self._settings.shards) != (None, None)
+
+    @property
+    def limited(self) -> bool:
+        """Whether limits of queues hold jobs back."""
+        return self.provider is None or self.provider.limited
 
     @property
     def settings(self) -> ClientOptions:

@@ -1,6 +1,6 @@
 """The inside of an app: what its producers and its workers use, and its users do not.
 
-Promises that a raw task is alone in its queue.
+Promises that a raw task is alone in its queue, and that the tasks of a queue agree on its limits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from traceback import walk_tb
 from typing import Any, Final
 
+from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, check_queue_name
+from pinlater.model.queue_options import Queue, show_limits
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.dependencies import Resolved
@@ -36,9 +38,10 @@ class AppParts:
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         self.lifespan: Lifespan | None = None
         self.import_name: str | None = None
+        self._limits: dict[str, dict[str, Any]] = {}
 
-    def add(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Adds a task and returns it. Raises InvalidArgument."""
+    def add(self, task: Task[..., Any], queue: Queue) -> Task[..., Any]:
+        """Adds a task and returns it. queue: its queue, with the limits that it asks for. Raises InvalidArgument."""
         if task.name in self.tasks:
             raise InvalidArgument(f"task {task.name!r}: there is a task of that name; name= gives this one another")
         for other in self.tasks.values():
@@ -46,6 +49,11 @@ class AppParts:
                 raise InvalidArgument(
                     f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
                 )
+        if queue.limits and (limits := self._limits.setdefault(queue.name, queue.limits)) != queue.limits:
+            raise InvalidArgument(
+                f"task {task.name!r}: queue {queue.name!r} is named with other limits: expected "
+                f"{show_limits(limits)}, got {show_limits(queue.limits)}"
+            )
         self.tasks[task.name] = task
         if task.codec == "raw":
             self.clients.raw_queues.add(task.queue)
@@ -92,7 +100,15 @@ class AppParts:
             lease_ms=lease_ms or default.lease_ms,
             priorities=max(default.priorities, priorities, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
+            **self.limits(queue),
         )
+
+    def limits(self, queue: str) -> dict[str, Any]:
+        """The limits that the settings file names for a queue, else those that its tasks name; see Queue.limits."""
+        if not self.clients.limited:
+            return {}
+        of_file = settings_file.queues().get(queue)
+        return self._limits.get(queue, {}) if of_file is None else of_file.limits
 
     def lease_and_priorities(self, queue: str, task: str = "") -> tuple[int, int]:
         """The longest lease in ms, and the number of priorities, that the tasks of a queue ask for; 0: none asks.

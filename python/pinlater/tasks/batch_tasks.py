@@ -54,7 +54,7 @@ class Item(Generic[T]):
     def fail(self, error: BaseException | type[BaseException]) -> None:
         """Ends this job as if its function had raised the error. The other jobs are not affected.
 
-        error: any exception; Retry, Snooze and Cancel have their usual meaning.
+        error: any exception; Retry, Snooze, RateLimited and Cancel have their usual meaning.
         Raises InvalidArgument if `error` is not an exception.
         """
         if isinstance(error, type) and issubclass(error, BaseException):

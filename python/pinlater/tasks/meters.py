@@ -10,7 +10,7 @@ from bisect import bisect_right
 from typing import Final, Literal, TypeAlias
 
 #: How a run ended. docs/running.md explains each.
-RunEnd: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "cancelled", "expired"]
+RunEnd: TypeAlias = Literal["succeeded", "retried", "failed", "snoozed", "rate_limited", "cancelled", "expired"]
 #: Upper bounds of the buckets, in seconds.
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 

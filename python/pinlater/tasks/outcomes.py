@@ -12,7 +12,7 @@ from pinlater.worker.executor import Failed
 
 
 class TaskEnd(Exception):
-    """Base of Retry, Snooze and Cancel. These are no PinLaterErrors: a task raises them on purpose."""
+    """Base of Retry, Snooze, RateLimited and Cancel. These are no PinLaterErrors: a task raises them on purpose."""
 
 
 class Retry(TaskEnd):
@@ -38,15 +38,33 @@ class Snooze(TaskEnd):
 
     def __init__(self, delay: Seconds, *, state: Any = ...) -> None:
         super().__init__(delay)
-        self.delay = _delay_s("Snooze", delay)
+        self.delay = self._seconds(delay)
         self.state = state
         #: The headers to write into the envelope: the state and the last progress. None: leave them as they are.
         self.headers: dict[str, Any] | None = None if state is ... else {"state": state}
 
+    def _seconds(self, delay: Seconds) -> float:
+        return _delay_s("Snooze", delay)
 
-def _delay_s(what: str, delay: Seconds) -> float:
+
+class RateLimited(Snooze):
+    """What this task calls wants no more calls for a time: `raise RateLimited(60)`. It costs no attempt.
+
+    The claims of the job's queue pause for so long, on every shard, and the job runs again after that. Jobs of the
+    queue that already run go on.
+
+    delay: how long, in seconds or as a timedelta; a millisecond at least.
+    state: as for Snooze.
+    Raises InvalidArgument for another delay.
+    """
+
+    def _seconds(self, delay: Seconds) -> float:
+        return _delay_s("RateLimited", delay, least=0.001)
+
+
+def _delay_s(what: str, delay: Seconds, *, least: float = 0.0) -> float:
     """Seconds of a delay. Raises InvalidArgument."""
-    milliseconds(f"{what}: delay", delay)
+    milliseconds(f"{what}: delay", delay, least=least)
     return as_seconds(delay)
 
 

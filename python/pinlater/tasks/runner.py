@@ -32,7 +32,7 @@ from pinlater.tasks.loading import import_name, task_modules
 from pinlater.tasks.logs import current_job, raw_tasks
 from pinlater.tasks.meters import Meter, RunEnd
 from pinlater.tasks.middleware import Runner, sees_values, wrapped
-from pinlater.tasks.outcomes import Expired, RaisedInProcess, Snooze
+from pinlater.tasks.outcomes import Expired, RaisedInProcess, RateLimited, Snooze
 from pinlater.tasks.reports import Failure, report
 from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_processes import ProcessPool, cores, sent_s
@@ -102,7 +102,8 @@ class TaskRunner:
         self._threads = ThreadPool(concurrency, self._loop)
         name = import_name(app) if any(task.kind == "process" for task in app.tasks.values()) else ""
         values = sees_values(app.middleware)
-        provider = parts_of(app).clients.provider
+        self._clients = parts_of(app).clients
+        provider = self._clients.provider
         url = None if provider is None else provider.url()
         self._processes = ProcessPool(
             name, processes or cores(), self._worker, self._store_body, values, url, app.include
@@ -205,10 +206,10 @@ class TaskRunner:
             end = None if task.options.result_ttl_ms is None else self._result(task, job, value)
         except Snooze as snooze:
             try:
-                postponed = self._snoozed(job, snooze)
+                postponed = self._snoozed(task, job, snooze)
             except InvalidArgument as error:
                 return await self._failed(task, job, args, kwargs, error, start_s)
-            self._meter(task, "snoozed", start_s)
+            self._meter(task, "rate_limited" if isinstance(snooze, RateLimited) else "snoozed", start_s)
             return postponed
         except asyncio.CancelledError as error:
             if hooks.is_cancelled() or self._is_stopping():
@@ -236,16 +237,19 @@ class TaskRunner:
             raise ResultNotKept(str(error)) from None
         return Succeeded(packed, task.options.result_ttl_ms)
 
-    def _snoozed(self, job: Job, snooze: Snooze) -> End:
+    def _snoozed(self, task: Task[..., Any], job: Job, snooze: Snooze) -> End:
         """The end of a job that snoozes: postponed, with its new state and last progress if there are any."""
-        delay_ms = milliseconds("Snooze: delay", snooze.delay)
+        limited = isinstance(snooze, RateLimited)
+        what = "RateLimited" if limited else "Snooze"
+        reason = f"task {task.name} raised RateLimited" if limited and self._clients.limited else ""
+        delay_ms = milliseconds(f"{what}: delay", snooze.delay)
         if snooze.headers is None:
-            return Postponed(delay_ms)
+            return Postponed(delay_ms, pause_reason=reason)
         if job.queue in self._raw:
-            raise InvalidArgument("Snooze: a raw body has no place for a state")
-        body = envelope.with_headers(job.body, snooze.headers, "Snooze")
-        self._check_size("Snooze: the body with its state", job, body)
-        return Postponed(delay_ms, body)
+            raise InvalidArgument(f"{what}: a raw body has no place for a state")
+        body = envelope.with_headers(job.body, snooze.headers, what)
+        self._check_size(f"{what}: the body with its state", job, body)
+        return Postponed(delay_ms, body, reason)
 
     def _check_size(self, what: str, job: Job, packed: bytes) -> None:
         config = self._client.session.known_config(job.queue)

@@ -42,7 +42,7 @@ from pinlater.tasks.failed_attempts import failed_end
 from pinlater.tasks.invoke import call_plain_task, with_context, with_progress
 from pinlater.tasks.loading import import_name, load_app
 from pinlater.tasks.logs import current_job, set_up
-from pinlater.tasks.outcomes import Cancel, Retry, Snooze, TaskEnd
+from pinlater.tasks.outcomes import Cancel, RateLimited, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task, task_parts
 from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.os_process import end_with_parent
@@ -259,8 +259,8 @@ def _packed(value: Any) -> bytes | None:
 
 
 def _ended(end: TaskEnd, all_args: list[Any]) -> bytes:
-    """The message for a Retry, Snooze or Cancel. Raises InvalidArgument for values that can not be packed."""
-    name = next(kind.__name__ for kind in (Retry, Snooze, Cancel) if isinstance(end, kind))
+    """The message for the end of a task. Raises InvalidArgument for values that can not be packed."""
+    name = next(kind.__name__ for kind in (Retry, RateLimited, Snooze, Cancel) if isinstance(end, kind))
     headers = with_progress(end, all_args).headers if isinstance(end, Snooze) else None
     reason, delay = clip(str(end), ERROR_BYTES), getattr(end, "delay", None)
     try:

@@ -30,7 +30,7 @@ from pinlater.tasks import envelope
 from pinlater.tasks import task_messages as messages
 from pinlater.tasks.arguments import ResultNotKept
 from pinlater.tasks.logs import JsonFormatter, TextFormatter
-from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, Retry, Snooze, TaskEnd
+from pinlater.tasks.outcomes import Cancel, ProcessDied, RaisedInProcess, RateLimited, Retry, Snooze, TaskEnd
 from pinlater.tasks.task import Task
 from pinlater.tasks.task_messages import MessageKind
 from pinlater.worker.executor import Failed
@@ -307,8 +307,8 @@ def _returned(packed: bytes | None) -> Any:
 
 
 def _task_end(name: str, reason: str, delay: Any, headers: dict[str, Any] | None) -> TaskEnd:
-    if name == Snooze.__name__:
-        snooze = Snooze(delay)
+    if name in (Snooze.__name__, RateLimited.__name__):
+        snooze = RateLimited(delay) if name == RateLimited.__name__ else Snooze(delay)
         snooze.headers = headers
         return snooze
     return Cancel(reason) if name == Cancel.__name__ else Retry(reason, delay=delay)

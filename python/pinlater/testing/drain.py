@@ -66,7 +66,8 @@ class Ran(DecodedCall):
     """One attempt that ran.
 
     queue, descriptor, attempt: see Job.
-    outcome: "succeeded", "retried", "failed" (for good), or "postponed" (snoozed, or no task has its name).
+    outcome: "succeeded", "retried", "failed" (for good), or "postponed" (snoozed, rate limited, or no task has its
+        name).
     error: what the task raised, Retry and Cancel included; an InvalidArgument if the app has no such task; else None.
     value: what the task returned if it succeeded; None for a value from a process that can not be packed.
     """
@@ -197,7 +198,7 @@ async def drain(
         recorder = worker.handler
         assert isinstance(recorder, _Recorder)
         recorder.stop = worker.request_stop
-        await worker.run(burst=True)
+        await worker.run(burst=True, through_limits=False)
         if recorder.endless:
             raise _endless_error(ran)
     return ran

@@ -55,6 +55,8 @@ class Immediate(ClientProvider):
 
     #: Blocking calls run their jobs on a loop of their own, in another thread.
     in_loops = True
+    #: A call would wait for a limit to let its jobs run.
+    limited = False
 
     def __init__(self, app: PinLater) -> None:
         self._app = app

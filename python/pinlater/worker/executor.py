@@ -53,13 +53,18 @@ class Postponed:
     """What a handler returns to run its job again after so long; that uses up no attempt.
 
     body: replaces the job's; at most as large as the queue allows.
+    pause_reason: why the claims of the job's queue pause for as long (1 ms at least), on every shard, for `queue info`.
+    "": they do not pause.
     """
 
     delay_ms: int
     body: bytes | None = None
+    pause_reason: str = ""
 
     def __post_init__(self) -> None:
-        check_integer("delay_ms", self.delay_ms, 0, MAX_TIME_MS)
+        if not isinstance(self.pause_reason, str):
+            raise InvalidArgument(f"pause_reason: expected text, got {self.pause_reason!r:.60}")
+        check_integer("delay_ms", self.delay_ms, 1 if self.pause_reason else 0, MAX_TIME_MS)
         if self.body is not None:
             _check_bytes("body", self.body)
 

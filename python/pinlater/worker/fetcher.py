@@ -20,10 +20,12 @@ from pinlater._core import Claim
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Job
+from pinlater.model.limits import Limit
 from pinlater.model.pauses import FIRST_RETRY_S
 from pinlater.operations.dequeue import SAFETY_S
 from pinlater.worker.cancellations import find_missed
 from pinlater.worker.job_source import JobSource
+from pinlater.worker.limit_rests import LimitRests
 from pinlater.worker.queue_order import QueueOrder, QueueTurns
 from pinlater.worker.queue_poll import NEVER_S, QueuePoll
 
@@ -39,6 +41,7 @@ class Fetcher:
     heard: gets what JobEvents.on_removed gets.
     removed: gets the channel and the ids of jobs that were looked up and are not there.
     held: the jobs that the worker holds.
+    pause: gets what JobEvents.on_pause gets.
     max_jobs: it claims so many and no more.
     """
 
@@ -51,6 +54,7 @@ class Fetcher:
         heard: Callable[[bytes, bytes], None],
         removed: Callable[[bytes, bytes], None],
         held: Callable[[], Iterable[Job]],
+        pause: Callable[[str], None],
         order: QueueOrder | None = None,
         max_jobs: int | None = None,
     ) -> None:
@@ -59,7 +63,7 @@ class Fetcher:
         self.left = sys.maxsize if max_jobs is None else max_jobs
         self._room = room if max_jobs is None else lambda: min(room(), self.left)
         self._take, self._held = take, held
-        self.on_removed, self._removed = heard, removed
+        self.on_removed, self._removed, self.on_pause = heard, removed, pause
         self._polls = {queue: QueuePoll(queue) for queue in queues}
         self._turns = QueueTurns(queues, order or QueueOrder())
         self._pausing: asyncio.Future[None] | None = None
@@ -70,6 +74,8 @@ class Fetcher:
         self._late: list[tuple[QueuePoll, Claim, float, float | None]] = []
         #: Claim calls answered.
         self.claims = 0
+        #: How long limits kept this worker from claims.
+        self.limit_rests = LimitRests()
         #: Whether there was one.
         self.answered = asyncio.Event()
         #: `: ` and the error of the last claim, if it failed.
@@ -80,6 +86,7 @@ class Fetcher:
     def open(self, *, blocking: bool) -> None:
         """Hears notifications from now on; a first claim finds what came before. blocking: claims wait at servers."""
         self._stopping = False
+        self._end_rests()
         self._expect_jobs()
         self._source.open(self, blocking=blocking)
 
@@ -111,6 +118,24 @@ class Fetcher:
         self._expect_jobs()
         self.wake()
 
+    def hold_back(self, queue: str) -> None:
+        """Claims nothing from the queue until go_on()."""
+        self._polls[queue].held_back = True
+
+    def go_on(self, queue: str) -> None:
+        """Claims from the queue again. No error if it was not held back."""
+        poll = self._polls[queue]
+        poll.held_back, poll.due = False, True
+        self.wake()
+
+    def _end_rests(self) -> None:
+        for poll in self._polls.values():
+            self._end_rest(poll)
+
+    def _end_rest(self, poll: QueuePoll) -> None:
+        self._source.end_rest(poll.queue)
+        poll.rests_until_s, poll.limits_changed = 0.0, True
+
     def _expect_jobs(self) -> None:
         for poll in self._polls.values():
             poll.due, poll.empty = True, False
@@ -118,13 +143,20 @@ class Fetcher:
     @property
     def ready(self) -> bool:
         """The worker hears from every server, its claims are answered, and no queue's last claim failed."""
-        failing = any(poll.not_before_s for poll in self._polls.values())
+        failing = any(poll.not_before_s for poll in self._polls.values()) or self.limit_rests.at_home()
         return self.claims > 0 and not failing and self._source.ready
 
     @property
     def empty(self) -> bool:
         """No queue had due jobs when it was last asked, and nothing notified since; or no more may be claimed."""
         return self.left <= 0 or all(poll.empty and not poll.due for poll in self._polls.values())
+
+    @property
+    def resting(self) -> bool:
+        """Each queue that may have due jobs rests at a limit."""
+        now_s = time.monotonic()
+        rests = [poll.rests_until_s > now_s for poll in self._polls.values() if poll.due or not poll.empty]
+        return bool(rests) and all(rests)
 
     def rank(self, job: Job) -> tuple[int, int]:
         """Of prefetched jobs: the lowest is the next to run."""
@@ -199,7 +231,9 @@ class Fetcher:
 
     async def _claim(self, poll: QueuePoll, limit: int, *, wait: bool) -> bool:
         """False: no server is heard yet."""
-        notified, poll.notified, poll.unregistered = poll.notified, False, False
+        if poll.rests_until_s:
+            self._source.end_rest(poll.queue)
+        notified, poll.notified, poll.unregistered, poll.limits_changed = poll.notified, False, False, False
         sent_s, claims = boot_s(), None
         try:
             claims = await self._source.claim(poll.queue, limit, wait=wait)
@@ -215,19 +249,26 @@ class Fetcher:
         return True
 
     def _answered(self, poll: QueuePoll, claims: list[Claim], sent_s: float, after_s: float | None = None) -> None:
-        self.claims += len(claims)
-        if self.claims:
-            self.answered.set()
         full = [claim for claim in claims if claim.jobs]
         count = sum([len(claim.jobs) for claim in full])
         self.left -= count
         self._turns.took(poll.queue, count)
+        rest = None
         if full:
             self._take(poll.queue, full, sent_s, after_s)
             poll.gave_jobs()
         else:
+            if poll.limits_changed:
+                self._source.end_rest(poll.queue)
+            rest = self._source.rest(poll.queue, claims)
             poll.gave_nothing(claims, self._source.ask_again_s(poll.queue))
+            poll.due = poll.due or poll.limits_changed
             self._take(poll.queue, [], sent_s, after_s)
+        poll.rests(rest)
+        self.limit_rests.rests(poll.queue, rest)
+        self.claims += len(claims) or (rest is not None and rest.limit is not Limit.HOME)
+        if self.claims:
+            self.answered.set()
 
     def _put_off(self, poll: QueuePoll, error: PinLaterError) -> None:
         self.last_error = f": {error}"
@@ -245,6 +286,13 @@ class Fetcher:
         self.wake()
         if self._stopping:
             self._pass_on(poll)
+
+    def on_limits_changed(self, queue: str) -> None:
+        """See JobEvents."""
+        if (poll := self._polls.get(queue)) is not None:
+            self._end_rest(poll)
+            poll.due = True
+            self.wake()
 
     def on_blocking_claim(self, queue: str, answer: Claim | PinLaterError, sent_s: float, after_s: float) -> None:
         """See JobEvents."""
@@ -279,6 +327,7 @@ class Fetcher:
 
     def on_subscribed(self, is_from: Callable[[Job], bool]) -> None:
         """See JobEvents: claims what came meanwhile, and looks for jobs that were removed meanwhile."""
+        self._end_rests()
         for poll in self._polls.values():
             # notified: a claim under way may be answered for a moment before the subscription
             poll.due = poll.notified = True

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pinlater._core import Claim
 from pinlater.model.errors import PinLaterError
 from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.limits import Rest
 
 
 class JobEvents(Protocol):
@@ -25,6 +26,12 @@ class JobEvents(Protocol):
 
         sent_s: when it was sent. after_s: its answer arrived after that (both boot_s). Its lease is unconfirmed.
         """
+
+    def on_limits_changed(self, queue: str) -> None:
+        """The limits of the queue may allow more now."""
+
+    def on_pause(self, queue: str) -> None:
+        """The claims of the queue pause for a time: what was claimed and has not started goes back."""
 
     def on_removed(self, channel: bytes, ids: bytes) -> None:
         """Somebody says that running jobs were removed; look them up.
@@ -66,7 +73,15 @@ class JobSource(Protocol):
     # claim
 
     async def claim(self, queue: str, limit: int, *, wait: bool) -> list[Claim] | None:
-        """Claims due jobs. wait: where there are none, waits for events; None: no server of the queue is heard yet."""
+        """Claims due jobs. wait: where there are none, waits for events; None: no server of the queue is heard yet. A
+        queue whose limits allow nothing now gives no answers.
+        """
+
+    def rest(self, queue: str, claims: Sequence[Claim]) -> Rest | None:
+        """What kept the last claim, which these are the answers of, from jobs. None: nothing but that none was due."""
+
+    def end_rest(self, queue: str) -> None:
+        """Asks for tokens again at the next claim, although a rest has not ended."""
 
     def ask_again_s(self, queue: str) -> float:
         """When a claim whose answer was lost may be answered (monotonic s); inf: there is none."""
@@ -74,6 +89,12 @@ class JobSource(Protocol):
     async def ask_for_lost(self, queue: str) -> list[tuple[Claim, float]]:
         """Asks once for claims whose answers were lost, and claims nothing. Returns those that have jobs, and when each
         was sent (boot_s).
+        """
+
+    async def pause(self, queue: str, pause_ms: int, reason: str) -> None:
+        """Pauses the claims of a queue for so long, on all shards that answer soon. Raises PinLaterError if not all do.
+
+        reason: why, for those who look at the queue.
         """
 
     # ack, release, renew

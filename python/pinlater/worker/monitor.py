@@ -5,6 +5,7 @@ Promises:
     takes over, within one tick more.
     Any number of monitors at once do no harm: one is active a queue shard, the others look rarely and take over when it
     stops.
+    A queue that is drained opens within a tick after it is empty, if its configuration says so.
     An unexpected error is logged, and the monitor goes on.
 Risks: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
 for one lease after a server's clock jumped or the server stood still. A jump also stops collection for one lease.
@@ -27,6 +28,7 @@ from typing import Final, NamedTuple
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
+from pinlater.operations.opening import drains, open_if_empty
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow
@@ -235,6 +237,9 @@ class Monitor:
                 self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
+        # one monitor is active on the first shard, so one looks whether a drained queue is empty
+        if queue_shards[0] in due and self._watch(queue_shards[0]).active:
+            await self._open(queue_shards[0])
 
     def _watch(self, queue_shard: QueueShard) -> ShardWatch:
         return self.watches.setdefault(queue_shard, ShardWatch())
@@ -253,6 +258,16 @@ class Monitor:
             while more and time.monotonic() < until_s:
                 more = await self._client.run(lambda end: self._collect(queue_shard, watch, end))
             watch.next_collect_s = 0.0 if more else time.monotonic() + COLLECT_S
+
+    async def _open(self, first: QueueShard) -> None:
+        """Opens a drained queue if it is empty. Sends nothing for any other queue."""
+        if first.stored is None or not drains(first.stored.config):
+            return
+        try:
+            if await self._client.run(lambda end: open_if_empty(self._client.session, first.queue, end)):
+                log.info("queue %s is empty, so it accepts new jobs again", first.queue)
+        except PinLaterError as error:
+            log.warning("queue %s is drained and not opened yet: %s", first.queue, error)
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """Moves jobs that reached the crash limit to the quarantine queue; the next look tries failed moves again."""

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pinlater._core import Claim
+from pinlater.model.limits import Limit, Rest
 from pinlater.model.pauses import FIRST_RETRY_S, Pauses
 from pinlater.operations.dequeue import SAFETY_S
 
 NEVER_S: Final = float("inf")
+#: A worker that rests at a limit asks again after so long, in case it did not hear of a change. Jittered, so that idle
+#: workers do not all ask at once. The home shard tells times of up to 15 s.
+LONGEST_REST_S: Final = (20.0, 30.0)
 
 
 @dataclass(slots=True)
@@ -25,6 +29,9 @@ class QueuePoll:
     unregistered: the server has notified this worker, so it is no longer a waiter. Its next empty claim registers it.
     safety_s: time of the next safety claim, which needs no notification.
     timer_s: time at which the next scheduled job is due. The server chose this worker to claim then.
+    limits_changed: the limits may have changed while a claim was under way. Its answer is of the old ones.
+    held_back: the worker pauses the queue just now, and claims nothing meanwhile.
+    rests_until_s: a limit of the queue allows no claim before; 0: none does.
     not_before_s: earliest time of the next claim after a failed one; 0 after a success.
     retries: the pauses between failed claims.
     """
@@ -36,12 +43,17 @@ class QueuePoll:
     unregistered: bool = False
     safety_s: float = 0.0
     timer_s: float = NEVER_S
+    limits_changed: bool = False
+    held_back: bool = False
+    rests_until_s: float = 0.0
     not_before_s: float = 0.0
     retries: Pauses = field(default_factory=Pauses)
 
     def next_s(self) -> float:
         """Time of the next claim. The worker delays this claim while all its slots are taken."""
-        return max(self.not_before_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
+        if self.held_back:
+            return NEVER_S
+        return max(self.not_before_s, self.rests_until_s, 0.0 if self.due else min(self.safety_s, self.timer_s))
 
     def gave_jobs(self) -> None:
         """Records that a claim found jobs."""
@@ -58,6 +70,15 @@ class QueuePoll:
         self.safety_s = min(now_s + random.uniform(*SAFETY_S), max(now_s + FIRST_RETRY_S, ask_again_s))
         self.timer_s = min((now_s + claim.due_in_ms / 1000 for claim in claims if claim.due_in_ms), default=NEVER_S)
         self.due = self.notified or self.unregistered or any(any(claim.left) for claim in claims)
+
+    def rests(self, rest: Rest | None) -> None:
+        """Records what kept a claim from jobs. A worker without tokens asks again when its rest ends. The server
+        notifies it of the end of other limits.
+        """
+        self.rests_until_s = 0.0
+        if rest is not None:
+            self.rests_until_s = min(rest.until_s, time.monotonic() + random.uniform(*LONGEST_REST_S))
+            self.due = self.due or rest.limit in (Limit.RATE, Limit.HOME)
 
     def worked(self) -> bool:
         """Records that a claim succeeded. Returns whether the claim before it failed."""

@@ -18,10 +18,12 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import OutcomeUnknown, PinLaterError, QueueNotFound
 from pinlater.model.jobs import Ack, Checkpoint, Job
+from pinlater.model.limits import CLAIM_LIMITS, Limit, Rest
 from pinlater.model.pauses import Pauses
 from pinlater.model.queue_config import QueueConfig
-from pinlater.operations import leases, results
-from pinlater.operations.dequeue import PATIENCE_S, claim_round, leave
+from pinlater.operations import leases, limits, results
+from pinlater.operations.claim_round import PATIENCE_S, claim_round
+from pinlater.operations.dequeue import leave
 from pinlater.operations.queue_shards import ASK_AGAIN_S, agreed_queue_shards, known_queue_shards
 from pinlater.operations.queues import recreate_lost
 from pinlater.store.requests import write
@@ -59,6 +61,8 @@ class QueueShardSource:
             events.on_notification,
             events.on_removed,
             lambda server: events.on_subscribed(lambda job: self._server_of(job) is server),
+            events.on_limits_changed,
+            events.on_pause,
         )
 
     def stop(self) -> None:
@@ -87,6 +91,8 @@ class QueueShardSource:
         session = self._client.session
         queue_shards = [queue_shard for queue_shard in self._queue_shards() if queue_shard.stored is not None]
         await self._client.run(lambda end: leave(session, queue_shards, end))
+        for queue in self._queues:
+            await self._client.run(lambda end, queue=queue: limits.return_tokens(session, queue, end))  # type: ignore[misc]
 
     # claiming
 
@@ -102,11 +108,32 @@ class QueueShardSource:
         queue_shards = self._subscriptions.heard(queue_shards)
         if not queue_shards:
             return None
-        self._blocking_claims.register(queue_shards)
+        stored = queue_shards[0].stored
+        waits = stored is not None and stored.config.rate is None  # a claim that waits at a server has no token
+        if waits:
+            self._blocking_claims.register(queue_shards)
         claims = await self._claim(queue_shards, limit, wait=True)
-        if not any(claim.jobs for claim in claims):
+        if waits and not any(claim.jobs for claim in claims):
             self._blocking_claims.start(queue_shards)
         return claims
+
+    def rest(self, queue: str, claims: Sequence[Claim]) -> Rest | None:
+        if (rest := limits.rest_of(self._client.session, queue)) is not None:
+            return rest
+        now_s, config = time.monotonic(), self._client.session.known_config(queue)
+        if not claims:  # no shard answered, or a rest has just ended
+            return Rest(Limit.RATE, now_s) if config is not None and config.rate is not None else None
+        found = [CLAIM_LIMITS[claim.limited] for claim in claims]
+        # the server notifies this worker when it ends
+        return None if found[0] is None or None in found else Rest(found[0], now_s)
+
+    def end_rest(self, queue: str) -> None:
+        limits.end_rest(self._client.session, queue)
+
+    async def pause(self, queue: str, pause_ms: int, reason: str) -> None:
+        session, by_s = self._client.session, time.monotonic() + PATIENCE_S
+        by = f"{self._client.settings.source}: {reason}"
+        await self._client.run(lambda end: limits.pause_for(session, queue, pause_ms / 1000, by, min(end, by_s)))
 
     async def _claim(self, queue_shards: list[QueueShard], limit: int, wait: bool = False) -> list[Claim]:
         session, claimer = self._client.session, self._client.settings.source

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from pinlater.operations.dequeue import PATIENCE_S
+from pinlater.operations.claim_round import PATIENCE_S
 from pinlater.worker.acker import Acker
 from pinlater.worker.held_jobs import HeldJobs
 from pinlater.worker.progress import Progress
@@ -50,7 +50,7 @@ class Stop:
         if self._jobs.running:
             log.warning("stopping: %d jobs did not end in time and are released", len(self._jobs.running))
             await self._slots.cancel_running(GRACE_S)
-        await end_soon(self._background(self._release()), *self._slots.suspects.releasing)
+        await end_soon(self._background(self._release()), *self._slots.suspects.releasing, *self._slots.pauses.tasks)
         await self._acker.close(GRACE_S if self._at_once() else max(GRACE_S, deadline_s - time.monotonic()))
 
     async def _until_ended(self, deadline_s: float) -> asyncio.Task[None]:

@@ -1,4 +1,4 @@
-"""The subscriptions of a worker to its channels and to those of cancellations, made again when they are lost.
+"""The subscriptions of a worker to its channels and to those of queues, made again when they are lost.
 
 Promises that a lost subscription is logged once, and its return once too, and that the worker subscribes again until
 it succeeds or stops.
@@ -15,7 +15,7 @@ from typing import Final
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import ServerRefused
 from pinlater.model.pauses import FIRST_RETRY_S, Pauses
-from pinlater.store.keys import cancel_channel
+from pinlater.store.keys import cancel_channel, limits_channel
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
 
@@ -34,28 +34,38 @@ class Subscriptions:
         self._wake_channels: dict[bytes, str] = {}
         #: The server subscribes to all channels of a call: where one of these is heard, notifications are too.
         self._cancel_channels: dict[QueueShard, bytes] = {}
+        self._limits_channels: dict[bytes, QueueShard] = {}
 
     def open(
         self,
         notified: Callable[[str], None],
         removed: Callable[[bytes, bytes], None],
         made: Callable[[Server], None],
+        limits_changed: Callable[[str], None],
+        pause: Callable[[str], None],
     ) -> None:
         """Sets the callbacks. From now on a lost subscription is made again.
 
         notified: gets the queue of each notification.
         removed: gets the channel of a cancellation, and the ids.
         made: gets the server of a subscription that was made.
+        limits_changed: gets the queue whose limits changed.
+        pause: gets the queue whose claims pause for a time.
         """
         self._stopped, self._made = False, made
         session, subscriber = self._client.session, self._client.driver.subscriber
         queue_shards = [queue_shard for queue in self._queues for queue_shard in session.queue_shards(queue)]
         self._wake_channels = {one.channel: one.queue for one in queue_shards}
         self._cancel_channels = {one: cancel_channel(one.queue, one.shard.name) for one in queue_shards}
+        self._limits_channels = {limits_channel(one.queue, one.shard.name): one for one in queue_shards}
 
         def on_message(channel: bytes, message: bytes) -> None:
-            queue = self._wake_channels.get(channel)
-            removed(channel, message) if queue is None else notified(queue)
+            if (queue := self._wake_channels.get(channel)) is not None:
+                notified(queue)
+            elif (queue_shard := self._limits_channels.get(channel)) is not None:
+                (pause if message else limits_changed)(queue_shard.queue)
+            else:
+                removed(channel, message)
 
         subscriber.on_message, subscriber.on_lost = on_message, self._on_lost
 
@@ -77,7 +87,8 @@ class Subscriptions:
 
     def _channels(self, server: Server) -> list[tuple[Server, bytes]]:
         there = {one: cancels for one, cancels in self._cancel_channels.items() if one.shard.server is server}
-        return [(server, channel) for channel in (*(one.channel for one in there), *there.values())]
+        limits = [channel for channel, one in self._limits_channels.items() if one in there]
+        return [(server, channel) for channel in (*(one.channel for one in there), *limits, *there.values())]
 
     def heard(self, queue_shards: list[QueueShard]) -> list[QueueShard]:
         """Those whose servers are heard; meanwhile the others are subscribed to."""

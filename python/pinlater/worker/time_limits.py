@@ -60,10 +60,18 @@ async def in_time(what: str, timeout_s: float, call: Awaitable[_T]) -> _T:
     except BaseException as error:
         if not clock.expired() or isinstance(error, asyncio.CancelledError):  # then the worker cancelled it too
             raise
-        cause = error.__cause__ if isinstance(error.__cause__, asyncio.CancelledError) else error
+        cancelled = _cancelled_by(error)
+        cause = error if cancelled is None else cancelled
     if clock.expired():
         raise TimedOut(what, timeout_s) from cause
     return value
+
+
+def _cancelled_by(error: BaseException) -> asyncio.CancelledError | None:
+    """The cancellation that asyncio.timeout() made this error of: its cause, until Python 3.11.3 its context."""
+    of_clock = type(error) is TimeoutError and not error.args
+    chained = error.__cause__ or (error.__context__ if of_clock else None)
+    return chained if isinstance(chained, asyncio.CancelledError) else None
 
 
 class Limit:

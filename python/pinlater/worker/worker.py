@@ -24,6 +24,7 @@ from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.lease_renewal import LeaseRenewal
 from pinlater.worker.monitor_thread import MonitorThread
 from pinlater.worker.progress import Progress
+from pinlater.worker.queue_pauses import QueuePauses
 from pinlater.worker.queue_shard_source import QueueShardSource
 from pinlater.worker.stats import WorkerStats
 from pinlater.worker.stop import Stop
@@ -72,8 +73,16 @@ class Worker:
         source = QueueShardSource(client, names, config_of)
         self._lease_renewal = LeaseRenewal(client.settings.timeouts[1])
         self._acker = Acker(source, self._lease_renewal, self._stats, config.retry_delay_ms, self._changed, on_failed)
+        self._pauses = QueuePauses(
+            source,
+            self._jobs,
+            self._acker,
+            lambda queue: self.fetcher.hold_back(queue),
+            lambda queue: self.fetcher.go_on(queue),
+            self._changed,
+        )
         self._slots = WorkerSlots(
-            source, handler, self._jobs, self._lease_renewal, self._acker, self._stopping, self._changed
+            source, handler, self._jobs, self._lease_renewal, self._acker, self._pauses, self._stopping, self._changed
         )
         self.fetcher = Fetcher(
             source,
@@ -83,6 +92,7 @@ class Worker:
             lambda channel, ids: self._look_up(self._slots.hear(channel, ids)),
             self._slots.on_removed,
             lambda: [held.job for held in (*self._jobs.running.values(), *self._jobs.prefetched)],
+            self._pauses.on_pause,
             config.order,
             config.max_jobs,
         )
@@ -183,15 +193,17 @@ class Worker:
         self.fetcher.stop()
         self._progress.made()
 
-    async def run(self, *, burst: bool = False) -> None:
+    async def run(self, *, burst: bool = False, through_limits: bool = True) -> None:
         """Works until request_stop() or stop().
 
-        burst: only until nothing is due and all that ran has ended. Raises ServerUnavailable if nothing runs and no
-        claim or ack is answered in the client's timeout_s.
+        burst: only until nothing is due and all that ran has ended.
+        through_limits: a burst waits for jobs that a limit of their queue allows only later.
+
+        Raises ServerUnavailable if nothing runs and no claim or ack is answered in the client's timeout_s.
         """
         self._open(blocking=not burst)
         claiming = asyncio.create_task(self.fetcher.run(), name="pinlater-claims")
-        stopping = asyncio.create_task(self._until_end(burst))
+        stopping = asyncio.create_task(self._until_end(burst, through_limits))
         try:
             if self.monitor is not None:
                 await self.monitor.start()
@@ -217,9 +229,9 @@ class Worker:
         finally:
             await self._close(None)
 
-    async def _until_end(self, burst: bool) -> None:
+    async def _until_end(self, burst: bool, through_limits: bool) -> None:
         """Also returns when max_jobs are claimed. Held jobs then get stop_timeout_s, and prefetched ones may start."""
-        await (self._until_empty() if burst else self._until_stop())
+        await (self._until_empty(through_limits) if burst else self._until_stop())
         if self.fetcher.left <= 0:
             self._end_by_s = time.monotonic() + self.config.stop_timeout_s
             while self.prefetched and not self._stopping.is_set() and (left_s := self._end_by_s - time.monotonic()) > 0:
@@ -231,18 +243,20 @@ class Worker:
         while not self._stopping.is_set() and self.fetcher.left > 0:
             await self._progress.wait()
 
-    async def _until_empty(self) -> None:
+    async def _until_empty(self, through_limits: bool) -> None:
         """Looks a last time after the last end, which may have enqueued its job again."""
         looked_after, timeout_s, answers_before, by_s = 0, self._client.settings.timeout_s, (-1, -1), 0.0
         while not self._stopping.is_set() and self.fetcher.left > 0:
             ended = self._stats.claimed - self.held
             answers = ended, 0 if self._acker.count else self.fetcher.claims
-            if self.running or answers != answers_before:  # while nothing runs, only answers are waited for
+            # while nothing runs, only answers are waited for, and the end of a rest
+            if self.running or answers != answers_before or self.fetcher.resting:
                 answers_before, by_s = (-1, -1) if self.running else answers, time.monotonic() + timeout_s
             if (left_s := by_s - time.monotonic()) <= 0:
                 self._at_once = not self.held  # no server answers a stop either
                 raise ServerUnavailable(f"no claim or ack was answered in {timeout_s:g} s{self.fetcher.last_error}")
-            if ended < self._stats.claimed or not self.fetcher.empty:
+            done = self.fetcher.empty or (self.fetcher.resting and not through_limits)
+            if ended < self._stats.claimed or not done:
                 await self._progress.wait(None if self.running else left_s)
             elif looked_after < ended:
                 looked_after = ended
@@ -294,6 +308,7 @@ class Worker:
     def _take(self, queue: str, claims: list[Claim], sent_s: float, after_s: float | None) -> None:
         """Holds the jobs of claims. sent_s, after_s: see Fetcher."""
         first_s = min([sent_s, *[self._hold(queue, claim, sent_s, after_s) for claim in claims]])
+        self._pauses.took(queue, first_s)
         self._look_up(self._slots.heard_since(first_s))
         if len(claims) > 1 or self.config.order.strict:  # of several shards, or after jobs of a later queue
             self._jobs.sort(self.fetcher.rank)

@@ -22,10 +22,11 @@ from pinlater.store.shards import QueueShard
 from pinlater.worker import time_limits
 from pinlater.worker.acker import Acker
 from pinlater.worker.cancellations import Cancellations
-from pinlater.worker.executor import End, Failed, Handler, ThreadPool, call_async, is_async
+from pinlater.worker.executor import End, Failed, Handler, Postponed, ThreadPool, call_async, is_async
 from pinlater.worker.held_jobs import Held, HeldJobs
 from pinlater.worker.job_source import JobSource
 from pinlater.worker.lease_renewal import LeaseRenewal, confirm
+from pinlater.worker.queue_pauses import QueuePauses
 from pinlater.worker.started_jobs import record_started
 from pinlater.worker.suspects import Suspects
 from pinlater.worker.time_limits import Limit, TimeLimits
@@ -55,10 +56,12 @@ class WorkerSlots:
         jobs: HeldJobs,
         renewal: LeaseRenewal,
         acker: Acker,
+        pauses: QueuePauses,
         stopping: asyncio.Event,
         changed: Callable[[], None],
     ) -> None:
         self._source, self._handler, self._jobs, self._acker = source, handler, jobs, acker
+        self.pauses = pauses
         self._is_async = is_async(handler)
         self._stopping, self._changed = stopping, changed
         self.time_limits = TimeLimits(renewal)
@@ -82,6 +85,7 @@ class WorkerSlots:
         for confirming in self._confirming.values():
             confirming.cancel()
         self.suspects.close()
+        self.pauses.close()
         self._threads.close()
         self.time_limits.close()
 
@@ -190,8 +194,11 @@ class WorkerSlots:
             self._acker.end(held, Failed("CancelledError: the handler was cancelled\n"))
         elif (error := future.exception()) is not None:
             self._failed(held, error)
+        elif (end := future.result()) is not None and isinstance(end, Postponed) and end.pause_reason:
+            jobs.bytes += len(held.job.body)
+            self._run_task(self.pauses.ended(held, end), held)  # it holds its slot until its queue is paused
         else:
-            self._acker.end(held, future.result())
+            self._acker.end(held, end)
         if jobs.prefetched:
             self.fill()
         self._changed()

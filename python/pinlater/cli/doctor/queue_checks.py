@@ -1,4 +1,4 @@
-"""Checks of queues: configuration, mode, monitor, lost records."""
+"""Checks of queues: configuration, mode, limits, monitor, lost records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from redis.exceptions import RedisError
 
 from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
+from pinlater.cli.doctor.limit_checks import LimitChecks
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_state
 from pinlater.cli.doctor.reached_server import ReachedServer
-from pinlater.model.queue_config import read_registry
+from pinlater.model.queue_config import QueueConfig, read_registry
 from pinlater.model.urls import hide_user
+from pinlater.operations.opening import drains
 from pinlater.store.keys import registry_key
 from pinlater.store.servers import Server
 from pinlater.store.shards import Session
@@ -25,7 +27,7 @@ def check_queues(session: Session, reached: dict[Server, ReachedServer], queues:
         for queue in queues or sorted(names):
             states = [queue_state(reached[shard.server], shard, queue) for shard in session.shards.values()]
             if queues or any(state.config or state.error for state in states):
-                results += _check_queue(queue, states)
+                results += _check_queue(session, reached, queue, states)
     except (RedisError, OSError) as error:
         found = f"unknown: {hide_user(str(error))}"
         results.append(CheckResult(WARNING, "queues", "configuration", found, "name queues with --queue"))
@@ -45,7 +47,9 @@ def _read_registries(session: Session, reached: dict[Server, ReachedServer]) -> 
     return read_registry(members)
 
 
-def _check_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckResult]:
+def _check_queue(
+    session: Session, reached: dict[Server, ReachedServer], queue: str, states: list[QueueShardState]
+) -> Iterator[CheckResult]:
     subject = f"queue {queue}"
     existing = [state for state in states if state.config is not None]
     unsupported = [state for state in states if state.error]
@@ -56,7 +60,9 @@ def _check_queue(queue: str, states: list[QueueShardState]) -> Iterator[CheckRes
         yield CheckResult(ERROR, subject, "configuration", "not found", f"pinlater queue create {queue}")
         return
     yield _check_configuration(subject, states)
-    yield from _check_mode(queue, subject, existing)
+    assert existing[0].config is not None
+    yield from _check_mode(queue, subject, existing[0].config)
+    yield from LimitChecks(session, reached, queue, existing).run(existing[0].config)
     yield _check_monitor(queue, subject, existing)
     yield from _check_lost_records(queue, subject, existing)
 
@@ -76,9 +82,9 @@ def _check_configuration(subject: str, states: list[QueueShardState]) -> CheckRe
     return CheckResult(OK, subject, "configuration", found)
 
 
-def _check_mode(queue: str, subject: str, existing: list[QueueShardState]) -> Iterator[CheckResult]:
-    config = existing[0].config
-    closed = [name for name in ("paused", "refuse_enqueue") if getattr(config, name)]
+def _check_mode(queue: str, subject: str, config: QueueConfig) -> Iterator[CheckResult]:
+    modes = {"paused": config.paused, "refuse_enqueue": config.refuse_enqueue and not drains(config)}
+    closed = [name for name, is_set in modes.items() if is_set]
     if closed:
         options = " ".join(f"--no-{name.replace('_', '-')}" for name in closed)
         yield CheckResult(NOTE, subject, "open", ", ".join(closed), f"pinlater queue set {queue} {options} opens it")

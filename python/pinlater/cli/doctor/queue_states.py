@@ -1,15 +1,18 @@
-"""The state of a queue on each shard: its configuration, monitor and lost records."""
+"""The state of a queue on each shard: its configuration, monitor and lost records, its jobs and limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from pinlater.cli.doctor.reached_server import ReachedServer, reached_servers
 from pinlater.client.base import ClientSettings
 from pinlater.model.errors import FormatUnsupported, from_reply
+from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import QueueConfig, StoredConfig
+from pinlater.operations.limits import QueueLimits, unpack_limits
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import Shard
 
@@ -48,11 +51,8 @@ def queue_states(settings: ClientSettings, queue: str) -> list[QueueShardState]:
 
 def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardState:
     """The state of a queue on one shard."""
-    script = load_scripts()["config"]
-    sha = server.redis.script_load(script.source.decode())
-    keys = script.names(queue, shard.name, 0)
     try:
-        _, _, packed, owner, lost, _ = server.redis.evalsha(sha, len(keys), *keys, b"look")
+        _, _, packed, owner, lost, _ = _read(server, shard, queue, "config", 0)
     except ResponseError as error:
         if not isinstance(from_reply(str(error), ""), FormatUnsupported):
             raise
@@ -73,3 +73,22 @@ def queue_state(server: ReachedServer, shard: Shard, queue: str) -> QueueShardSt
         monitor_until_ms=until_ms,
         lost=int(lost),
     )
+
+
+def queue_counts(server: ReachedServer, shard: Shard, queue: str, config: QueueConfig) -> CountsByState:
+    """The jobs of a queue on one shard. Raises redis.exceptions.ResponseError if the queue is no longer there."""
+    packed = _read(server, shard, queue, "count", config.priorities, b"")[2]
+    return sum(CountsByState.unpack(packed), CountsByState())
+
+
+def queue_limits(server: ReachedServer, shard: Shard, queue: str, config: QueueConfig) -> QueueLimits:
+    """What one shard knows of a queue's limits. Raises redis.exceptions.ResponseError if the queue is not there."""
+    return unpack_limits(_read(server, shard, queue, "limits", config.priorities, b"")[2])
+
+
+def _read(server: ReachedServer, shard: Shard, queue: str, verb: str, priorities: int, *arguments: bytes) -> Any:
+    """The reply of a script that reads."""
+    script = load_scripts()[verb]
+    sha = server.redis.script_load(script.source.decode())
+    keys = script.names(queue, shard.name, priorities)
+    return server.redis.evalsha(sha, len(keys), *keys, b"look", *arguments)

@@ -1,0 +1,163 @@
+"""Queues with limits, as tasks and the settings file name them: what a queue is created with, and what is said of it.
+
+Promises: the queues are those of real servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pinlater import AsyncClient, Client, InvalidArgument, PinLater, Queue, QueueConfig
+from pinlater.client import settings_file
+from pinlater.model.limits import Rate
+from pinlater.running.app_worker import worker_of
+from pinlater.running.options import QueueOptions
+from pinlater.tasks.app import parts_of
+from tests.support.handlers_for_tests import on_loop
+from tests.support.servers import Server, wait_until
+
+MAIL = Queue("mail", rate="100/s", burst=20, max_running=10)
+
+
+def limits(config: QueueConfig) -> tuple[Any, ...]:
+    return config.rate, config.burst, config.max_running
+
+
+def app_of(server: Server) -> PinLater:
+    app = PinLater(server.url)
+
+    @app.task(queue=MAIL)
+    def send(to: str) -> None: ...
+
+    @app.task(queue="mail")  # says nothing of its limits
+    def check(to: str) -> None: ...
+
+    @app.task(queue=Queue("reports", max_running=1))
+    def report() -> None: ...
+
+    return app
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, without a settings file above it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_producer_creates_a_queue_with_its_limits(server: Server, folder: Path) -> None:
+    with app_of(server) as app, Client(server.url) as client:
+        for task in app.tasks.values():
+            assert task.queue in ("mail", "reports")
+        app.by_name(next(name for name in app.tasks if name.endswith("check"))).enqueue("a")
+        assert limits(client.queue_config("mail")) == (Rate(1, 10), 20, 10)
+        app.by_name("elsewhere").using(queue="reports").enqueue()
+        assert limits(client.queue_config("reports")) == (None, None, 1)
+        app.by_name("elsewhere").using(queue="other").enqueue()
+        assert limits(client.queue_config("other")) == (None, None, None)
+
+
+@on_loop
+async def test_a_worker_creates_queues_with_their_limits(server: Server, folder: Path) -> None:
+    async with app_of(server) as app, worker_of(app):
+        client = parts_of(app).clients.of_loop()
+        assert limits(await client.queue_config("mail")) == (Rate(1, 10), 20, 10)
+        assert limits(await client.queue_config("reports")) == (None, None, 1)
+
+
+def test_the_settings_file_takes_the_place_of_what_tasks_name(server: Server, folder: Path) -> None:
+    (folder / "pinlater.toml").write_text("[queues.mail]\nrate = '5/m'\n[queues.other]\nmax_running = 2")
+    with app_of(server) as app, Client(server.url) as client:
+        for queue in ("mail", "other"):
+            app.by_name("elsewhere").using(queue=queue).enqueue()
+        assert limits(client.queue_config("mail")) == (Rate.of("5/m"), None, None)
+        assert limits(client.queue_config("other")) == (None, None, 2)
+        (folder / "pinlater.toml").write_text("[queues.reports]\nmax_runing = 2")
+        with pytest.raises(InvalidArgument, match="did you mean 'max_running'"):
+            app.by_name("elsewhere").using(queue="reports").enqueue()
+
+
+def test_a_worker_of_a_handler_creates_queues_with_the_limits_of_the_file(server: Server, folder: Path) -> None:
+    (folder / "pinlater.toml").write_text("[queues.mail]\nmax_running = 3")
+    command = [sys.executable, "-m", "pinlater", "--url", server.url, "worker", "asyncio:sleep", "--queue", "mail"]
+    with subprocess.Popen([*command, "--create"], stderr=subprocess.PIPE) as process, Client(server.url) as client:
+        assert process.stderr is not None
+        try:
+            wait_until(lambda: client.queue_names() == ["mail"], "the queue")
+            assert limits(client.queue_config("mail")) == (None, None, 3)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@on_loop
+async def test_a_queue_with_other_limits_keeps_them_and_a_worker_says_so_once(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client, app_of(server) as app:
+        await client.create_queue("mail", QueueConfig(rate="50/s", burst=20))
+        await client.create_queue("reports", QueueConfig(rate="1/s", max_running=1))  # an operator added a rate
+        before = await client.queue_config("mail")
+        async with worker_of(app):
+            pass
+        assert await client.queue_config("mail") == before
+    assert [each.getMessage() for each in caplog.records if "ask for" in each.getMessage()] == [
+        "queue mail: it has rate 50/s, burst 20, no max_running, its tasks ask for rate 100/s, burst 20, "
+        "max_running 10: pinlater queue set mail --rate 100/s --burst 20 --max-running 10"
+    ]
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_tasks_that_name_one_queue_with_other_limits_are_refused() -> None:
+    app = PinLater("redis://nowhere")
+
+    @app.task(queue=Queue("mail", rate="60/m"))
+    def send() -> None: ...
+
+    @app.task(queue=Queue("mail", rate=1))  # the same rate
+    def again() -> None: ...
+
+    with pytest.raises(
+        InvalidArgument,
+        match=r"other': queue 'mail' is named with other limits: expected rate 1/s, got rate 1/s, burst 5$",
+    ):
+
+        @app.task(name="other", queue=Queue("mail", rate=1, burst=5))
+        def other() -> None: ...
+
+    assert "other" not in app.tasks
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "a b"},
+        {"name": 5},
+        {"name": "mail", "rate": "often"},
+        {"name": "mail", "rate": float("nan")},
+        {"name": "mail", "rate": -1},
+        {"name": "mail", "burst": 5},
+        {"name": "mail", "rate": 1, "burst": 2**62},
+        {"name": "mail", "max_running": 0},
+        {"name": "mail", "max_running": "10"},
+    ],
+)
+def test_a_wrong_queue_is_refused_where_it_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Queue(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "a b", ["mail"]])
+def test_a_wrong_name_of_a_queue_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="queue name: expected 1 to 255 letters"):
+        PinLater("redis://nowhere").task(queue=wrong)
+
+
+def test_the_file_knows_every_option_of_a_queue_of_a_run() -> None:
+    assert tuple(QueueOptions.__slots__) == settings_file.WORKER_KEYS
