@@ -1,0 +1,1 @@
+"""The archive: pending jobs leave Redis for MySQL and come back, exactly once."""

@@ -1,0 +1,189 @@
+"""Ends what another archiver left open: batches and restores. Flows only, no I/O.
+
+Promises that whatever step its owner died at, a batch ends in one store and a restore in Redis. A batch of an owner
+that lives is safe too: it is aborted, and the owner's COMMIT fails.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pinlater.archive.batches import (
+    BatchState,
+    abort,
+    drop_rows,
+    finalize,
+    insert_batch,
+    mark_finalized,
+    state_of,
+)
+from pinlater.archive.incarnations import Incarnation
+from pinlater.archive.restores import carry_out, close, open_restores
+from pinlater.archive.settle import settle
+from pinlater.model.errors import ArchiveDuplicate
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.effects import Flow, Transaction
+from pinlater.store.requests import read
+from pinlater.store.shards import QueueShard
+
+_BATCH: Final = struct.Struct(">16s6sBI")
+_RESTORE: Final = struct.Struct(">Q6s")
+_ASKED_AT_ONCE: Final = 1_000
+
+
+class OpenBatch(NamedTuple):
+    """A batch that Redis has. since_ms: when it was withdrawn, by the clock of Redis."""
+
+    name: bytes
+    since_ms: int
+    priority: int
+    jobs: int
+
+
+class Moves(NamedTuple):
+    """What a queue shard has of the archive's protocol. closed: the highest closed restore."""
+
+    epoch: int
+    closed: int
+    batches: list[OpenBatch]
+    restores: list[int]
+
+
+def moves_of(queue_shard: QueueShard, deadline_s: float) -> Flow[Moves]:
+    """Reads the open batches and restores of a queue shard."""
+    batches: dict[bytes, OpenBatch] = {}
+    restores: list[int] = []
+    cursor, epoch, closed = b"0", 0, 0
+    while True:
+        reply = yield from read(queue_shard, "moves", [cursor], deadline_s)
+        epoch, closed, cursor = int(reply[2]), int.from_bytes(reply[3], "big"), reply[4]
+        for packed in reply[5:]:
+            if len(packed) == _RESTORE.size:
+                restores.append(_RESTORE.unpack(packed)[0])
+            else:
+                name, since, priority, jobs = _BATCH.unpack(packed)
+                batches[name] = OpenBatch(name, int.from_bytes(since, "big"), priority, jobs)
+        if cursor == b"0":
+            return Moves(epoch, closed, list(batches.values()), restores)
+
+
+def end_batches(
+    queue_shard: QueueShard,
+    database: ArchiveDatabase,
+    incarnation: Incarnation,
+    batches: Sequence[bytes],
+    deadline_s: float,
+) -> Flow[None]:
+    """Ends batches that Redis has: by their rows, or by an ABORTED row."""
+    committed = []
+    for name in batches:
+        if (yield from _judge(database, incarnation, name)) is BatchState.ABORTED:
+            yield from abort(queue_shard, name, deadline_s)
+        else:
+            yield from finalize(queue_shard, database, name, deadline_s)
+            committed.append(name)
+    yield from until_finalized(queue_shard, database, committed, deadline_s)
+
+
+def _judge(database: ArchiveDatabase, incarnation: Incarnation, name: bytes) -> Flow[BatchState]:
+    """The state of a batch. One that has no row gets an ABORTED one."""
+    state = yield from state_of(database, name)
+    if state is not None:
+        return state
+
+    def insert(sql: Statements) -> None:
+        insert_batch(sql, incarnation, name, BatchState.ABORTED)
+
+    try:
+        yield Transaction(database, insert)
+    except ArchiveDuplicate:  # its owner was faster
+        state = yield from state_of(database, name)
+        assert state is not None
+        return state
+    return BatchState.ABORTED
+
+
+def until_finalized(
+    queue_shard: QueueShard, database: ArchiveDatabase, names: Sequence[bytes], deadline_s: float
+) -> Flow[None]:
+    """Waits until the ends of batches are on the disk of Redis, then lets their jobs come back."""
+    left = list(names)
+    while left:
+        settled = yield from settle(queue_shard, deadline_s, finalized=left)
+        yield from mark_finalized(database, [name for name, done in zip(left, settled, strict=True) if done])
+        left = [name for name, done in zip(left, settled, strict=True) if not done]
+        for name in left:  # the server went back in time
+            yield from finalize(queue_shard, database, name, deadline_s)
+
+
+def end_unknown(
+    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, deadline_s: float
+) -> Flow[None]:
+    """Ends COMMITTED batches that Redis does not know: it removed them, or lost its data. Jobs that Redis has all the
+    same lose their rows.
+    """
+    rows = yield Transaction(database, lambda sql: sql.run("select_committed", (incarnation.number,)))
+    names = [bytes(name) for (name,) in rows]
+    settled = yield from settle(queue_shard, deadline_s, finalized=names)
+    ended = [name for name, done in zip(names, settled, strict=True) if done]
+    for name in ended:
+        ids = yield from _ids_of(database, name)
+        if held := (yield from _held(queue_shard, incarnation, ids, deadline_s)):
+            yield from drop_rows(database, name, held)
+    yield from mark_finalized(database, ended)
+
+
+def _ids_of(database: ArchiveDatabase, name: bytes) -> Flow[list[int]]:
+    """The jobs of a batch that have rows."""
+    rows = yield Transaction(database, lambda sql: sql.run("select_ids_of_batch", (name,)))
+    return [id_ for (id_,) in rows]
+
+
+def _held(
+    queue_shard: QueueShard, incarnation: Incarnation, ids: Sequence[int], deadline_s: float
+) -> Flow[list[int]]:
+    """Those of these jobs that Redis has."""
+    found: list[int] = []
+    for first in range(0, len(ids), _ASKED_AT_ONCE):
+        asked = ids[first : first + _ASKED_AT_ONCE]
+        packed = [id_.to_bytes(8, "big") for id_ in asked]
+        reply = yield from read(queue_shard, "held", [incarnation.epoch, *packed], deadline_s)
+        found += [id_ for id_, flag in zip(asked, reply[2], strict=True) if flag]
+    return found
+
+
+def recover(
+    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, older_than_ms: int, deadline_s: float
+) -> Flow[int]:
+    """Ends all that archivers left open on a queue shard. Returns how many jobs came back to Redis.
+
+    older_than_ms: leaves batches alone that were withdrawn after this, by the clock of Redis, as their owner may live.
+    """
+    moves = yield from moves_of(queue_shard, deadline_s)
+    left = [batch.name for batch in moves.batches if batch.since_ms < older_than_ms]
+    yield from end_batches(queue_shard, database, incarnation, left, deadline_s)
+    yield from end_unknown(queue_shard, database, incarnation, deadline_s)
+    restores = yield from open_restores(database, incarnation)
+    restored = yield from carry_out(queue_shard, database, incarnation, restores, deadline_s)
+    yield from _close_ended(queue_shard, database, incarnation, moves.restores, deadline_s)
+    return restored
+
+
+def _close_ended(
+    queue_shard: QueueShard,
+    database: ArchiveDatabase,
+    incarnation: Incarnation,
+    numbers: Sequence[int],
+    deadline_s: float,
+) -> Flow[None]:
+    """Closes restores whose rows were removed. numbers: those that were open in Redis.
+
+    The restores of a transaction end in one transaction. So all numbers below one that has ended have ended too.
+    """
+    if not numbers:
+        return
+    still_open = {restore.number for restore in (yield from open_restores(database, incarnation))}
+    if ended := [number for number in numbers if number not in still_open]:
+        yield from close(queue_shard, max(ended), deadline_s)

@@ -1,0 +1,162 @@
+"""Brings archived jobs back to Redis. Flows only, no I/O.
+
+Jobs come back in restores: up to BATCH_JOBS each, under a number that MySQL gives. While restores of an incarnation
+are open, nobody begins another one: whoever comes carries them on.
+
+Promises that each step may be repeated, and that a restored job stands where it stood before it left.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from pinlater.archive.batches import BATCH_JOBS
+from pinlater.archive.incarnations import Incarnation, check_current
+from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.settle import settle
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.effects import Argument, Flow, Transaction
+from pinlater.store.requests import write
+from pinlater.store.shards import QueueShard
+
+#: A restore has so many bytes of bodies and statuses, but always one job.
+RESTORE_BYTES: Final = 1024 * 1024
+#: One transaction begins so many restores at most.
+RESTORES_AT_ONCE: Final = 20
+_REFUSED: Final = 0
+
+
+class Restore(NamedTuple):
+    """Rows that come back together. last_batch: the highest number of a batch that one of them is of. A row of the
+    same job in a later batch does not belong to it.
+    """
+
+    number: int
+    last_batch: int
+    jobs: list[MovingJob]
+
+
+class Wanted(NamedTuple):
+    """Which rows come back: the earliest run-after first. due_ms: only those that are due by then; None: all."""
+
+    priority: int
+    due_ms: int | None = None
+
+
+def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[list[Restore]]:
+    """The restores that somebody began and nobody ended."""
+
+    def find(sql: Statements) -> list[Restore]:
+        found = []
+        for number, last_batch, ids in sql.run("select_restores", (incarnation.number,)):
+            rows = sql.run_in("select_jobs_by_id", (incarnation.number, last_batch), _ids(ids))
+            found.append(Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows]))
+        return found
+
+    return (yield Transaction(database, find))
+
+
+def begin(
+    database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int
+) -> Flow[list[Restore]]:
+    """Begins restores of up to `limit` rows. Returns those that are open if there are any, else the new ones; no
+    restores if no row is wanted. Raises IncarnationEnded.
+    """
+
+    def start(sql: Statements) -> list[Restore]:
+        check_current(sql, incarnation, exclusive=True)
+        if sql.run("select_restores", (incarnation.number,)):
+            return []
+        due_ms = 2**63 - 1 if wanted.due_ms is None else wanted.due_ms
+        most = min(limit, BATCH_JOBS * RESTORES_AT_ONCE)
+        sizes = sql.run("select_due", (incarnation.number, wanted.priority, due_ms, most))
+        return [_begin_one(sql, incarnation, part) for part in _parts(sizes)]
+
+    started: list[Restore] = yield Transaction(database, start)
+    return started or (yield from open_restores(database, incarnation))
+
+
+def _begin_one(sql: Statements, incarnation: Incarnation, ids: Sequence[int]) -> Restore:
+    number = sql.insert("number_restore", (incarnation.number,))
+    rows = sql.run_in("select_finalized_by_id", (incarnation.number,), ids)
+    last_batch = max(row[0] for row in rows)
+    packed = struct.pack(f">{len(ids)}Q", *ids)
+    sql.run("insert_restore", (incarnation.number, number, last_batch, packed, int(time.time() * 1000)))
+    return Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows])
+
+
+def _parts(sizes: Iterable[Sequence[Any]]) -> list[list[int]]:
+    """Splits (id, bytes) pairs into restores."""
+    parts: list[list[int]] = []
+    room = 0
+    for id_, size in sizes:
+        if not parts or len(parts[-1]) == BATCH_JOBS or size > room:
+            if len(parts) == RESTORES_AT_ONCE:
+                break
+            parts.append([])
+            room = RESTORE_BYTES
+        parts[-1].append(id_)
+        room -= size
+    return parts
+
+
+def _ids(packed: bytes) -> list[int]:
+    return [id_ for (id_,) in struct.iter_unpack(">Q", packed)]
+
+
+def carry_out(
+    queue_shard: QueueShard,
+    database: ArchiveDatabase,
+    incarnation: Incarnation,
+    restores: Sequence[Restore],
+    deadline_s: float,
+) -> Flow[int]:
+    """Carries out open restores. Returns how many jobs came back. Raises ServerFull while Redis has no room: they stay
+    open, and nothing is lost.
+    """
+    for restore in restores:
+        yield from _load(queue_shard, incarnation, restore, deadline_s)
+    numbers = [restore.number for restore in restores]
+    while True:
+        settled = yield from settle(queue_shard, deadline_s, restored=numbers)
+        undone = [restore for restore, done in zip(restores, settled, strict=True) if not done]
+        loaded = [(yield from _load(queue_shard, incarnation, restore, deadline_s)) for restore in undone]
+        if not any(loaded):  # all are on disk, or closed: then somebody else saw them there
+            break
+    yield from _drop(database, incarnation, restores)
+    if numbers:
+        yield from close(queue_shard, max(numbers), deadline_s)
+    return sum(len(restore.jobs) for restore in restores)
+
+
+def _load(queue_shard: QueueShard, incarnation: Incarnation, restore: Restore, deadline_s: float) -> Flow[bool]:
+    """Returns False if the restore is closed."""
+    packed = [job.for_redis() for job in restore.jobs]
+    arguments: list[Argument] = [
+        incarnation.epoch,
+        restore.number.to_bytes(8, "big"),
+        b"".join(head for head, _ in packed),
+        *(record for _, record in packed),
+    ]
+    reply = yield from write(queue_shard, "restore", arguments, deadline_s)
+    return bool(reply[2][0] != _REFUSED)
+
+
+def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequence[Restore]) -> Flow[None]:
+    """Removes the rows of restores that are on the disk of Redis."""
+
+    def delete(sql: Statements) -> None:
+        for restore in restores:
+            ids = [job.id for job in restore.jobs]
+            sql.run_in("delete_jobs_by_id", (incarnation.number, restore.last_batch), ids)
+            sql.run("delete_restore", (incarnation.number, restore.number))
+
+    yield Transaction(database, delete)
+
+
+def close(queue_shard: QueueShard, number: int, deadline_s: float) -> Flow[None]:
+    """Makes Redis refuse late copies of restores up to this number."""
+    yield from write(queue_shard, "close", [number.to_bytes(8, "big")], deadline_s)
