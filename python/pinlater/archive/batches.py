@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from pinlater.archive.incarnations import Incarnation, check_current
-from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Argument, Flow, Transaction
 from pinlater.store.requests import read, write
@@ -94,29 +94,28 @@ def read_jobs(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[l
     return jobs
 
 
-def commit(
-    database: ArchiveDatabase, incarnation: Incarnation, name: bytes, jobs: Sequence[MovingJob]
-) -> Flow[None]:
+def commit(database: ArchiveDatabase, incarnation: Incarnation, name: bytes, jobs: Sequence[MovingJob]) -> Flow[None]:
     """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, and
     IncarnationEnded if the queue was deleted.
     """
 
     def store(sql: Statements) -> None:
         check_current(sql, incarnation)
-        number = insert_batch(sql, incarnation, name, BatchState.COMMITTED)
+        number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, [job.id for job in jobs])
         sql.run_many("insert_jobs", [(incarnation.number, number, *job.row()) for job in jobs])
 
     yield Transaction(database, store)
 
 
-def insert_batch(sql: Statements, incarnation: Incarnation, name: bytes, state: BatchState) -> int:
+def insert_batch(
+    sql: Statements, incarnation: Incarnation, name: bytes, state: BatchState, ids: Sequence[int] = ()
+) -> int:
     """Inserts the row of a batch and returns its number. Raises ArchiveDuplicate if there is one."""
-    return sql.insert("insert_batch", (name, incarnation.number, state, int(time.time() * 1000)))
+    now_ms = int(time.time() * 1000)
+    return sql.insert("insert_batch", (name, incarnation.number, state, now_ms, pack_ids(ids)))
 
 
-def finalize(
-    queue_shard: QueueShard, database: ArchiveDatabase, name: bytes, deadline_s: float
-) -> Flow[bool]:
+def finalize(queue_shard: QueueShard, database: ArchiveDatabase, name: bytes, deadline_s: float) -> Flow[bool]:
     """Removes what Redis still has of a COMMITTED batch. Returns False if Redis does not know the batch.
 
     Jobs that were deleted meanwhile lose their rows first: the batch ends only when MySQL has none of them.
@@ -127,8 +126,7 @@ def finalize(
         outcome, missing = reply[2][0], reply[2][1:]
         if outcome != _NOT_ENDED:
             return bool(outcome == _ENDED)
-        ids = [int.from_bytes(missing[at : at + 8], "big") for at in range(0, len(missing), 8)]
-        yield from drop_rows(database, name, ids)
+        yield from drop_rows(database, name, unpack_ids(missing))
         removed += missing
 
 

@@ -83,3 +83,13 @@ class MovingJob(NamedTuple):
         ms = self.run_after_ms.to_bytes(6, "big")
         head = _RESTORED.pack(self.priority, self.id, ms, self.sixteenths, len(extras))
         return head + extras, _RECORD.pack(_RECORD_FORMAT, self.attempts, self.priority) + self.body
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Ids as scripts and tables have them: 8 bytes each."""
+    return struct.pack(f">{len(ids)}Q", *ids)
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The ids of pack_ids."""
+    return list(struct.unpack(f">{len(packed) // _ID_BYTES}Q", packed))

@@ -20,6 +20,7 @@ from pinlater.archive.batches import (
     state_of,
 )
 from pinlater.archive.incarnations import Incarnation
+from pinlater.archive.moving_job import unpack_ids
 from pinlater.archive.restores import carry_out, close, open_restores
 from pinlater.archive.settle import settle
 from pinlater.model.errors import ArchiveDuplicate
@@ -125,25 +126,17 @@ def end_unknown(
     same lose their rows.
     """
     rows = yield Transaction(database, lambda sql: sql.run("select_committed", (incarnation.number,)))
-    names = [bytes(name) for (name,) in rows]
+    ids_of = {bytes(name): unpack_ids(ids) for name, ids in rows}
+    names = list(ids_of)
     settled = yield from settle(queue_shard, deadline_s, finalized=names)
     ended = [name for name, done in zip(names, settled, strict=True) if done]
     for name in ended:
-        ids = yield from _ids_of(database, name)
-        if held := (yield from _held(queue_shard, incarnation, ids, deadline_s)):
+        if held := (yield from _held(queue_shard, incarnation, ids_of[name], deadline_s)):
             yield from drop_rows(database, name, held)
     yield from mark_finalized(database, ended)
 
 
-def _ids_of(database: ArchiveDatabase, name: bytes) -> Flow[list[int]]:
-    """The jobs of a batch that have rows."""
-    rows = yield Transaction(database, lambda sql: sql.run("select_ids_of_batch", (name,)))
-    return [id_ for (id_,) in rows]
-
-
-def _held(
-    queue_shard: QueueShard, incarnation: Incarnation, ids: Sequence[int], deadline_s: float
-) -> Flow[list[int]]:
+def _held(queue_shard: QueueShard, incarnation: Incarnation, ids: Sequence[int], deadline_s: float) -> Flow[list[int]]:
     """Those of these jobs that Redis has."""
     found: list[int] = []
     for first in range(0, len(ids), _ASKED_AT_ONCE):

@@ -8,14 +8,13 @@ Promises that each step may be repeated, and that a restored job stands where it
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from pinlater.archive.batches import BATCH_JOBS
 from pinlater.archive.incarnations import Incarnation, check_current
-from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.archive.settle import settle
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Argument, Flow, Transaction
@@ -52,16 +51,14 @@ def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[l
     def find(sql: Statements) -> list[Restore]:
         found = []
         for number, last_batch, ids in sql.run("select_restores", (incarnation.number,)):
-            rows = sql.run_in("select_jobs_by_id", (incarnation.number, last_batch), _ids(ids))
+            rows = sql.run_in("select_jobs_by_id", (incarnation.number, last_batch), unpack_ids(ids))
             found.append(Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows]))
         return found
 
     return (yield Transaction(database, find))
 
 
-def begin(
-    database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int
-) -> Flow[list[Restore]]:
+def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int) -> Flow[list[Restore]]:
     """Begins restores of up to `limit` rows. Returns those that are open if there are any, else the new ones; no
     restores if no row is wanted. Raises IncarnationEnded.
     """
@@ -83,8 +80,8 @@ def _begin_one(sql: Statements, incarnation: Incarnation, ids: Sequence[int]) ->
     number = sql.insert("number_restore", (incarnation.number,))
     rows = sql.run_in("select_finalized_by_id", (incarnation.number,), ids)
     last_batch = max(row[0] for row in rows)
-    packed = struct.pack(f">{len(ids)}Q", *ids)
-    sql.run("insert_restore", (incarnation.number, number, last_batch, packed, int(time.time() * 1000)))
+    now_ms = int(time.time() * 1000)
+    sql.run("insert_restore", (incarnation.number, number, last_batch, pack_ids(ids), now_ms))
     return Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows])
 
 
@@ -101,10 +98,6 @@ def _parts(sizes: Iterable[Sequence[Any]]) -> list[list[int]]:
         parts[-1].append(id_)
         room -= size
     return parts
-
-
-def _ids(packed: bytes) -> list[int]:
-    return [id_ for (id_,) in struct.iter_unpack(">Q", packed)]
 
 
 def carry_out(

@@ -1,0 +1,142 @@
+"""A spill: many batches of one queue shard leave Redis, several at a time.
+
+Four tasks work side by side: one withdraws batches, one waits for the disk of Redis, one stores batches in MySQL, one
+ends them. Each takes all that waits for it, so one wait for the disk serves many batches.
+
+Promises that a spill which fails or is cancelled leaves only batches that `recover` ends. Risks: up to OPEN_BATCHES
+batches cannot be claimed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
+from pinlater.archive.incarnations import Incarnation
+from pinlater.archive.recovery import end_batches, until_finalized
+from pinlater.archive.settle import settle
+from pinlater.model.errors import ArchiveDuplicate, ArchiveOutcomeUnknown
+from pinlater.store.archive_driver import ArchiveDatabase
+from pinlater.store.effects import Flow
+from pinlater.store.shards import QueueShard
+
+T = TypeVar("T")
+
+#: So many batches are withdrawn and not yet in MySQL, at most.
+OPEN_BATCHES: Final = 64
+
+
+class Run(Protocol):
+    """Runs the flow that `make` returns for a deadline, as AsyncClient.run does."""
+
+    def __call__(self, make: Callable[[float], Flow[T]], /) -> Awaitable[T]: ...
+
+
+@dataclass(slots=True)
+class Spill:
+    """One spill.
+
+    limit: how many jobs leave at most.
+    moved: how many have left so far. Their rows are FINALIZED.
+    stopping: set it to end the spill: no further batch is withdrawn, and the open ones are ended.
+    """
+
+    run: Run
+    queue_shard: QueueShard
+    database: ArchiveDatabase
+    incarnation: Incarnation
+    limit: int
+    moved: int = 0
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPEN_BATCHES))
+
+    async def of(self, ranges: Iterable[Range]) -> int:
+        """Withdraws from these ranges in their order. Returns how many jobs left."""
+        withdrawn, settled, committed, ended = (_Batches() for _ in range(4))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._withdraw(ranges, withdrawn))
+            tasks.create_task(self._stage(withdrawn, settled, self._settle))
+            tasks.create_task(self._stage(settled, committed, self._commit, at_once=1))
+            tasks.create_task(self._stage(committed, ended, self._end))
+        return self.moved
+
+    async def _stage(
+        self,
+        source: _Batches,
+        to: _Batches,
+        work: Callable[[list[Withdrawn]], Awaitable[list[Withdrawn]]],
+        at_once: int = OPEN_BATCHES,
+    ) -> None:
+        """Passes the batches that wait to `work`, at most so many at once, and what it returns to the next stage."""
+        while (first := await source.get()) is not None:
+            batches = [first, *source.waiting(at_once - 1)]
+            done = await work(batches)
+            for _ in range(len(batches) - len(done)):
+                self._room.release()
+            for batch in done:
+                to.put_nowait(batch)
+        to.put_nowait(None)
+
+    async def _withdraw(self, ranges: Iterable[Range], to: _Batches) -> None:
+        left = self.limit
+        for chosen in ranges:
+            more = True
+            while more and left and not self.stopping.is_set():
+                await self._room.acquire()
+                batch = await self.run(
+                    lambda end, chosen=chosen, left=left: withdraw(
+                        self.queue_shard, self.incarnation, chosen, left, end
+                    )
+                )
+                more, left = batch.more, left - batch.jobs
+                if batch.jobs:
+                    to.put_nowait(batch)
+                else:
+                    self._room.release()
+        to.put_nowait(None)
+
+    async def _settle(self, batches: list[Withdrawn]) -> list[Withdrawn]:
+        """Those that are on disk. The others went back to their lines, as Redis went back in time."""
+        names = [batch.name for batch in batches]
+        done = await self.run(lambda end: settle(self.queue_shard, end, withdrawn=names))
+        return [batch for batch, settled in zip(batches, done, strict=True) if settled]
+
+    async def _commit(self, batches: list[Withdrawn]) -> list[Withdrawn]:
+        return [batch for batch in batches if await self._commit_one(batch.name)]
+
+    async def _commit_one(self, name: bytes) -> bool:
+        jobs = await self.run(lambda end: read_jobs(self.queue_shard, name, end))
+        if jobs is None:  # another archiver took it for abandoned
+            return False
+        try:
+            await self.run(lambda _: commit(self.database, self.incarnation, name, jobs))
+        except (ArchiveDuplicate, ArchiveOutcomeUnknown):
+            await self.run(lambda end: end_batches(self.queue_shard, self.database, self.incarnation, [name], end))
+            return False
+        return True
+
+    async def _end(self, batches: list[Withdrawn]) -> list[Withdrawn]:
+        for batch in batches:
+            await self.run(lambda end, name=batch.name: finalize(self.queue_shard, self.database, name, end))
+        names = [batch.name for batch in batches]
+        await self.run(lambda end: until_finalized(self.queue_shard, self.database, names, end))
+        self.moved += sum(batch.jobs for batch in batches)
+        return []
+
+
+class _Batches(asyncio.Queue[Withdrawn | None]):
+    """Batches that wait for the next stage; behind the last one comes None."""
+
+    def waiting(self, most: int) -> list[Withdrawn]:
+        """Takes up to `most` of those that are there."""
+        batches: list[Withdrawn] = []
+        while len(batches) < most and not self.empty():
+            batch = self.get_nowait()
+            if batch is None:
+                self.put_nowait(None)
+                break
+            batches.append(batch)
+        return batches
