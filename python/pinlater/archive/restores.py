@@ -115,9 +115,11 @@ def carry_out(
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
-        undone = [restore for restore, done in zip(restores, settled, strict=True) if not done]
-        loaded = [(yield from _load(queue_shard, incarnation, restore, deadline_s)) for restore in undone]
-        if not any(loaded):  # all are on disk, or closed: then somebody else saw them there
+        again = False
+        for restore, done in zip(restores, settled, strict=True):
+            if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
+                again = (yield from _load(queue_shard, incarnation, restore, deadline_s)) or again
+        if not again:
             break
     yield from _drop(database, incarnation, restores)
     if numbers:

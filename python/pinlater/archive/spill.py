@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
 from pinlater.archive.incarnations import Incarnation
