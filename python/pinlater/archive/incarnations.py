@@ -9,9 +9,10 @@ Risk: a deletion that MySQL did not hear of, followed by a loss of Redis before 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pinlater.model.errors import ArchiveError, QueueNotFound
+from pinlater.model.errors import ArchiveDuplicate, ArchiveError, QueueNotFound
 from pinlater.operations.queue_shards import exists
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
@@ -66,7 +67,8 @@ def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnati
             sql.run("end_incarnation", (known.number,))
         sql.insert("insert_incarnation", (*_names(queue_shard), epoch))
 
-    yield Transaction(database, change)
+    with suppress(ArchiveDuplicate):  # another archiver inserted it
+        yield Transaction(database, change)
 
 
 def end(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[None]:
