@@ -1,0 +1,53 @@
+-- works with programs from: 1
+CREATE TABLE IF NOT EXISTS migrations (
+  number INT UNSIGNED NOT NULL PRIMARY KEY,
+  works_from INT UNSIGNED NOT NULL,
+  applied_ms BIGINT UNSIGNED NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
+
+CREATE TABLE IF NOT EXISTS incarnations (
+  number INT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  queue VARBINARY(255) NOT NULL,
+  shard VARBINARY(32) NOT NULL,
+  epoch INT UNSIGNED NOT NULL,
+  ended INT UNSIGNED NOT NULL DEFAULT 0,
+  last_restore BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  UNIQUE KEY one_is_current (queue, shard, ended)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
+
+CREATE TABLE IF NOT EXISTS batches (
+  number INT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  batch BINARY(16) NOT NULL,
+  incarnation INT UNSIGNED NOT NULL,
+  state TINYINT UNSIGNED NOT NULL,
+  created_ms BIGINT UNSIGNED NOT NULL,
+  UNIQUE KEY judge (batch),
+  KEY by_state (incarnation, state)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
+
+CREATE TABLE IF NOT EXISTS restores (
+  incarnation INT UNSIGNED NOT NULL,
+  number BIGINT UNSIGNED NOT NULL,
+  last_batch INT UNSIGNED NOT NULL,
+  ids MEDIUMBLOB NOT NULL,
+  created_ms BIGINT UNSIGNED NOT NULL,
+  PRIMARY KEY (incarnation, number)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
+
+CREATE TABLE IF NOT EXISTS jobs (
+  incarnation INT UNSIGNED NOT NULL,
+  id BIGINT UNSIGNED NOT NULL,
+  batch INT UNSIGNED NOT NULL,
+  priority TINYINT UNSIGNED NOT NULL,
+  run_after_ms BIGINT UNSIGNED NOT NULL,
+  sixteenths TINYINT UNSIGNED NOT NULL,
+  attempts SMALLINT UNSIGNED NOT NULL,
+  attempts_left SMALLINT UNSIGNED,
+  updated_ms BIGINT UNSIGNED,
+  crashes SMALLINT UNSIGNED,
+  status VARBINARY(3000),
+  body LONGBLOB NOT NULL,
+  PRIMARY KEY (incarnation, id, batch),
+  KEY restore_order (incarnation, priority, run_after_ms, sixteenths, id),
+  KEY of_batch (batch)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
