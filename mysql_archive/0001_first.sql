@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS batches (
   incarnation INT UNSIGNED NOT NULL,
   state TINYINT UNSIGNED NOT NULL,
   created_ms BIGINT UNSIGNED NOT NULL,
+  ids MEDIUMBLOB NOT NULL,
   UNIQUE KEY judge (batch),
   KEY by_state (incarnation, state)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
@@ -47,7 +48,7 @@ CREATE TABLE IF NOT EXISTS jobs (
   crashes SMALLINT UNSIGNED,
   status VARBINARY(3000),
   body LONGBLOB NOT NULL,
+  bytes INT UNSIGNED AS (LENGTH(body) + COALESCE(LENGTH(status), 0)) STORED,
   PRIMARY KEY (incarnation, id, batch),
-  KEY restore_order (incarnation, priority, run_after_ms, sixteenths, id),
-  KEY of_batch (batch)
+  KEY restore_order (incarnation, priority, run_after_ms, sixteenths, id, bytes)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;

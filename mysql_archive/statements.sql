@@ -26,8 +26,8 @@ SELECT epoch FROM incarnations WHERE number = %s AND ended = 0 LOCK IN SHARE MOD
 SELECT epoch FROM incarnations WHERE number = %s AND ended = 0 FOR UPDATE
 
 -- name: insert_batch
--- name, incarnation, state, created_ms -> the number of the batch; a duplicate if it has a row
-INSERT INTO batches (batch, incarnation, state, created_ms) VALUES (%s, %s, %s, %s)
+-- name, incarnation, state, created_ms, ids -> the number of the batch; a duplicate if it has a row
+INSERT INTO batches (batch, incarnation, state, created_ms, ids) VALUES (%s, %s, %s, %s, %s)
 
 -- name: insert_jobs
 -- one row a job: the columns in this order -> the rows of a batch
@@ -41,13 +41,8 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 SELECT state FROM batches WHERE batch = %s
 
 -- name: select_committed
--- incarnation -> the names of its COMMITTED batches
-SELECT batch FROM batches WHERE incarnation = %s AND state = 1 ORDER BY number
-
--- name: select_ids_of_batch
--- name -> the ids of the jobs that have a row in the batch
-SELECT jobs.id FROM batches STRAIGHT_JOIN jobs FORCE INDEX (of_batch) ON jobs.batch = batches.number
-WHERE batches.batch = %s
+-- incarnation -> the names of its COMMITTED batches, and the ids of their jobs
+SELECT batch, ids FROM batches WHERE incarnation = %s AND state = 1 ORDER BY number
 
 -- name: delete_of_batch
 -- name, id -> the job loses its row in the batch
@@ -56,12 +51,12 @@ STRAIGHT_JOIN jobs FORCE INDEX (PRIMARY) ON jobs.incarnation = batches.incarnati
 WHERE batches.batch = %s AND jobs.id = %s
 
 -- name: finalize_batch
--- name -> a COMMITTED batch is FINALIZED
-UPDATE batches SET state = 2 WHERE batch = %s AND state = 1
+-- name -> a COMMITTED batch is FINALIZED, and forgets its ids
+UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
 
 -- name: select_due
 -- incarnation, priority, due_ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
-SELECT jobs.id, LENGTH(jobs.body) + COALESCE(LENGTH(jobs.status), 0)
+SELECT jobs.id, jobs.bytes
 FROM jobs FORCE INDEX (restore_order) STRAIGHT_JOIN batches ON batches.number = jobs.batch
 WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms <= %s AND batches.state = 2
 ORDER BY jobs.run_after_ms, jobs.sixteenths, jobs.id LIMIT %s
