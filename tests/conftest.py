@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.support.mariadb import MariaDB, given_url, is_given, made_database
 from tests.support.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
-from tests.support.requirements import closing_line
+from tests.support.requirements import PYMYSQL, closing_line, require
 from tests.support.servers import KINDS, Server, is_alive, wait_until
 
 FreshServer = Callable[..., Server]
@@ -118,6 +119,37 @@ def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshServ
         server = Server(kind, options.pop("directory", None) or tmp_path_factory.mktemp("server"), **options)
         made.append(server)
         return server.start()
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    """The session's MariaDB. A test that ends it or changes its settings takes a fresh one."""
+    with MariaDB(tmp_path_factory.mktemp("mariadb")) as running:
+        yield running
+
+
+@pytest.fixture
+def mysql_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty database, on the server of PINLATER_TEST_MYSQL_URL or on the session's MariaDB."""
+    require(PYMYSQL)
+    url_of = given_url if is_given() else request.getfixturevalue("mariadb").start().url
+    with made_database(url_of) as url:
+        yield url
+
+
+@pytest.fixture
+def fresh_mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., MariaDB]]:
+    """`fresh_mariadb(**options of MariaDB) -> MariaDB`, started; stopped when the test ends."""
+    require(PYMYSQL)
+    made: list[MariaDB] = []
+
+    def make(**options: Any) -> MariaDB:
+        made.append(MariaDB(tmp_path_factory.mktemp("mariadb"), **options))
+        return made[-1].start()
 
     yield make
     for server in made:

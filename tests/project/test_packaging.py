@@ -87,6 +87,14 @@ def _fresh_venv(python: Path, wheel: Path, tmp_path: Path, extra: str = "") -> P
     return venv / "bin"
 
 
+def test_the_wheel_carries_the_sql_of_the_tree(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        carried = {Path(name).name: packed.read(name) for name in packed.namelist() if name.endswith(".sql")}
+    tree = {path.name: path.read_bytes() for path in (ROOT / "mysql_archive").glob("*.sql")}
+    assert carried == tree
+    assert len(tree) > 1
+
+
 def test_the_wheel_is_abi3_and_carries_the_lua_of_the_tree(wheel: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     with zipfile.ZipFile(wheel) as packed:

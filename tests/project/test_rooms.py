@@ -33,7 +33,7 @@ ROOMS = [
     "cli",
 ]
 #: What stands beside the rooms.
-BESIDE = {"__init__.py", "__main__.py", "_core.pyi", "py.typed", "lua"}
+BESIDE = {"__init__.py", "__main__.py", "_core.pyi", "py.typed", "lua", "mysql_archive"}
 MAX_ROOMS = 15
 MAX_FLOORS = 13
 

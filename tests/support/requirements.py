@@ -50,6 +50,7 @@ def _tool(name: str, command: str) -> Requirement:
 
 
 REDIS_SERVER = _tool("redis-server", "apt-get install redis-server")
+MARIADB = _tool("mariadbd", "apt-get install mariadb-server")
 SETPRIV = _tool("setpriv", "apt-get install util-linux")
 C_COMPILER = _tool("cc", "apt-get install gcc libc6-dev")
 BASH = _tool("bash", "apt-get install bash")
@@ -74,7 +75,24 @@ EAGER_TASKS = Requirement(
     lambda: hasattr(asyncio, "eager_task_factory"),
     "make PYTHON=python3.12",
 )
-REQUIREMENTS = (REDIS_SERVER, SETPRIV, C_COMPILER, BASH, ACTIONLINT, LIBFAKETIME, WEB, EAGER_TASKS, TIME_NAMESPACE)
+PYMYSQL = Requirement(
+    "PyMySQL is not installed",
+    lambda: find_spec("pymysql") is not None,
+    f"{sys.executable} -m pip install --group dev",
+)
+REQUIREMENTS = (
+    REDIS_SERVER,
+    MARIADB,
+    PYMYSQL,
+    SETPRIV,
+    C_COMPILER,
+    BASH,
+    ACTIONLINT,
+    LIBFAKETIME,
+    WEB,
+    EAGER_TASKS,
+    TIME_NAMESPACE,
+)
 
 
 def require(needed: Requirement) -> None:

@@ -107,7 +107,7 @@ class Server:
         if self._clock_path is not None:
             self._write_clock()
         with self.log_path.open("ab") as log:
-            self._process = _launch(self._command(), self._environ(), self.directory, log.fileno())
+            self._process = launch(self._command(), self._environ(), self.directory, log.fileno())
         self._wait_ready()
         if self.cluster:
             self._take_slots()
@@ -363,7 +363,9 @@ def free_port() -> int:
 _LAUNCHER = ThreadPoolExecutor(1, "server-launcher")
 
 
-def _launch(command: list[str], environment: dict[str, str], directory: Path, log: int) -> subprocess.Popen[bytes]:
+def launch(command: list[str], environment: dict[str, str], directory: Path, log: int) -> subprocess.Popen[bytes]:
+    """Start a server that dies with this process. log: a file descriptor."""
+
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log

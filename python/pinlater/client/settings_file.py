@@ -16,6 +16,7 @@ from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_options import LIMITS, Queue
 from pinlater.model.text import did_you_mean
 from pinlater.model.urls import hide_urls, shown_url
+from pinlater.store.archive_url import ArchiveUrl, parse_archive_url, resolve_archive
 from pinlater.store.servers import absolute
 from pinlater.store.shards import ChosenShards, resolve_shards, split_url
 
@@ -90,6 +91,17 @@ def servers_of(name: str, table: Mapping[str, Any]) -> ChosenShards | None:
     file = Path(name).absolute()
     named = {key: absolute(each, file.parent) for key, each in (shards or {}).items()}
     return ChosenShards(named or split_url(url, file.parent), f"from {file}")
+
+
+def archive(url: str | None = None) -> ArchiveUrl | None:
+    """The archive: that of `url`, else of PINLATER_ARCHIVE_URL, else of the file, else none."""
+    return resolve_archive(url, lambda: archive_of(*found()))
+
+
+def archive_of(name: str, table: Mapping[str, Any]) -> ArchiveUrl | None:
+    """The archive that a file names. Raises InvalidArgument. name: the path of the file. table: its settings."""
+    url = table.get("archive")
+    return None if url is None else parse_archive_url(url, f"from {Path(name).absolute()}")
 
 
 def queues() -> dict[str, Queue]:

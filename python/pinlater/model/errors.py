@@ -16,6 +16,12 @@ PinLaterError
 │   ├── FormatUnsupported               a queue on it has data of another version of PinLater
 │   ├── ServerReplyError                an answer no version of PinLater gives
 │   └── EmbeddedServerError             the embedded server can not be had
+├── ArchiveError                        MySQL refused, or answered what nobody expected
+│   ├── ArchiveUnavailable              nothing of the transaction was done; try later
+│   ├── ArchiveOutcomeUnknown           the transaction may have been done
+│   ├── ArchiveDuplicate                the row is there already; nothing of the transaction was done
+│   ├── ArchiveRefused                  wrong password, missing right
+│   └── ArchiveNotReady                 tables are missing, or of another version of PinLater
 ├── OutcomeUnknown                      the call may have been carried out; `resolve()` asks again
 ├── PartialOutcome                      done for some jobs, certainly not for others
 ├── PartialEnqueue                      some parts of a large enqueue were refused
@@ -110,6 +116,30 @@ class ServerReplyError(ServerError):
 
 class EmbeddedServerError(ServerError):
     """The embedded server cannot be started or used."""
+
+
+class ArchiveError(PinLaterError):
+    """The archive's MySQL could not carry out a transaction, or refused it. Nothing of it was done."""
+
+
+class ArchiveUnavailable(ArchiveError):
+    """MySQL does not answer, is read-only or too busy. Certainly nothing of the transaction was done."""
+
+
+class ArchiveOutcomeUnknown(ArchiveError):
+    """The answer to a COMMIT was lost: the transaction was done as a whole, or not at all."""
+
+
+class ArchiveDuplicate(ArchiveError):
+    """A row with this key is there already. Nothing of the transaction was done."""
+
+
+class ArchiveRefused(ArchiveError):
+    """MySQL refused the login, or the user lacks a right."""
+
+
+class ArchiveNotReady(ArchiveError):
+    """The archive's tables are missing, or are of a version that this program cannot use."""
 
 
 class OutcomeUnknown(PinLaterError):

@@ -17,6 +17,8 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]*(?:%\w+)?\]|[\w.-]*)(:\d*)?(/*\d*/*
 #: A path on this machine, without the characters that divide options. No user and password stand before it.
 _PATH: Final = re.compile(r"[\w .~+%,-]*(/[\w ./~+%,:=-]*)?")
 _OF_PATHS: Final = ("unix", "embedded")
+#: Host, port and the name of a database.
+_NAMED: Final = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[\w.-]*)(:\d*)?(/[\w$-]*)?")
 #: These end a user and a password, unless they are escaped: what follows them may be anything.
 _ENDS: Final = re.compile(r"[/?#\[\]]|://")
 _OF_A_LINE: Final = re.compile(r"//.*@")
@@ -37,6 +39,8 @@ def shown_url(url: object) -> str:
         return "(a malformed URL)"
     scheme, secret, address, options = parts[1], parts[2] or "", parts[3], parts[4] or ""
     expected = _PATH if scheme.lower() in _OF_PATHS else _HOST
+    if scheme.lower() == "mysql" and (secret or ":" not in address):  # else `:1/name` may be of a password
+        expected = _NAMED
     if _ENDS.search(secret) or not expected.fullmatch(address):
         return f"{scheme}://{_HIDDEN}"
     return f"{scheme}://{_HIDDEN + '@' if secret else ''}{address}{options[:1] + _HIDDEN if options else ''}"

@@ -104,7 +104,8 @@ def _file(path: Path | None) -> tuple[str, dict[str, Any]]:
 
 def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
     known = [option.name for option in fields(RunOptions) if option.name not in ("create", "burst", "watch")]
-    settings_file.check_keys(file, "", table, known)
+    settings_file.check_keys(file, "", table, [*known, "archive"])
+    settings_file.archive_of(file, table)
     if not isinstance(table.get("shards", {}), dict):
         raise InvalidArgument(f"{file}: shards: expected a table, got {shown_url(table['shards']):.60}")
     settings_file.queues_of(file, table)
@@ -113,7 +114,8 @@ def _checked(file: str, table: dict[str, Any]) -> dict[str, Any]:
         for queue, own in settings_file.queue_tables(file, table).items()
         if not own or own.keys() & settings_file.WORKER_KEYS
     }
-    return _read_values(file, {**table, "queues": queues})
+    own = {name: value for name, value in table.items() if name != "archive"}
+    return _read_values(file, {**own, "queues": queues})
 
 
 def _read_values(file: str, table: dict[str, Any]) -> dict[str, Any]:

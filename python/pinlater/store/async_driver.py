@@ -1,7 +1,8 @@
 """Carries out effects on an event loop.
 
 Each request has a connection of its own while it runs. Promises:
-- A started request is read to its end, or its connection is dropped, also if the caller is cancelled.
+- A started request is read to its end, or its connection is dropped, also if the caller is cancelled. A started
+  transaction of the archive goes on to its end.
 - A node that is no primary any more, or does not answer in time, is left: its free connections, its subscriptions and
   the connections of blocking requests are closed, and its name is resolved anew. Other requests are read to their end.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Hashable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -32,10 +34,16 @@ from pinlater.store.effects import (
     Sleep,
     Subscribe,
     T,
+    Transaction,
+    Transactions,
+    resume,
 )
 from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.servers import Server
 from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions, timed_out
+
+#: So many transactions of an archive run at a time.
+MAX_THREADS: Final = 4
 
 
 class AsyncDriver:
@@ -53,6 +61,7 @@ class AsyncDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: dict[Connection, Server] = {}
         self._inherited: tuple[Any, ...] = ()
+        self._threads: ThreadPoolExecutor | None = None
         self._closed = False
 
     async def drive(self, flow: Flow[T]) -> T:
@@ -66,6 +75,8 @@ class AsyncDriver:
             self._check_open()
             while True:
                 effect = flow.send(result)
+                while type(effect) is Transaction:
+                    effect = resume(flow, await self._transact(effect))
                 if type(effect) is list and len(effect) == 1:  # as most are
                     result = [await self._send(effect[0])]
                 else:
@@ -81,7 +92,8 @@ class AsyncDriver:
         Keeps the parent's objects alive. Closing them here would remove them from the epoll set of the parent's loop,
         which the two processes share.
         """
-        self._inherited = self._inherited, self.free, self._pools, self.subscriber
+        self._inherited = self._inherited, self.free, self._pools, self.subscriber, self._threads
+        self._threads = None
         self.free, self._pools, self._coalescers, self._tasks = {}, {}, {}, set()
         self.subscriber = AsyncSubscriber(self.connect_to_primary)
 
@@ -98,6 +110,8 @@ class AsyncDriver:
         for task in self._tasks:
             task.cancel()
         self.subscriber.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
         free, self.free = self.free, {}
         for connections in free.values():
             for connection in connections:
@@ -127,7 +141,16 @@ class AsyncDriver:
                 except PinLaterError:
                     self._check_open()
                     raise
+            case Transactions(each):
+                return await asyncio.gather(*map(self._transact, each))
         return None
+
+    async def _transact(self, transaction: Transaction) -> Any:
+        """Runs a transaction in a thread. It goes on to its end if the caller is cancelled."""
+        self._check_open()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_THREADS, "pinlater-archive")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, transaction.outcome)
 
     async def _while_open(self, wait: Coroutine[Any, Any, T]) -> T:
         """Runs a wait that close() ends. Raises ClientClosed if the client is closed before or after it."""

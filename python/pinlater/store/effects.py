@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError
 from pinlater.store.servers import Server
@@ -103,7 +103,38 @@ class Coalesce:
     make: Callable[[list[Any]], Flow[list[Any]]]
 
 
-Effect: TypeAlias = list[Send] | Sleep | Listen | AwaitNotification | Subscribe | AwaitMessage | Coalesce
+class Database(Protocol):
+    """The archive's database (`archive_driver.py`)."""
+
+    def transaction(self, work: Callable[[Any], Any]) -> Any:
+        """Runs `work` in one transaction and returns its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Effect: run `work` in one transaction of a database. Result: its value. A PinLaterError is raised in the flow."""
+
+    database: Database
+    work: Callable[[Any], Any]
+
+    def outcome(self) -> Any:
+        """Runs it, and blocks. Returns its value or its PinLaterError."""
+        try:
+            return self.database.transaction(self.work)
+        except PinLaterError as error:
+            return error
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """Effect: run transactions, side by side where the driver can. Result: of each its value or PinLaterError."""
+
+    each: Sequence[Transaction]
+
+
+Effect: TypeAlias = (
+    list[Send] | Sleep | Listen | AwaitNotification | Subscribe | AwaitMessage | Coalesce | Transaction | Transactions
+)
 T = TypeVar("T")
 R = TypeVar("R")
 Flow: TypeAlias = Generator[Effect, Any, T]
@@ -124,6 +155,11 @@ class NoAnswer:
     error: PinLaterError
 
 
+def resume(flow: Flow[Any], outcome: Any) -> Effect:
+    """Goes on with a flow behind a Transaction. outcome: its value or PinLaterError. Returns the next effect."""
+    return flow.throw(outcome) if isinstance(outcome, PinLaterError) else flow.send(outcome)
+
+
 def send(server: Server, *commands: Command, deadline_s: float) -> Flow[list[Any]]:
     """Sends idempotent commands and returns the answers. Sends them once more if an answer was lost."""
     answers: list[Any] = (yield [Send(server, commands, deadline_s)])[0]
@@ -141,9 +177,9 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
     waiting: dict[int, Effect] = {}
     sleep_end_s: dict[int, float] = {}
 
-    def advance(index: int, value: Any) -> None:
+    def advance(index: int, value: Any, go_on: Callable[[Flow[T], Any], Effect] = Generator.send) -> None:
         try:
-            effect = waiting[index] = flows[index].send(value)
+            effect = waiting[index] = go_on(flows[index], value)
             if isinstance(effect, Sleep):
                 sleep_end_s[index] = time.monotonic() + effect.seconds  # sleeps overlap
         except StopIteration as stop:
@@ -159,6 +195,11 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
             for index, answers in (yield from _send_merged(sends)).items():
                 del waiting[index]
                 advance(index, answers)
+        elif transactions := {index: effect for index, effect in waiting.items() if isinstance(effect, Transaction)}:
+            outcomes = yield Transactions([*transactions.values()])
+            for index, outcome in zip(transactions, outcomes, strict=True):
+                del waiting[index]
+                advance(index, outcome, resume)
         else:
             index = min(waiting, key=lambda index: sleep_end_s.get(index, 0.0))
             effect = waiting.pop(index)

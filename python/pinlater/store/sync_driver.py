@@ -42,6 +42,9 @@ from pinlater.store.effects import (
     Sleep,
     Subscribe,
     T,
+    Transaction,
+    Transactions,
+    resume,
 )
 from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.replies import ErrorReplies
@@ -79,6 +82,8 @@ class SyncDriver:
                 self._check_open()
             while True:
                 effect = flow.send(result)
+                while type(effect) is Transaction:
+                    effect = resume(flow, effect.outcome())
                 result = self._send_all(effect) if type(effect) is list else self._perform(effect)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
@@ -127,6 +132,8 @@ class SyncDriver:
                 self._check_open()
             case Coalesce(_, item, make):
                 return self.drive(make([item]))[0]
+            case Transactions(each):
+                return [transaction.outcome() for transaction in each]
         return None
 
     def _send_all(self, sends: list[Send]) -> list[list[Any]]:

@@ -1,0 +1,116 @@
+-- Statements of the archive, by name. The first comment line of each says what it takes -> what it gives or does.
+-- MySQL 8 and MariaDB 10.6 both run them. A parameter is %s; of `IN %s` it is a list.
+
+-- name: lock_incarnation
+-- queue, shard -> number and epoch of the current incarnation, locked until the end of the transaction
+SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0 FOR UPDATE
+
+-- name: insert_incarnation
+-- queue, shard, epoch -> the number of a new current incarnation; a duplicate if there is one
+INSERT INTO incarnations (queue, shard, epoch) VALUES (%s, %s, %s)
+
+-- name: set_epoch
+-- epoch, number -> the incarnation goes on under another epoch
+UPDATE incarnations SET epoch = %s WHERE number = %s
+
+-- name: end_incarnation
+-- number -> the incarnation is over; its rows never come back
+UPDATE incarnations SET ended = number WHERE number = %s
+
+-- name: check_shared
+-- number -> its epoch if it is current; nobody ends it and no restore begins until the end of the transaction
+SELECT epoch FROM incarnations WHERE number = %s AND ended = 0 LOCK IN SHARE MODE
+
+-- name: check_exclusive
+-- number -> its epoch if it is current; besides, no batch commits until the end of the transaction
+SELECT epoch FROM incarnations WHERE number = %s AND ended = 0 FOR UPDATE
+
+-- name: insert_batch
+-- name, incarnation, state, created_ms, ids -> the number of the batch; a duplicate if it has a row
+INSERT INTO batches (batch, incarnation, state, created_ms, ids) VALUES (%s, %s, %s, %s, %s)
+
+-- name: insert_jobs
+-- one row a job: the columns in this order -> the rows of a batch
+INSERT INTO jobs
+  (incarnation, batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status,
+   body)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+
+-- name: select_batch
+-- name -> the state of the batch
+SELECT state FROM batches WHERE batch = %s
+
+-- name: select_committed
+-- incarnation -> the names of its COMMITTED batches, and the ids of their jobs
+SELECT batch, ids FROM batches WHERE incarnation = %s AND state = 1 ORDER BY number
+
+-- name: delete_of_batch
+-- name, id -> the job loses its row in the batch
+DELETE jobs FROM batches
+STRAIGHT_JOIN jobs FORCE INDEX (PRIMARY) ON jobs.incarnation = batches.incarnation AND jobs.batch = batches.number
+WHERE batches.batch = %s AND jobs.id = %s
+
+-- name: finalize_batch
+-- name -> a COMMITTED batch is FINALIZED, and forgets its ids
+UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
+
+-- name: select_due
+-- incarnation, priority, due_ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
+SELECT jobs.id, jobs.bytes
+FROM jobs FORCE INDEX (restore_order) STRAIGHT_JOIN batches ON batches.number = jobs.batch
+WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms <= %s AND batches.state = 2
+ORDER BY jobs.run_after_ms, jobs.sixteenths, jobs.id LIMIT %s
+
+-- name: select_finalized_by_id
+-- incarnation, ids -> batch number, and the columns of each job that may come back
+SELECT jobs.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
+FROM jobs FORCE INDEX (PRIMARY) STRAIGHT_JOIN batches ON batches.number = jobs.batch
+WHERE jobs.incarnation = %s AND jobs.id IN %s AND batches.state = 2
+ORDER BY run_after_ms, sixteenths, id
+
+-- name: select_jobs_by_id
+-- incarnation, last_batch, ids -> batch number, and the columns of each job, of batches up to last_batch
+SELECT batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
+FROM jobs FORCE INDEX (PRIMARY)
+WHERE incarnation = %s AND batch <= %s AND id IN %s
+ORDER BY run_after_ms, sixteenths, id
+
+-- name: select_restores
+-- incarnation -> number, last_batch and ids of its open restores
+SELECT number, last_batch, ids FROM restores WHERE incarnation = %s ORDER BY number
+
+-- name: number_restore
+-- incarnation -> the next number of a restore
+UPDATE incarnations SET last_restore = LAST_INSERT_ID(last_restore + 1) WHERE number = %s
+
+-- name: insert_restore
+-- incarnation, number, last_batch, ids, created_ms -> an open restore
+INSERT INTO restores (incarnation, number, last_batch, ids, created_ms) VALUES (%s, %s, %s, %s, %s)
+
+-- name: delete_jobs_by_id
+-- incarnation, last_batch, ids -> the jobs lose their rows in batches up to last_batch
+DELETE FROM jobs WHERE incarnation = %s AND batch <= %s AND id IN %s
+
+-- name: delete_restore
+-- incarnation, number -> the restore has ended
+DELETE FROM restores WHERE incarnation = %s AND number = %s
+
+-- name: select_migrations
+-- nothing -> number and works_from of the migrations that were applied
+SELECT number, works_from FROM migrations ORDER BY number
+
+-- name: insert_migration
+-- number, works_from, applied_ms -> the migration was applied
+INSERT INTO migrations (number, works_from, applied_ms) VALUES (%s, %s, %s)
+
+-- name: has_migrations
+-- nothing -> a row if the database has the table `migrations`
+SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'migrations'
+
+-- name: lock_migrations
+-- seconds -> 1 if this connection alone may migrate this database, 0 if another one does; its end gives the lock back
+SELECT GET_LOCK(CONCAT('pinlater:', SHA1(DATABASE())), %s)
+
+-- name: unlock_migrations
+-- nothing -> others may migrate this database
+SELECT RELEASE_LOCK(CONCAT('pinlater:', SHA1(DATABASE())))
