@@ -76,7 +76,7 @@ BOUNDED = {
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
     "lists": "chunks of records: at most one a job, 1,000",
-    "KEYS": "10 keys and 5 a priority, 100 priorities",
+    "KEYS": "14 keys and 6 a priority, 100 priorities",
 }
 
 
