@@ -73,6 +73,7 @@ def make_scene(client: redis.Redis) -> Scene:
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
     setup.ack(*(End(1, job.id, ended.token, failed=True, status=b"why") for job in ended.jobs[3:]))
     setup.enqueue(*(Job(b"new%d" % i, priority=1 + i % 3) for i in range(9)), Job(b"far", 1, ABSOLUTE, FAR_MS))
+    setup.enqueue(Job(b"withdrawn", 3))
     reservation = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
@@ -80,7 +81,7 @@ def make_scene(client: redis.Redis) -> Scene:
     setup.set_head(waiting=True)
     client.hset(setup.key("meta"), "lost", 2)
     client.hset(setup.key("quarantined"), b"\1" + ended.jobs[3].id, b"")
-    assert wire.withdraw(BATCH, priority=3, limit=1) == (1, 1)
+    assert wire.withdraw(BATCH, priority=3, order="latest", limit=1) == (1, 1)
     assert wire.restore(1) == (1, [])
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], reservation)
 
