@@ -63,6 +63,7 @@ BOUNDED = {
     "ids, 1, math.min(room, #ids)": "CALL_JOBS, 250",
     "ids, position + 1, last": "ids of a batch: 500",
     "owned": "ids of a batch: 500",
+    "owners": "two for each id of a batch: 1,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
