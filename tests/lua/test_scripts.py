@@ -206,7 +206,10 @@ def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.R
     assert is_clean(before)
 
 
-@pytest.mark.parametrize("verb", ["count", "peek", "dry_run", "scan", "lookup", "audit", "outcome", "held", "moves", "read_batch"])
+READS = ["count", "peek", "dry_run", "scan", "lookup", "audit", "outcome", "held", "moves", "read_batch"]
+
+
+@pytest.mark.parametrize("verb", READS)
 def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     before = snapshot(scene.wire)
