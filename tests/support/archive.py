@@ -20,10 +20,11 @@ def database_of(url: str, **options: Any) -> ArchiveDatabase:
 
 
 def migrated(url: str, **options: Any) -> ArchiveDatabase:
-    """A database with the archive's tables. The caller closes it."""
-    database = database_of(url, **options)
+    """A database with the archive's tables, and no connection. The caller closes it."""
+    database = database_of(url)
     migrate(database)
-    return database
+    database.close()
+    return database_of(url, **options)
 
 
 def new_incarnation(database: ArchiveDatabase, queue: bytes = b"q") -> int:
