@@ -26,7 +26,7 @@ local function give(id, score, record, more)
   return true
 end
 
-while position < #ids and bytes < most do
+while position < #ids and (bytes == 0 or bytes < most) do
   local last = math.min(position + math.max(1, floor((most - bytes) / (largest + EXTRA_BYTES))), #ids)
   local owners = call('HMGET', key_batch_of, unpack(ids, position + 1, last))
   local scores = call('ZMSCORE', KEYS[withdrawn0 + at], unpack(ids, position + 1, last))

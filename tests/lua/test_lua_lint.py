@@ -63,6 +63,7 @@ BOUNDED = {
     "ids, 1, math.min(room, #ids)": "CALL_JOBS, 250",
     "ids, position + 1, last": "ids of a batch: 500",
     "owned": "ids of a batch: 500",
+    "owners": "two for each id of a batch: 1,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
@@ -76,7 +77,7 @@ BOUNDED = {
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
     "lists": "chunks of records: at most one a job, 1,000",
-    "KEYS": "10 keys and 5 a priority, 100 priorities",
+    "KEYS": "14 keys and 6 a priority, 100 priorities",
 }
 
 

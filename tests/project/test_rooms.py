@@ -25,6 +25,7 @@ ROOMS = [
     "store",
     "memory",
     "operations",
+    "archive",
     "client",
     "worker",
     "tasks",

@@ -463,7 +463,7 @@ class Wire:
         positions, leases = self.read(
             "audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens)
         )
-        return unpack_positions(positions), list(leases)
+        return [bits for (bits,) in struct.iter_unpack(">I", positions)], list(leases)
 
     @staticmethod
     def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:

@@ -140,9 +140,7 @@ class Moves(NamedTuple):
 
 def unpack_moves(reply: Sequence[bytes]) -> Moves:
     restores = {number(one[:8]): number(one[8:]) for one in reply[3:] if len(one) == 14}
-    batches = {
-        one[:16]: (number(one[16:22]), one[22], number(one[23:])) for one in reply[3:] if len(one) == 27
-    }
+    batches = {one[:16]: (number(one[16:22]), one[22], number(one[23:])) for one in reply[3:] if len(one) == 27}
     assert len(restores) + len(batches) == len(reply) - 3
     return Moves(int(reply[0]), number(reply[1]), reply[2], restores, batches)
 

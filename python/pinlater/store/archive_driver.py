@@ -199,9 +199,9 @@ class Statements:
         self.run(name, params)
         return self._connection.last_number
 
-    def run_text(self, text: str) -> None:
-        """Runs a statement of a migration. It has no name."""
-        self._execute(text, True)
+    def run_text(self, text: str) -> list[Row]:
+        """Runs a statement that has no name: of a migration, or about the server. Returns its rows."""
+        return self._execute(text, True)
 
     def check(self) -> None:
         """Raises the error after which the transaction could not go on, if there was one."""

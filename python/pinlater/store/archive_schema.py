@@ -14,7 +14,7 @@ from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.statements import load_migrations
 
 #: How long a migration waits for another one.
-_LOCK_S: Final = 10
+LOCK_S: Final = 10
 
 
 class Schema(NamedTuple):
@@ -59,8 +59,8 @@ def migrate(database: ArchiveDatabase) -> list[int]:
 
 
 def _migrate_alone(sql: Statements, database: ArchiveDatabase) -> list[int]:
-    if sql.run("lock_migrations", (_LOCK_S,)) != [(1,)]:
-        raise ArchiveUnavailable(f"archive {database.url}: another process has been migrating it for {_LOCK_S} s")
+    if sql.run("lock_migrations", (LOCK_S,)) != [(1,)]:
+        raise ArchiveUnavailable(f"archive {database.url}: another process has been migrating it for {LOCK_S} s")
     try:
         return database.transaction(_apply_missing)  # its COMMIT comes before the end of the lock
     finally:

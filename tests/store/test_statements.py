@@ -1,0 +1,230 @@
+"""The archive's named statements do what their lines say, and the code uses each of them.
+
+Promises: each statement runs on a real MySQL. What stands in `statements.sql` is what the code names.
+"""
+
+from __future__ import annotations
+
+import ast
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pinlater
+from pinlater.model.errors import ArchiveDuplicate
+from pinlater.store import statements
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.statements import load_migrations, load_statements
+from tests.support.archive import COMMITTED, EPOCH, FINALIZED, job_row, migrated, new_incarnation, store_batch
+from tests.support.mariadb import connected, query
+
+PACKAGE = Path(pinlater.__file__).parent
+METHODS = {"run", "run_many", "run_in", "insert"}
+#: Parameters with which each statement runs on empty tables.
+NAME = b"n" * 16
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "lock_incarnation": (b"q", b"1"),
+    "insert_incarnation": (b"q", b"1", 1),
+    "set_epoch": (2, 1),
+    "end_incarnation": (1,),
+    "check_shared": (1,),
+    "check_exclusive": (1,),
+    "insert_batch": (NAME, 1, 1, 1, b""),
+    "insert_jobs": (1, 1, *job_row(1)),
+    "select_batch": (NAME,),
+    "select_committed": (1,),
+    "delete_of_batch": (NAME, 1),
+    "finalize_batch": (NAME,),
+    "select_due": (1, 1, 2**63 - 1, 10),
+    "select_finalized_by_id": (1, [1, 2]),
+    "select_jobs_by_id": (1, 9, [1, 2]),
+    "select_restores": (1,),
+    "number_restore": (1,),
+    "insert_restore": (1, 1, 1, b"", 1),
+    "delete_jobs_by_id": (1, 9, [1, 2]),
+    "delete_restore": (1, 1),
+    "select_migrations": (),
+    "insert_migration": (999, 1, 1),
+    "has_migrations": (),
+    "lock_migrations": (0,),
+    "unlock_migrations": (),
+}
+
+
+@pytest.fixture
+def database(mysql_url: str) -> Iterator[ArchiveDatabase]:
+    made = migrated(mysql_url)
+    yield made
+    made.close()
+
+
+def _named() -> set[str]:
+    """Statements that the package runs by name."""
+    found = set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="sql"), attr=method), args=[name, *_]):
+                    if method in METHODS:
+                        found |= {part.value for part in ast.walk(name) if isinstance(part, ast.Constant)}
+    return found
+
+
+def test_the_code_names_each_statement_and_no_other() -> None:
+    assert _named() == set(load_statements())
+
+
+def test_each_statement_says_what_it_gives() -> None:
+    for statement in load_statements().values():
+        assert " -> " in statement.about, statement.name
+        assert len(statement.about) <= 120, statement.name
+        assert ";" not in statement.sql, statement.name
+
+
+def test_a_file_of_another_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "SQL_DIRECTORY", tmp_path)
+    for text in (
+        "-- name: a\nSELECT 1",
+        "-- name: a b\n-- x -> y\nSELECT 1",
+        "-- name: a\n-- x -> y\nSELECT 1\n-- name: a\n-- x -> y\nSELECT 1",
+    ):
+        (tmp_path / "statements.sql").write_text(text)
+        with pytest.raises(ValueError, match=r"statements\.sql: a"):
+            load_statements.__wrapped__()
+    (tmp_path / "0002_x.sql").write_text("-- works with programs from: 1\nSELECT 1;\n")
+    with pytest.raises(ValueError, match="expected migrations 1, 2, 3"):
+        load_migrations.__wrapped__()
+    (tmp_path / "0001_x.sql").write_text("SELECT 1;\n")
+    with pytest.raises(ValueError, match=r"0001_x\.sql: expected `-- works with"):
+        load_migrations.__wrapped__()
+
+
+def test_every_statement_runs(database: ArchiveDatabase) -> None:
+    assert set(PARAMETERS) == set(load_statements())
+
+    def work(sql: Statements) -> None:
+        for name, params in PARAMETERS.items():
+            sql.run(name, params)
+
+    database.transaction(work)
+
+
+def test_one_incarnation_of_a_queue_shard_is_current(database: ArchiveDatabase) -> None:
+    first = new_incarnation(database)
+    with pytest.raises(ArchiveDuplicate):
+        new_incarnation(database)
+    other = new_incarnation(database, b"other")
+
+    def go_on(sql: Statements) -> list[Any]:
+        sql.run("set_epoch", (1, first))
+        found = sql.run("lock_incarnation", (b"q", b"1"))
+        sql.run("end_incarnation", (first,))
+        return [*found, sql.run("lock_incarnation", (b"q", b"1")), sql.run("check_shared", (first,))]
+
+    assert database.transaction(go_on) == [(first, 1), [], []]
+    second = new_incarnation(database)
+    database.transaction(lambda sql: sql.run("end_incarnation", (second,)))
+    third = new_incarnation(database)
+    assert len({first, second, third, other}) == 4
+    assert database.transaction(lambda sql: sql.run("check_exclusive", (third,))) == [(EPOCH,)]
+
+
+def test_a_batch_has_one_row_and_ends_once(database: ArchiveDatabase) -> None:
+    incarnation = new_incarnation(database)
+    names = [secrets.token_bytes(16) for _ in range(3)]
+
+    def insert(name: bytes, state: int) -> int:
+        return database.transaction(lambda sql: sql.insert("insert_batch", (name, incarnation, state, 7, b"12345678")))
+
+    numbers = [insert(names[0], COMMITTED), insert(names[1], COMMITTED), insert(names[2], 3)]
+    assert numbers == sorted(set(numbers))
+    with pytest.raises(ArchiveDuplicate):
+        insert(names[0], 3)
+    open_ = database.transaction(lambda sql: sql.run("select_committed", (incarnation,)))
+    assert open_ == [(names[0], b"12345678"), (names[1], b"12345678")]
+    ended = database.transaction(lambda sql: sql.run_many("finalize_batch", [(names[0],), (names[2],)]))
+    assert ended == 1
+    states = [database.transaction(lambda sql, name=name: sql.run("select_batch", (name,))) for name in names]
+    assert states == [[(FINALIZED,)], [(COMMITTED,)], [(3,)]]
+    assert database.transaction(lambda sql: sql.run("select_batch", (bytes(16),))) == []
+    with connected(database.url.url) as connection:
+        assert query(connection, "SELECT COUNT(*) FROM batches WHERE ids = ''") == ((1,),)
+
+
+def test_jobs_come_back_in_their_old_order_from_final_batches_alone(database: ArchiveDatabase) -> None:
+    incarnation, other = new_incarnation(database), new_incarnation(database, b"other")
+    rows = [
+        job_row(9, run_after_ms=5, body=b"abc"),
+        job_row(8, run_after_ms=5, sixteenths=1),
+        job_row(7, run_after_ms=4, sixteenths=15),
+        job_row(6, run_after_ms=6),
+        job_row(5, run_after_ms=5),
+        job_row(4, run_after_ms=5, priority=2),
+    ]
+
+    def store(sql: Statements) -> None:
+        store_batch(sql, incarnation, rows)
+        store_batch(sql, incarnation, [job_row(1)], COMMITTED)
+        store_batch(sql, other, [job_row(2)])
+
+    database.transaction(store)
+
+    def due(priority: int, due_ms: int, limit: int) -> list[Any]:
+        return database.transaction(lambda sql: sql.run("select_due", (incarnation, priority, due_ms, limit)))
+
+    assert due(1, 2**63 - 1, 10) == [(7, 0), (5, 0), (9, 3), (8, 0), (6, 0)]
+    assert due(1, 5, 3) == [(7, 0), (5, 0), (9, 3)]
+    assert due(2, 5, 3) == [(4, 0)]
+    by_id = database.transaction(lambda sql: sql.run_in("select_finalized_by_id", (incarnation,), [1, 2, 4, 7, 9]))
+    assert [row[1] for row in by_id] == [7, 4, 9]
+    assert by_id[2][1:] == rows[0]
+
+
+def test_the_choice_of_jobs_reads_the_key_alone(database: ArchiveDatabase) -> None:
+    """A body of a MiB costs as much as one of a byte."""
+    with connected(database.url.url) as connection:
+        plan = query(connection, "EXPLAIN " + load_statements()["select_due"].sql % (1, 1, 5, 10))
+    [of_jobs] = [line for line in plan if "jobs" in line]
+    assert "restore_order" in of_jobs
+    assert "Using index" in of_jobs[-1]
+    assert "filesort" not in str(plan)
+
+
+def test_a_job_that_left_again_keeps_its_later_row(database: ArchiveDatabase) -> None:
+    incarnation = new_incarnation(database)
+
+    def store(sql: Statements) -> list[tuple[bytes, int]]:
+        return [store_batch(sql, incarnation, [job_row(1), job_row(number)]) for number in (2, 3)]
+
+    [(name, first), (_, second)] = database.transaction(store)
+
+    def batches(last: int) -> list[tuple[int, int]]:
+        found = database.transaction(lambda sql: sql.run_in("select_jobs_by_id", (incarnation, last), [1, 2, 3]))
+        return sorted((row[1], row[0]) for row in found)
+
+    assert batches(second) == [(1, first), (1, second), (2, first), (3, second)]
+    assert batches(first) == [(1, first), (2, first)]
+    database.transaction(lambda sql: sql.run_in("delete_jobs_by_id", (incarnation, first), [1, 3]))
+    assert batches(second) == [(1, second), (2, first), (3, second)]
+    gone = database.transaction(lambda sql: sql.run_many("delete_of_batch", [(name, 1), (name, 2), (name, 3)]))
+    assert gone == 1
+    assert batches(second) == [(1, second), (3, second)]
+
+
+def test_restores_have_numbers_that_grow(database: ArchiveDatabase) -> None:
+    incarnation, other = new_incarnation(database), new_incarnation(database, b"other")
+
+    def begin(sql: Statements) -> int:
+        number = sql.insert("number_restore", (incarnation,))
+        sql.run("insert_restore", (incarnation, number, 5, b"87654321", 1))
+        return number
+
+    assert [database.transaction(begin) for _ in range(3)] == [1, 2, 3]
+    assert database.transaction(lambda sql: sql.insert("number_restore", (other,))) == 1
+    database.transaction(lambda sql: sql.run("delete_restore", (incarnation, 2)))
+    found = database.transaction(lambda sql: sql.run("select_restores", (incarnation,)))
+    assert found == [(1, 5, b"87654321"), (3, 5, b"87654321")]
+    assert database.transaction(begin) == 4

@@ -1,0 +1,49 @@
+"""An archive for tests: a database with tables, and rows in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.archive_schema import migrate
+from pinlater.store.archive_url import parse_archive_url
+
+COMMITTED, FINALIZED = 1, 2
+EPOCH = 3
+
+
+def database_of(url: str, **options: Any) -> ArchiveDatabase:
+    """A database without tables. The caller closes it."""
+    return ArchiveDatabase(parse_archive_url(url, "of a test"), **options)
+
+
+def migrated(url: str, **options: Any) -> ArchiveDatabase:
+    """A database with the archive's tables, and no connection. The caller closes it."""
+    database = database_of(url)
+    migrate(database)
+    database.close()
+    return database_of(url, **options)
+
+
+def new_incarnation(database: ArchiveDatabase, queue: bytes = b"q") -> int:
+    """The number of a current incarnation of a queue on shard 1."""
+    return database.transaction(lambda sql: sql.insert("insert_incarnation", (queue, b"1", EPOCH)))
+
+
+def job_row(
+    id_: int, *, priority: int = 1, run_after_ms: int = 0, sixteenths: int = 0, body: bytes = b""
+) -> tuple[Any, ...]:
+    """The columns of a job without extras, from its id on."""
+    return id_, priority, run_after_ms, sixteenths, 3, None, None, None, None, body
+
+
+def store_batch(
+    sql: Statements, incarnation: int, rows: Iterable[tuple[Any, ...]], state: int = FINALIZED
+) -> tuple[bytes, int]:
+    """Stores a batch of jobs. Returns its name and its number."""
+    name = secrets.token_bytes(16)
+    number = sql.insert("insert_batch", (name, incarnation, state, 1, b""))
+    sql.run_many("insert_jobs", [(incarnation, number, *row) for row in rows])
+    return name, number
