@@ -124,9 +124,7 @@ class Archiver:
                     break
         return restored
 
-    async def _restore_some(
-        self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int
-    ) -> int:
+    async def _restore_some(self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int) -> int:
         restores = await self.run(lambda _: begin(self.database, incarnation, wanted, limit))
         count = await self.run(lambda end: carry_out(queue_shard, self.database, incarnation, restores, end))
         self.progress(count)
@@ -136,9 +134,7 @@ class Archiver:
         """The incarnation of a queue shard, on which nothing is left open."""
         incarnation = await self.run(lambda end: incarnation_of(self.database, queue_shard, end))
         now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
-        await self.run(
-            lambda end: recover(queue_shard, self.database, incarnation, now_ms - ABANDONED_MS, end)
-        )
+        await self.run(lambda end: recover(queue_shard, self.database, incarnation, now_ms - ABANDONED_MS, end))
         return incarnation
 
 
@@ -170,4 +166,3 @@ def share_out(total: int, held: dict[QueueShard, int]) -> dict[QueueShard, int]:
         shares[queue_shard] = min(has, -(-left * has // of)) if of else 0
         left, of = left - shares[queue_shard], of - has
     return shares
-

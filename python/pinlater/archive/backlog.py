@@ -82,7 +82,8 @@ class ArchiveBacklog:
                 counts[priority] += _minus_one(run_after_ms <= now_ms)
             return counts
 
-        return (yield Transaction(self._database, find))
+        found: dict[int, CountsByState] = yield Transaction(self._database, find)
+        return found
 
     def scan(
         self,
@@ -131,7 +132,8 @@ class ArchiveBacklog:
             sql.run_in("delete_ids", (incarnation.number,), found)
             return found
 
-        return (yield Transaction(self._database, remove))
+        removed: list[int] = yield Transaction(self._database, remove)
+        return removed
 
     def _end_restores(self, queue_shard: QueueShard, incarnation: Incarnation, deadline_s: float) -> Flow[None]:
         restores = yield from open_restores(self._database, incarnation)

@@ -38,16 +38,17 @@ def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_
     incarnation goes on. Redis is read after MySQL, and MySQL is changed only if it still says the same. So an epoch
     that this client read earlier decides nothing.
     """
-    stored = yield from known_config(queue_shard, deadline_s)
+    epoch = (yield from known_config(queue_shard, deadline_s)).epoch
     while True:
         known = yield from _known(database, queue_shard)
-        if known is not None and stored is not None and known.epoch == stored.epoch:
+        if known is not None and known.epoch == epoch:
             return known
         stored = yield from load_config(queue_shard, deadline_s)
         if stored is None or not exists(stored):
             raise QueueNotFound(f"queue {queue_shard.queue!r}: not found on {queue_shard.shard}")
-        if known is None or known.epoch != stored.epoch:
-            yield from _change(database, queue_shard, known, stored.epoch)
+        epoch = stored.epoch
+        if known is None or known.epoch != epoch:
+            yield from _change(database, queue_shard, known, epoch)
 
 
 def _known(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[Incarnation | None]:

@@ -55,7 +55,8 @@ def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[l
             found.append(Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows]))
         return found
 
-    return (yield Transaction(database, find))
+    restores: list[Restore] = yield Transaction(database, find)
+    return restores
 
 
 def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int) -> Flow[list[Restore]]:

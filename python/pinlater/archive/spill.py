@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
@@ -88,11 +89,7 @@ class Spill:
             more = True
             while more and left and not self.stopping.is_set():
                 await self._room.acquire()
-                batch = await self.run(
-                    lambda end, chosen=chosen, left=left: withdraw(
-                        self.queue_shard, self.incarnation, chosen, left, end
-                    )
-                )
+                batch = await self.run(partial(withdraw, self.queue_shard, self.incarnation, chosen, left))
                 more, left = batch.more, left - batch.jobs
                 if batch.jobs:
                     to.put_nowait(batch)
@@ -122,7 +119,7 @@ class Spill:
 
     async def _end(self, batches: list[Withdrawn]) -> list[Withdrawn]:
         for batch in batches:
-            await self.run(lambda end, name=batch.name: finalize(self.queue_shard, self.database, name, end))
+            await self.run(partial(finalize, self.queue_shard, self.database, batch.name))
         names = [batch.name for batch in batches]
         await self.run(lambda end: until_finalized(self.queue_shard, self.database, names, end))
         count = sum(batch.jobs for batch in batches)
