@@ -77,7 +77,7 @@ test: $(if $(T),setup,check)
 	$(PYTEST) $(if $(findstring .py,$(T)),,$(TOGETHER)) $(T)
 
 test-all: check
-	$(PYTEST) $(TOGETHER) -m '' $(T)
+	$(PYTEST) $(TOGETHER) -m '' --durations=25 $(T)
 
 bench: setup
 	$(BIN)/python benches/native.py

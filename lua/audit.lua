@@ -1,12 +1,13 @@
 -- audit: which states of a priority each id is in, and how many jobs each lease has, for the conservation audit.
 -- KIND   read
--- NEEDS  base check_read decorated created_ms lease
--- KEYS   meta jobs extras leases lease_jobs result_expiries results ready* scheduled* running* failed* succeeded*
+-- NEEDS  base check_read decorated created_ms lease batch_ids
+-- KEYS   meta jobs extras leases lease_jobs result_expiries results batch_of batches ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   nonce version priority ids leases
--- REPLY  a u16 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
+-- REPLY  a u32 an id (bits: 1 ready, 2 scheduled, 4 running, 8 failed, 16 succeeded, 32 record, 64 extra, 128 running without a lease,
 --        256 another priority in its record, 512 scheduled before the first time that meta has, 1024 not named by its lease, 2048 simple in ready
---        although decorated, 4096 a result, 8192 its expiry), a u8 a
---        lease (bits: 1 expiry, 2 entry, 4 counts as many jobs as run on it, 8 a count and nothing else); of each fewer than asked after CALL_BYTES
+--        although decorated, 4096 a result, 8192 its expiry, 16384 withdrawn, 32768 of a batch,
+--        65536 of one that is not there or does not name it, 131072 of one for which it is not withdrawn), a u8 a lease (bits: 1 expiry, 2 entry,
+--        4 counts as many jobs as run on it, 8 a count and nothing else); of each fewer than asked after CALL_BYTES
 -- leases: u8 priority, id (8), token (8) each. Priority 0 and no id: a lease with an entry in lease_jobs.
 
 local at = tonumber(priority)
@@ -39,7 +40,29 @@ local function lease_bits(lease, id)
   return bits
 end
 
+-- A batch: its priority, and the ids that it names as keys. nil: it is not there.
+local batches = {}
+local function batch_named(name)
+  if batches[name] == nil then
+    local entry = call('HGET', key_batches, name)
+    batches[name] = entry and { priority = byte(entry, BATCH_PRIORITY), ids = {} } or false
+    bytes = bytes + (entry and ENTRY_WEIGHT * #entry or 0)
+    for _, id in ipairs(entry and ids_in(entry) or {}) do batches[name].ids[id] = true end
+  end
+  return batches[name]
+end
+
+local function batch_bits(id)
+  local name = call('HGET', key_batch_of, id)
+  if not name then return 0 end
+  local batch = batch_named(name)
+  if not batch or not batch.ids[id] then return 32768 + 65536 end
+  local stands = batch.priority <= priorities and call('ZSCORE', KEYS[withdrawn0 + batch.priority], id)
+  return stands and 32768 or 32768 + 131072
+end
+
 local earliest = unp('>I6', meta[2], 9)
+local moves = call('EXISTS', key_batch_of, KEYS[withdrawn0 + at]) > 0
 local results = call('EXISTS', key_result_expiries, key_results) > 0
 local found, seen = {}, {}
 for i = 1, #ids / 8 do
@@ -61,7 +84,8 @@ for i = 1, #ids / 8 do
   if scheduled and tonumber(scheduled) < earliest then bits = bits + 512 end
   if results and call('HEXISTS', key_results, id) == 1 then bits = bits + 4096 end
   if results and call('ZSCORE', key_result_expiries, id) then bits = bits + 8192 end
-  found[i] = pack('>I2', bits)
+  if moves then bits = bits + (call('ZSCORE', KEYS[withdrawn0 + at], id) and 16384 or 0) + batch_bits(id) end
+  found[i] = pack('>I4', bits)
 end
 
 -- A lease of one job without an entry is known by its running job.

@@ -1,10 +1,11 @@
 -- delete_jobs: removes jobs of a state and priority, the oldest first (running ones in no order), or those named.
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify lease leave_lease
--- KEYS   meta waiters jobs extras leases lease_jobs ready* scheduled* running* failed* succeeded*
+-- KEYS   meta waiters jobs extras leases lease_jobs batch_of ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   lane sequence version state priority limit channel ids…
 -- REPLY  u32 how many, u8 more of that state are left
 -- channel: where workers hear the ids of removed running jobs, joined; '': nowhere. A user that may not publish there removes them all the same.
+-- A job that is withdrawn for a batch is pending. The batch goes on naming it.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
 
 if replay then return stored end
@@ -13,7 +14,8 @@ if most > 1000 or named > 1000 then return redis.error_reply('TOO_MANY jobs: exp
 if at > priorities and most == 0 then return finish(pack('>I4B', 0, 0)) end
 if at < 1 or at > priorities then return redis.error_reply('BAD_REQUEST no priority ' .. at) end
 
-local SETS = { ['0'] = { ready0, scheduled0 }, ['2'] = { succeeded0 }, ['3'] = { failed0 }, [''] = { ready0, scheduled0, succeeded0, failed0 } }
+local SETS = { ['0'] = { ready0, scheduled0, withdrawn0 }, ['2'] = { succeeded0 }, ['3'] = { failed0 } }
+SETS[''] = { ready0, scheduled0, withdrawn0, succeeded0, failed0 }
 if state ~= '1' and not SETS[state] or state == '' and most > 0 then
   return redis.error_reply('BAD_REQUEST state: expected 0 to 3, or none and ids')
 end
@@ -63,6 +65,7 @@ for _, family in ipairs(SETS[state] or {}) do
   local key = KEYS[family + at]
   local found = named > 0 and pick(key, family == ready0 and both or ids) or most > #removed and call('ZRANGE', key, 0, most - #removed - 1) or {}
   if found[1] then call_in_chunks('ZREM', key, found) end
+  if family == withdrawn0 then call_in_chunks('HDEL', key_batch_of, found) end
   for _, member in ipairs(found) do removed[#removed + 1] = sub(member, 1, 8) end
   if call('ZCARD', key) > 0 then more = 1 end
 end

@@ -1,7 +1,8 @@
 -- delete_queue: removes everything of a queue but what it leaves for the registry, so that ids, tokens, versions and epochs never come back.
 -- KIND   write
 -- NEEDS  base lane check_queue clock new_ids before entries version remnant limits_message
--- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results ready* scheduled* running* failed* succeeded*
+-- KEYS   meta waiters jobs extras leases lease_jobs reservations tombstones quarantined result_expiries results batch_of batches restores
+-- KEYS   ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   lane sequence version below
 -- REPLY  what it leaves for the registry (lib/remnant); nothing if the queue is not of an earlier epoch
 -- below: '', or an epoch: removes only what is of an earlier one.

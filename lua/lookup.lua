@@ -1,7 +1,7 @@
 -- lookup: what is known of jobs by id.
 -- KIND   read
 -- NEEDS  base check_read decorated lease created_ms suspect job_info
--- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   nonce version with_bodies budget priorities_of ids…
 -- REPLY  one element an id, in order: job info, or '' if there is no such job; fewer than asked when the budget is used up
 -- priorities_of: u8 an id. budget: bytes of records and statuses, which are read without bodies too; one job is always given.
@@ -33,6 +33,7 @@ for priority, group in pairs(by_priority) do
   look(PENDING, call('ZMSCORE', KEYS[scheduled0 + priority], unpack(group.ids)))
   look(PENDING, call('ZMSCORE', KEYS[ready0 + priority], unpack(group.ids)))
   look(PENDING, call('ZMSCORE', KEYS[ready0 + priority], unpack(group.decorated)))
+  if call('EXISTS', KEYS[withdrawn0 + priority]) == 1 then look(PENDING, call('ZMSCORE', KEYS[withdrawn0 + priority], unpack(group.ids))) end
   look(RUNNING, call('HMGET', KEYS[running0 + priority], unpack(group.ids)))
 end
 

@@ -1,7 +1,7 @@
 -- scan: one page of the jobs of a state and priority, latest time first.
 -- KIND   read
 -- NEEDS  base check_read clock lease before created_ms suspect job_info
--- KEYS   meta jobs extras lease_jobs ready* scheduled* running* failed* succeeded*
+-- KEYS   meta jobs extras lease_jobs ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   nonce version state priority future cursor limit with_bodies budget
 -- REPLY  next cursor ('' = the end), job info…
 -- state: 0 pending (future '0': due now, '1': due later), 1 in progress, 2 succeeded, 3 failed. cursor: '' at first. Running jobs come in no
@@ -81,22 +81,31 @@ local function page_of(key, above, upto)
   return jobs
 end
 
-local kind, jobs, others = tonumber(state), nil, {}
+local kind, pages = tonumber(state), nil
 if kind == PENDING and future == '1' then
-  jobs = page_of(KEYS[scheduled0 + at], now, '+inf')
+  pages = { page_of(KEYS[scheduled0 + at], now, '+inf'), page_of(KEYS[withdrawn0 + at], now, '+inf') }
 elseif kind == PENDING then
-  jobs, others = page_of(KEYS[ready0 + at], -1, '+inf'), page_of(KEYS[scheduled0 + at], -1, now)
+  pages = { page_of(KEYS[ready0 + at], -1, '+inf'), page_of(KEYS[scheduled0 + at], -1, now), page_of(KEYS[withdrawn0 + at], -1, now) }
 else
-  jobs = page_of(KEYS[(kind == SUCCEEDED and succeeded0 or failed0) + at], -1, '+inf')
+  pages = { page_of(KEYS[(kind == SUCCEEDED and succeeded0 or failed0) + at], -1, '+inf') }
 end
 
-local a, b = 1, 1
-while a + b - 2 < most and (jobs[a] or others[b]) do
-  local job = jobs[a]
-  if not job or (others[b] and earlier(job[1], job[2], others[b][1], others[b][2])) then job = others[b] end
-  if not give(kind, job[2], job[1]) then break end
-  reply[3] = job[2] .. string.format('%.4f', job[1]) -- with sixteenths: lib/original_score
-  if job == jobs[a] then a = a + 1 else b = b + 1 end
+-- Which page has the latest job of those that are still to be given; nil: all were given. next_of: the first such job of each page.
+local next_of, given = { 1, 1, 1 }, 0
+local function latest_page()
+  local latest, of
+  for i, page in ipairs(pages) do
+    local job = page[next_of[i]]
+    if job and not (latest and earlier(job[1], job[2], latest[1], latest[2])) then latest, of = job, i end
+  end
+  return of, latest
 end
-if not jobs[a] and not others[b] and a + b - 2 < most then reply[3] = '' end
+
+local of, job = latest_page()
+while given < most and of and give(kind, job[2], job[1]) do
+  reply[3] = job[2] .. string.format('%.4f', job[1]) -- with sixteenths: lib/original_score
+  given, next_of[of] = given + 1, next_of[of] + 1
+  of, job = latest_page()
+end
+if not of and given < most then reply[3] = '' end
 return reply

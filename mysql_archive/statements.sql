@@ -114,3 +114,45 @@ SELECT GET_LOCK(CONCAT('pinlater:', SHA1(DATABASE())), %s)
 -- name: unlock_migrations
 -- nothing -> others may migrate this database
 SELECT RELEASE_LOCK(CONCAT('pinlater:', SHA1(DATABASE())))
+
+-- name: select_incarnation
+-- queue, shard -> number and epoch of the current incarnation
+SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
+
+-- name: select_with_state
+-- incarnation, ids -> the name of the job's batch if it is not FINALIZED (else NULL), and the columns of each job
+SELECT IF(batches.state = 2, NULL, batches.batch), id, priority, run_after_ms, sixteenths, attempts, attempts_left,
+  updated_ms, crashes, status, body
+FROM jobs FORCE INDEX (PRIMARY) STRAIGHT_JOIN batches ON batches.number = jobs.batch
+WHERE jobs.incarnation = %s AND jobs.id IN %s
+
+-- name: count_rows
+-- now_ms, incarnation -> priority, how many jobs, and how many of them are due
+SELECT priority, COUNT(*), SUM(run_after_ms <= %s) FROM jobs FORCE INDEX (restore_order)
+WHERE incarnation = %s GROUP BY priority
+
+-- name: select_places
+-- incarnation, ids -> priority and run_after_ms of each job
+SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
+
+-- name: select_latest
+-- incarnation, priority, least ms, most ms, ms and id of the last job of the page before, limit -> NULL, and the columns of each job,
+-- the latest first
+SELECT NULL, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
+FROM jobs FORCE INDEX (restore_order)
+WHERE incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
+  AND NOT (run_after_ms = %s AND id >= %s)
+ORDER BY run_after_ms DESC, id DESC LIMIT %s
+
+-- name: select_earliest
+-- incarnation, priority, limit -> ids of the earliest jobs
+SELECT id FROM jobs FORCE INDEX (restore_order) WHERE incarnation = %s AND priority = %s
+ORDER BY run_after_ms, sixteenths, id LIMIT %s
+
+-- name: select_ids
+-- incarnation, ids -> those of them that have rows
+SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
+
+-- name: delete_ids
+-- incarnation, ids -> the jobs lose their rows in all batches
+DELETE FROM jobs WHERE incarnation = %s AND id IN %s

@@ -22,7 +22,7 @@ CONFIG_LAYOUT = LUA_DIRECTORY / "lib" / "config_layout.lua"
 PARTS = sorted({*(LUA_DIRECTORY / "lib").glob("*.lua")} - {CONFIG_LAYOUT})
 STEP_LINES = 40
 SHEBANGS = {"write": "#!lua flags=allow-oom", "admit": "#!lua", "read": "#!lua flags=no-writes"}
-ADMITTED = {"create", "enqueue", "load", "permit", "prepare"}  # the only ones that a full Redis may refuse
+ADMITTED = {"create", "enqueue", "load", "permit", "prepare", "restore"}  # the only ones that a full Redis may refuse
 WRITES = {"HSET", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZREMRANGEBYRANK", "ZPOPMIN", "ZPOPMAX"}
 WRITES |= {"UNLINK", "PUBLISH", "RPUSH", "PEXPIRE"}
 READS = {
@@ -30,6 +30,7 @@ READS = {
     "HMGET",
     "HLEN",
     "HEXISTS",
+    "HSTRLEN",
     "HSCAN",
     "ZRANGE",
     "ZCARD",
@@ -43,7 +44,7 @@ COMMANDS = WRITES | READS | {"TIME"}
 LINES = 160
 
 #: Writes that may be repeated, so they need no lane.
-REPEATED = {"beat", "forget_queue", "keep_remnant", "measure", "permit"}
+REPEATED = {"beat", "forget_queue", "keep_remnant", "measure", "permit", "settled"}
 
 # unpack() of more than ~8,000 values fails (LUAI_MAXCSTACK). What each argument may be, and why it is bounded.
 BOUNDED = {
@@ -60,6 +61,9 @@ BOUNDED = {
     "KEYS, ready0 + at, ready0 + priorities": "100 priorities",
     "values, first, math.min(first + 1999, #values)": "call_in_chunks: 2,000 a call",
     "ids, 1, math.min(room, #ids)": "CALL_JOBS, 250",
+    "ids, position + 1, last": "ids of a batch: 500",
+    "owned": "ids of a batch: 500",
+    "owners": "two for each id of a batch: 1,000",
     "ids, count + 1, last": "fetch: a chunk of a claim's ids, 1,000 at most",
     "ids, 1, count": "a claim's ids",
     "rest, 1, math.min(#rest, 1000)": "1,000 at a time of a page of HSCAN",
@@ -73,7 +77,7 @@ BOUNDED = {
     "ARGV, ids0 + base + 1, ids0 + base + n": "a group fits the ids of one call",
     "ARGV, ids0 + 1, ids0 + named": "ids of one call",
     "lists": "chunks of records: at most one a job, 1,000",
-    "KEYS": "10 keys and 5 a priority, 100 priorities",
+    "KEYS": "14 keys and 6 a priority, 100 priorities",
 }
 
 
@@ -224,6 +228,7 @@ def test_what_a_part_defines_is_there_where_it_is_called(script: Script) -> None
 
 # Scripts that decide everything before their first write. The others do so a priority or a lease at a time.
 READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "pass_on")
+READ_FIRST += ("withdraw", "finalize", "abort", "restore", "close", "settled")
 
 
 @pytest.mark.parametrize("verb", READ_FIRST)

@@ -27,6 +27,7 @@ from tests.support.wire_format import (
     Claimed,
     End,
     Job,
+    Moved,
     ends,
     number,
     pack_checkpoint,
@@ -44,9 +45,15 @@ def client(server: Server) -> Iterator[redis.Redis]:
         yield made
 
 
+#: Of the archive: one that is withdrawn, and one that a request withdraws.
+BATCH, NEXT_BATCH = b"A" * 16, b"B" * 16
+
+
 @dataclass
 class Scene:
-    """A queue with jobs in every state, waiters, a reservation and a claim; `claimed` is held by `wire`."""
+    """A queue with jobs in every state, waiters, a reservation and a claim; `claimed` is held by `wire`. One job of
+    priority 3 is withdrawn for BATCH; restore 1 is open.
+    """
 
     wire: Wire
     claimed: Claimed
@@ -66,6 +73,7 @@ def make_scene(client: redis.Redis) -> Scene:
     setup.ack(*(End(1, job.id, ended.token) for job in ended.jobs[:3]))
     setup.ack(*(End(1, job.id, ended.token, failed=True, status=b"why") for job in ended.jobs[3:]))
     setup.enqueue(*(Job(b"new%d" % i, priority=1 + i % 3) for i in range(9)), Job(b"far", 1, ABSOLUTE, FAR_MS))
+    setup.enqueue(Job(b"withdrawn", 3))
     reservation = setup.prepare(2)
     wire = setup.other()
     claimed = wire.claim(4)
@@ -73,15 +81,19 @@ def make_scene(client: redis.Redis) -> Scene:
     setup.set_head(waiting=True)
     client.hset(setup.key("meta"), "lost", 2)
     client.hset(setup.key("quarantined"), b"\1" + ended.jobs[3].id, b"")
+    assert wire.withdraw(BATCH, priority=3, order="latest", limit=1) == (1, 1)
+    assert wire.restore(1) == (1, [])
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], reservation)
 
 
 # One request of every writing verb, each with something to do.
 REQUESTS: dict[str, Callable[[Scene], Any]] = {
+    "abort": lambda s: s.wire.abort(BATCH),
     "ack": lambda s: s.wire.ack(s.end(0), s.end(1, failed=True, delay_ms=5, status=b"no"), tombstones=True),
     "checkpoint": lambda s: s.wire.checkpoint(s.end(status=b"half"), body=b"rest", attempts=7),
     "claim": lambda s: s.wire.claim(5, channel=b"me"),
     "claim_one": lambda s: s.wire.claim_one(),
+    "close": lambda s: s.wire.close(1),
     "collect": lambda s: s.wire.collect(),
     "configure": lambda s: s.wire.write("configure", settings(lease_ms=1234), b""),
     "create": lambda s: s.wire.create(),
@@ -90,6 +102,7 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "end_leases": lambda s: s.wire.end_leases(b"worker", b"was killed by SIGKILL"),
     "enqueue": lambda s: s.wire.enqueue(Job(b"one", status=b"fresh"), Job(b"two", 2, ABSOLUTE, FAR_MS)),
     "expire": lambda s: s.wire.expire(),
+    "finalize": lambda s: s.wire.finalize(BATCH),
     "grant": lambda s: s.wire.write("grant", b"grantee1", 5, 0, 0),
     "leave_quarantine": lambda s: s.wire.leave_quarantine(1, s.failed[0], 2),
     "load": lambda s: s.wire.load(s.reservation, Job(b"a"), Job(b"b", status=b"fresh")),
@@ -97,10 +110,12 @@ REQUESTS: dict[str, Callable[[Scene], Any]] = {
     "release": lambda s: s.wire.release(s.end(0), s.end(1)),
     "renew": lambda s: s.wire.renew(s.claimed.token, own=[s.end(0)]),
     "reset_lost": lambda s: s.wire.write("reset_lost"),
+    "restore": lambda s: s.wire.restore(2, Moved(bytes(7) + b"\1", b"5", record(Job()))),
     "retry_failed": lambda s: s.wire.retry_failed(limit=2),
     "store_results": lambda s: s.wire.store_results((s.end(0), b"\1one"), (s.end(1), b"\1two")),
     "pass_on": lambda s: s.wire.write("pass_on", b""),
     "pause": lambda s: s.wire.write("pause", 60_000, b"me"),
+    "withdraw": lambda s: s.wire.withdraw(NEXT_BATCH, priority=3),
 }
 REPEATABLE = pytest.mark.parametrize("verb", REQUESTS)
 ANY_VERSION = {"renew", "expire", "collect", "end_leases"}
@@ -191,7 +206,10 @@ def test_without_its_queue_a_request_is_refused_and_makes_no_key(client: redis.R
     assert is_clean(before)
 
 
-@pytest.mark.parametrize("verb", ["count", "peek", "dry_run", "scan", "lookup", "audit", "outcome"])
+READS = ["count", "peek", "dry_run", "scan", "lookup", "audit", "outcome", "held", "moves", "read_batch"]
+
+
+@pytest.mark.parametrize("verb", READS)
 def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Redis, verb: str) -> None:
     scene = make_scene(client)
     before = snapshot(scene.wire)
@@ -201,6 +219,9 @@ def test_a_read_changes_nothing_and_needs_its_queue_and_version(client: redis.Re
         "lookup": ("1", 1 << 20, b"\1", scene.failed[0]),
         "audit": (1, scene.failed[0], scene.claimed.token),
         "outcome": (1 << 20, b"\1", scene.failed[0]),
+        "held": (1, scene.failed[0]),
+        "moves": (b"0",),
+        "read_batch": (BATCH, 0, 1 << 20),
     }
     words = arguments.get(verb, ())
     assert scene.wire.read(verb, *words)

@@ -21,7 +21,7 @@ from pinlater._core import parse_descriptor
 from pinlater.model.errors import ServerReplyError
 from pinlater.store.keys import queue_key, registry_key, remnant_keys, script_keys
 from pinlater.store.scripts import load_scripts
-from tests.lua.test_scripts import REQUESTS, Scene, make_scene
+from tests.lua.test_scripts import BATCH, REQUESTS, Scene, make_scene
 from tests.support.audits import audit_queue
 from tests.support.both_clients import Calls, kind, make
 from tests.support.servers import CLUSTER_SLOTS, KINDS, Kind, Server, wait_until
@@ -109,6 +109,34 @@ def limited(scene: Scene) -> None:
     wire.read("limits")
 
 
+def archived(scene: Scene) -> None:
+    """Jobs of both lines that leave and come back; one that is removed; one that is there twice."""
+    wire, (due, late) = scene.wire, (b"D" * 16, b"L" * 16)
+    wire.enqueue(Job(b"ready", 2, status=b"with extras"), Job(b"late", 2, DELAY, 60_000))
+    for _ in range(2):
+        wire.withdraw(due, priority=2)
+        wire.withdraw(late, priority=2, line="scheduled")
+        jobs = wire.batch_jobs(due) + wire.batch_jobs(late)
+        wire.abort(due)
+        wire.abort(late)
+    for batch, line in ((due, "ready"), (late, "scheduled")):
+        wire.withdraw(batch, priority=2, line=line)
+        wire.finalize(batch)
+    wire.claim()
+    wire.claim(channel=b"me")
+    wire.restore(2, *jobs)
+    wire.settled([due], [late], [2])
+    wire.held(jobs[0].id)
+    wire.moves()
+    wire.close(2)
+    wire.lookup([b"x" * 8], [3])
+    wire.scan(PENDING, priority=3)
+    wire.audit([wire.batch_jobs(BATCH)[0].id], priority=3)
+    wire.counts()
+    wire.read("measure", b"reader 1", 1_000)
+    wire.delete_jobs(PENDING, 3, limit=9)
+
+
 # For keys that the requests of test_scripts.py do not touch.
 MORE: list[Callable[[Scene], Any]] = [
     soon_expired,
@@ -137,6 +165,7 @@ MORE: list[Callable[[Scene], Any]] = [
     lambda s: s.wire.read("beat", b"worker", b"{}", b"0") and s.wire.read("list_workers", b"0"),
     lambda s: s.wire.read("measure", b"reader 1", 1_000),
     lambda s: fail_all(s.wire, 1),
+    archived,
     deleted,
     limited,
 ]

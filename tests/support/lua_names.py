@@ -22,7 +22,7 @@ _KEYWORDS = re.compile(
 #: What every script has: Lua's own, Redis's, the short names of lib/base.lua, the keys of its header, bytes by name.
 _KNOWN = re.compile(
     r"(?:ipairs|pairs|unpack|tonumber|select|math|string|table|redis|struct|KEYS|ARGV|call|pack|unp|sub|byte|floor|concat"
-    r"|key_\w+|(?:ready|scheduled|running|failed|succeeded)0|(?:CALL|CLAIMS|CONFIG|ENTRY|FLAG|GRANT|SETTINGS|CARRIED|REMNANT|HEAD)_[A-Z_]+|LONGEST_REST_MS|DATA_FORMAT|FORMAT_ONE_FLAGS)$"
+    r"|key_\w+|(?:ready|scheduled|running|failed|succeeded|withdrawn)0|(?:CALL|CLAIMS|CONFIG|ENTRY|FLAG|GRANT|SETTINGS|CARRIED|REMNANT|HEAD)_[A-Z_]+|LONGEST_REST_MS|DATA_FORMAT|FORMAT_ONE_FLAGS)$"
 )
 
 

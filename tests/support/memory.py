@@ -30,6 +30,7 @@ CONFORMANCE: Final = frozenset(
         "test_behaviour_shards",
         "test_scripts",
         "test_scripts_admin",
+        "test_scripts_archive",
         "test_scripts_deleted",
         "test_scripts_expiry",
         "test_scripts_leases",

@@ -38,10 +38,13 @@ from tests.support.wire_format import (
     Info,
     Job,
     LimitsSeen,
+    Moved,
+    Moves,
     ends,
     number,
     pack_checkpoint,
     pack_more,
+    pack_moved,
     pack_runs,
     pack_specs,
     pack_statuses,
@@ -50,6 +53,7 @@ from tests.support.wire_format import (
     unpack_claim,
     unpack_config,
     unpack_info,
+    unpack_moves,
     unpack_positions,
 )
 
@@ -363,6 +367,70 @@ class Wire:
     def outcomes(self, ids: Sequence[bytes], priority: int = 1, budget: int = BUDGET_BYTES) -> list[bytes]:
         return self.read("outcome", budget, bytes([priority]) * len(ids), *ids)
 
+    # -- the archive
+
+    def withdraw(
+        self,
+        batch: bytes,
+        priority: int = 1,
+        line: str = "ready",
+        *,
+        order: str = "earliest",
+        first: str = "-inf",
+        last: str = "+inf",
+        limit: int = 500,
+        budget: int = BUDGET_BYTES,
+        epoch: int = 1,
+    ) -> tuple[int, int]:
+        """Returns how many left, and whether more are left."""
+        words = (epoch, batch, priority, line, order, first, last, limit, budget)
+        count, more = struct.unpack(">IB", self.write("withdraw", *words)[0])
+        return count, more
+
+    def read_batch(
+        self, batch: bytes, start: int = 0, budget: int = BUDGET_BYTES
+    ) -> tuple[tuple[int, int, int], bytes, list[Moved]]:
+        """(known, priority, jobs of the batch), the next position (empty at the end), the jobs."""
+        head, position, *parts = self.read("read_batch", batch, start, budget)
+        jobs = [Moved(one[:8], one[8:], record, extras) for one, record, extras in zip(*[iter(parts)] * 3, strict=True)]
+        known, priority, count = struct.unpack(">BBI", head)
+        return (known, priority, count), position, jobs
+
+    def batch_jobs(self, batch: bytes) -> list[Moved]:
+        """All jobs of a batch."""
+        return self.read_batch(batch)[2]
+
+    def finalize(self, batch: bytes, removed: Sequence[bytes] = ()) -> tuple[int, list[bytes]]:
+        """What (0 unknown, 1 ended, 2 not ended), and the ids that are missing."""
+        (reply,) = self.write("finalize", batch, b"".join(removed))
+        return reply[0], [reply[at : at + 8] for at in range(1, len(reply), 8)]
+
+    def abort(self, batch: bytes) -> int:
+        return number(self.write("abort", batch)[0])
+
+    def restore(self, restore: int, *jobs: Moved, epoch: int = 1) -> tuple[int, list[bytes]]:
+        """What (0 refused, 1 done, 2 done before), and the ids that were left out."""
+        records = [job.record for job in jobs]
+        (reply,) = self.write("restore", epoch, restore.to_bytes(8, "big"), pack_moved(jobs), *records)
+        return reply[0], [reply[at : at + 8] for at in range(1, len(reply), 8)]
+
+    def close(self, restore: int) -> None:
+        assert self.write("close", restore.to_bytes(8, "big")) == [b""]
+
+    def settled(
+        self, open_batches: Sequence[bytes] = (), ended: Sequence[bytes] = (), restores: Sequence[int] = ()
+    ) -> list[int]:
+        names = [b"".join(open_batches), b"".join(ended), b"".join(each.to_bytes(8, "big") for each in restores)]
+        nonce, flags = self.raw("settled", b"nonce008", *names)
+        assert nonce == b"nonce008"
+        return list(flags)
+
+    def held(self, *ids: bytes, epoch: int = 1) -> list[int]:
+        return list(self.read("held", epoch, *ids)[0])
+
+    def moves(self, cursor: bytes = b"0") -> Moves:
+        return unpack_moves(self.read("moves", cursor))
+
     def counts(self) -> list[tuple[int, ...]]:
         """A priority: pending now, pending later, in progress, succeeded, failed."""
         return list(struct.iter_unpack(">IIIII", self.read("count")[0]))
@@ -395,7 +463,7 @@ class Wire:
         positions, leases = self.read(
             "audit", priority, b"".join(ids), b"".join(one.rjust(17, b"\0") for one in tokens)
         )
-        return unpack_positions(positions), list(leases)
+        return [bits for (bits,) in struct.iter_unpack(">I", positions)], list(leases)
 
     @staticmethod
     def _arrivals(jobs: Sequence[Job]) -> tuple[bytes | int, ...]:

@@ -107,6 +107,44 @@ class Grant(NamedTuple):
 NO_TIME: Final = (1 << 48) - 1
 
 
+class Moved(NamedTuple):
+    """A job as read_batch gives it. score: decimal digits. extras: b"" for none."""
+
+    id: bytes
+    score: bytes
+    record: bytes
+    extras: bytes = b""
+
+
+def pack_moved(jobs: Iterable[Moved]) -> bytes:
+    """The argument `jobs` of restore."""
+    packed = b""
+    for job in jobs:
+        sixteenths = round(float(job.score) * 16)
+        packed += job.record[3:4] + job.id + (sixteenths // 16).to_bytes(6, "big") + bytes([sixteenths % 16])
+        packed += struct.pack(">H", len(job.extras)) + job.extras
+    return packed
+
+
+class Moves(NamedTuple):
+    """The reply of moves. closed: the highest closed restore. restores: number -> ms. batches: name -> ms, priority,
+    jobs.
+    """
+
+    epoch: int
+    closed: int
+    cursor: bytes
+    restores: dict[int, int]
+    batches: dict[bytes, tuple[int, int, int]]
+
+
+def unpack_moves(reply: Sequence[bytes]) -> Moves:
+    restores = {number(one[:8]): number(one[8:]) for one in reply[3:] if len(one) == 14}
+    batches = {one[:16]: (number(one[16:22]), one[22], number(one[23:])) for one in reply[3:] if len(one) == 27}
+    assert len(restores) + len(batches) == len(reply) - 3
+    return Moves(int(reply[0]), number(reply[1]), reply[2], restores, batches)
+
+
 class Account(NamedTuple):
     """The account of a rate, in the field `account` of the key `meta`."""
 

@@ -1,4 +1,4 @@
-"""Which queue a row of the archive belongs to: the incarnations of a queue on a shard.
+"""Which queue a row of the archive belongs to: the incarnations of a queue on a shard. Flows only, no I/O.
 
 An incarnation begins when a queue is made and ends when it is deleted. Redis counts both in the queue's epoch, and
 forgets the count if it loses its data. MySQL numbers incarnations for ever.
@@ -9,11 +9,14 @@ Risk: a deletion that MySQL did not hear of, followed by a loss of Redis before 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from pinlater.model.errors import ArchiveError
+from pinlater.model.errors import ArchiveDuplicate, ArchiveError, QueueNotFound
+from pinlater.operations.queue_shards import exists
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
+from pinlater.store.requests import known_config, load_config
 from pinlater.store.shards import QueueShard
 
 
@@ -25,32 +28,52 @@ class Incarnation(NamedTuple):
 
 
 class IncarnationEnded(ArchiveError):
-    """The queue was deleted, or MySQL knows a later epoch. Compare again."""
+    """The queue was deleted, or its epoch is another one by now. Compare again."""
 
 
-def compare(database: ArchiveDatabase, queue_shard: QueueShard, epoch: int) -> Flow[Incarnation]:
-    """The current incarnation of a queue shard that has this epoch in Redis. A later epoch than MySQL knows ends the
-    one before. An earlier one shows that Redis lost its data: the incarnation goes on with it.
+def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
+    """The current incarnation of a queue shard, as Redis and MySQL know it. Raises QueueNotFound.
+
+    A later epoch than MySQL knows ends the incarnation before. An earlier one shows that Redis lost its data: the
+    incarnation goes on. Redis is read after MySQL, and MySQL is changed only if it still says the same. So an epoch
+    that this client read earlier decides nothing.
     """
-    queue, shard = queue_shard.queue.encode(), queue_shard.shard.name.encode()
-
-    def find(sql: Statements) -> Incarnation:
-        rows = sql.run("lock_incarnation", (queue, shard))
-        if rows and epoch > rows[0][1]:
-            end(sql, rows[0][0])
-            rows = []
-        if not rows:
-            return Incarnation(sql.insert("insert_incarnation", (queue, shard, epoch)), epoch)
-        if epoch < rows[0][1]:
-            sql.run("set_epoch", (epoch, rows[0][0]))
-        return Incarnation(rows[0][0], epoch)
-
-    return (yield Transaction(database, find))
+    stored = yield from known_config(queue_shard, deadline_s)
+    while True:
+        known = yield from _known(database, queue_shard)
+        if known is not None and stored is not None and known.epoch == stored.epoch:
+            return known
+        stored = yield from load_config(queue_shard, deadline_s)
+        if stored is None or not exists(stored):
+            raise QueueNotFound(f"queue {queue_shard.queue!r}: not found on {queue_shard.shard}")
+        if known is None or known.epoch != stored.epoch:
+            yield from _change(database, queue_shard, known, stored.epoch)
 
 
-def end(sql: Statements, number: int) -> None:
-    """Ends an incarnation. Its rows never come back; `purge` removes them."""
-    sql.run("end_incarnation", (number,))
+def _known(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[Incarnation | None]:
+    return _first((yield Transaction(database, lambda sql: sql.run("select_incarnation", _names(queue_shard)))))
+
+
+def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnation | None, epoch: int) -> Flow[None]:
+    """Gives MySQL the epoch of Redis, unless MySQL has changed since `known` was read."""
+
+    def change(sql: Statements) -> None:
+        if _first(sql.run("lock_incarnation", _names(queue_shard))) != known:
+            return
+        if known is not None and epoch < known.epoch:
+            sql.run("set_epoch", (epoch, known.number))
+            return
+        if known is not None:
+            sql.run("end_incarnation", (known.number,))
+        sql.insert("insert_incarnation", (*_names(queue_shard), epoch))
+
+    with suppress(ArchiveDuplicate):  # another archiver inserted it
+        yield Transaction(database, change)
+
+
+def end(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[None]:
+    """Ends an incarnation whose queue was deleted in Redis. Its rows never come back; `purge` removes them."""
+    yield Transaction(database, lambda sql: sql.run("end_incarnation", (incarnation.number,)))
 
 
 def check_current(sql: Statements, incarnation: Incarnation, *, exclusive: bool = False) -> None:
@@ -61,3 +84,11 @@ def check_current(sql: Statements, incarnation: Incarnation, *, exclusive: bool 
     rows = sql.run("check_exclusive" if exclusive else "check_shared", (incarnation.number,))
     if not rows or rows[0][0] != incarnation.epoch:
         raise IncarnationEnded(f"incarnation {incarnation.number}: it ended, or its epoch is not {incarnation.epoch}")
+
+
+def _names(queue_shard: QueueShard) -> tuple[bytes, bytes]:
+    return queue_shard.queue.encode(), queue_shard.shard.name.encode()
+
+
+def _first(rows: list[tuple[Any, ...]]) -> Incarnation | None:
+    return Incarnation(*rows[0]) if rows else None

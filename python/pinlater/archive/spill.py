@@ -41,6 +41,7 @@ class Spill:
 
     limit: how many jobs leave at most.
     moved: how many have left so far. Their rows are FINALIZED.
+    progress: called with the number of jobs that have left since the last call.
     stopping: set it to end the spill: no further batch is withdrawn, and the open ones are ended.
     """
 
@@ -50,6 +51,7 @@ class Spill:
     incarnation: Incarnation
     limit: int
     moved: int = 0
+    progress: Callable[[int], None] = lambda _: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPEN_BATCHES))
 
@@ -123,7 +125,9 @@ class Spill:
             await self.run(lambda end, name=batch.name: finalize(self.queue_shard, self.database, name, end))
         names = [batch.name for batch in batches]
         await self.run(lambda end: until_finalized(self.queue_shard, self.database, names, end))
-        self.moved += sum(batch.jobs for batch in batches)
+        count = sum(batch.jobs for batch in batches)
+        self.moved += count
+        self.progress(count)
         return []
 
 

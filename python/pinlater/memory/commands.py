@@ -59,11 +59,22 @@ def _info(store: Store, arguments: Arguments) -> bytes:
     return "".join(f"# {name.capitalize()}\r\n" + "\r\n".join(sections[name]) + "\r\n" for name in chosen).encode()
 
 
+#: What CONFIG GET knows. Every write counts as on disk, as nothing outlives the store.
+_SETTINGS: Final = {b"appendonly": b"yes", b"appendfsync": b"always"}
+
+
 def _config(store: Store, arguments: Arguments) -> Any:
+    if arguments[0].upper() == b"GET":
+        return [part for name in arguments[1:] if name in _SETTINGS for part in (name, _SETTINGS[name])]
     if arguments[0].upper() != b"RESETSTAT":
         raise CommandError(f"ERR CONFIG {arguments[0].decode()}: not in the memory store")
     store.calls.clear()
     return OK
+
+
+def _waitaof(_: Store, arguments: Arguments) -> list[int]:
+    _local, _replicas, _timeout = map(int, arguments)
+    return [1, 0]
 
 
 def _exists(store: Store, keys: Arguments) -> int:
@@ -177,6 +188,10 @@ def _hexists(store: Store, arguments: Arguments) -> int:
     return int(arguments[1] in (store.get(arguments[0], dict) or {}))
 
 
+def _hstrlen(store: Store, arguments: Arguments) -> int:
+    return len(_hget(store, arguments) or b"")
+
+
 def _hdel(store: Store, arguments: Arguments) -> int:
     found = store.get(arguments[0], dict) or {}
     removed = sum(found.pop(field, None) is not None for field in arguments[1:])
@@ -254,6 +269,7 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"TIME": (_time, 0),
     b"INFO": (_info, 0),
     b"CONFIG": (_config, 1),
+    b"WAITAOF": (_waitaof, 3),
     b"EXISTS": (_exists, 1),
     b"DEL": (_delete, 1),
     b"UNLINK": (_delete, 1),
@@ -278,6 +294,7 @@ _COMMANDS: Final[dict[bytes, tuple[Callable[[Store, Arguments], Any], int]]] = {
     b"HLEN": (_hlen, 1),
     b"HEXISTS": (_hexists, 2),
     b"HDEL": (_hdel, 2),
+    b"HSTRLEN": (_hstrlen, 2),
     b"HINCRBY": (_hincrby, 3),
     b"HSCAN": (_hscan, 2),
     b"ZSCAN": (_zscan, 2),

@@ -53,13 +53,18 @@ def _zrange(store: Store, arguments: Arguments) -> list[bytes]:
     key, first, last, *options = arguments
     words = [option.upper() for option in options]
     found = store.get(key, SortedSet) or SortedSet()
-    entries = found.by_score(first, last) if b"BYSCORE" in words else found.by_rank(int(first), int(last))
+    if b"REV" in words:
+        if b"BYSCORE" not in words:
+            raise CommandError(SYNTAX)
+        entries = found.by_score(last, first)[::-1]
+    else:
+        entries = found.by_score(first, last) if b"BYSCORE" in words else found.by_rank(int(first), int(last))
     if b"LIMIT" in words:
         at = words.index(b"LIMIT")
         offset, count = int(words[at + 1]), int(words[at + 2])
         entries = entries[offset : offset + count] if count >= 0 else entries[offset:]
         del words[at : at + 3]
-    if set(words) - {b"BYSCORE", b"WITHSCORES"}:
+    if set(words) - {b"BYSCORE", b"REV", b"WITHSCORES"}:
         raise CommandError(SYNTAX)
     return _members(entries, b"WITHSCORES" in words)
 

@@ -6,6 +6,7 @@ PinLaterError
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
+│   ├── EpochChanged                    the call is meant for another epoch of the queue
 │   └── ConfigConflict                  another client keeps changing the configuration
 ├── ServerError
 │   ├── ServerUnavailable               nothing was changed
@@ -73,6 +74,12 @@ class EnqueueRefused(QueueError):
 
 class NotAtHome(QueueError):
     """The queue has `max_running`, so its jobs live on its home shard alone, and this client does not know that one."""
+
+
+class EpochChanged(QueueError):
+    """The call is meant for another epoch of the queue: the queue was deleted and made again, or its server lost its
+    data.
+    """
 
 
 class ConfigConflict(QueueError):
@@ -270,6 +277,7 @@ SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
     "NOT_AT_HOME": NotAtHome,
+    "EPOCH_CHANGED": EpochChanged,
     "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends
     "TOO_MANY": InvalidArgument,
     "BAD_REQUEST": InvalidArgument,

@@ -35,8 +35,8 @@ RECORD_PAGE_BYTES: Final = 256 * 1024
 #: The audit of a shard ends after this many findings: the whole queue is damaged.
 MAX_FINDINGS: Final = 1000
 
-_FAMILIES: Final = ("ready", "scheduled", "running", "failed", "succeeded")
-_HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "running")
+_FAMILIES: Final = ("ready", "scheduled", "withdrawn", "running", "failed", "succeeded")
+_HASHES: Final = ("jobs", "extras", "lease_jobs", "results", "batch_of", "running")
 _ID_BYTES: Final = 8
 _SINGLE_LEASE_BYTES: Final = 17  # the name of the lease of a single job: priority, id, token
 _PRIORITY_AT: Final = 3  # in a record
@@ -55,9 +55,10 @@ SETTLED_MS: Final = 60_000
 _VERSION_SHIFT: Final = 19
 
 # Bits of lua/audit.lua.
-_STATES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded"}
+_STATES: Final = {1: "ready", 2: "scheduled", 4: "running", 8: "failed", 16: "succeeded", 16384: "withdrawn"}
 _RECORD, _EXTRA, _NO_LEASE, _OTHER_PRIORITY, _OVERLOOKED, _NOT_NAMED, _NOT_SIMPLE = 32, 64, 128, 256, 512, 1024, 2048
 _RESULT, _RESULT_EXPIRY = 4096, 8192
+_WITHDRAWN, _OF_BATCH, _OF_OTHER_BATCH, _NOT_WITHDRAWN = 16384, 32768, 65536, 131072
 _EXPIRY, _ENTRY, _COUNTED, _ONLY_COUNT = 1, 2, 4, 8
 
 
@@ -142,7 +143,7 @@ class _Auditor:
         return list(self._findings.values())
 
     def _names(self) -> Iterator[str]:
-        yield from ("jobs", "extras", "lease_jobs", "leases", "results", "result_expiries")
+        yield from ("jobs", "extras", "lease_jobs", "leases", "results", "result_expiries", "batch_of")
         for priority in range(1, self._priorities() + 1):
             yield from (f"{family}:{priority}" for family in _FAMILIES)
 
@@ -173,6 +174,8 @@ class _Auditor:
             members = self._whole_ids(name, page[::2])
             if name == "extras":
                 yield from self._judge_ids(1, members, extras_problem)
+            elif name == "batch_of":
+                yield from self._judge_ids(1, members, batch_problem)
             elif name in ("results", "result_expiries"):
                 yield from self._judge_ids(1, members, result_problem)
             elif name in ("leases", "lease_jobs"):
@@ -214,7 +217,7 @@ class _Auditor:
     def _judge_ids(self, priority: int, ids: set[bytes], problem_of: Callable[[int], str]) -> Flow[None]:
         def ask(packed: bytes) -> Flow[list[str]]:
             reply = yield from self._ask(priority, packed, b"")
-            return [problem_of(bits) for (bits,) in struct.iter_unpack(">H", reply[2])]
+            return [problem_of(bits) for (bits,) in struct.iter_unpack(">I", reply[2])]
 
         for id_, problem in (yield from _judge_twice(ids, IDS_A_CALL, ask)).items():
             queue, shard, number = self._queue_shard.queue, self._queue_shard.shard.name, int.from_bytes(id_, "big")
@@ -286,6 +289,13 @@ def result_problem(bits: int) -> str:
     return "has an expiry, but no result" if bits & _RESULT_EXPIRY and not bits & _RESULT else ""
 
 
+def batch_problem(bits: int) -> str:
+    """The problem of an id that has a batch of the archive, of any priority, or ""."""
+    if bits & _OF_OTHER_BATCH:
+        return "withdrawn for a batch that does not name it"
+    return "has a batch, but is not withdrawn" if bits & _NOT_WITHDRAWN else ""
+
+
 def job_problem(bits: int) -> str:
     """The problem of a job that has these bits of lua/audit.lua, or "". A job that was removed meanwhile has none."""
     states = [name for bit, name in _STATES.items() if bits & bit]
@@ -301,7 +311,7 @@ def job_problem(bits: int) -> str:
         return "running without a lease" if bits & _NO_LEASE else "running, but its lease does not name it"
     if bits & _NOT_SIMPLE:
         return "ready as a simple job, but it has extras or a run-after time of its own"
-    return ""
+    return "withdrawn, but for no batch" if bits & (_WITHDRAWN | _OF_BATCH) == _WITHDRAWN else ""
 
 
 def lease_problem(bits: int) -> str:

@@ -68,7 +68,9 @@ def load_scripts() -> dict[str, Script]:
 
 def _load(path: Path) -> Script:
     body = path.read_text("utf-8")
-    header = dict(_FIELD.findall(body))
+    header: dict[str, str] = {}
+    for name, text in _FIELD.findall(body):  # a long line may go on in another one of its name
+        header[name] = f"{header.get(name, '')} {text}".strip()
     for name in ("KIND", "KEYS", "ARGV", "NEEDS", "REPLY"):
         if name not in header:
             raise ValueError(f"{path.name}: header line {name} is missing")

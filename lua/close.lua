@@ -1,0 +1,17 @@
+-- close: ends restores of the archive. A copy of such a restore that comes later changes nothing.
+-- KIND   write
+-- NEEDS  base call_in_chunks lane check_queue clock new_ids before open_restores
+-- KEYS   meta restores
+-- ARGV   lane sequence version restore
+-- REPLY  nothing
+-- restore: a number, 8 bytes; all up to this one are closed.
+
+if replay then return stored end
+-- HERE check_restore
+local closed, ended = call('HGET', key_restores, 'closed'), {}
+for number in pairs(open_restores()) do
+  if not before(restore, number) then ended[#ended + 1] = number end
+end
+call_in_chunks('HDEL', key_restores, ended)
+if not closed or before(closed, restore) then call('HSET', key_restores, 'closed', restore) end
+return finish('')

@@ -1,0 +1,173 @@
+"""Moves jobs of a queue between Redis and the archive, over all its shards.
+
+Promises that it may be stopped or killed at any moment, and that several of them may work on one queue: what one leaves
+open, the next one ends. Risks: two of them at once do each other's work twice, so they are slower than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pinlater.archive.batches import Range
+from pinlater.archive.incarnations import Incarnation, incarnation_of
+from pinlater.archive.recovery import recover
+from pinlater.archive.restores import RESTORES_AT_ONCE, Wanted, begin, carry_out
+from pinlater.archive.spill import Run, Spill
+from pinlater.model.jobs import CountsByState
+from pinlater.operations.inspect import server_time_ms
+from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.store.archive_driver import ArchiveDatabase
+from pinlater.store.requests import read
+from pinlater.store.shards import QueueShard, Session
+
+#: A batch of another archiver is ended after this time without progress.
+ABANDONED_MS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which pending jobs leave: the latest-due and lowest-priority ones first.
+
+    limit: how many at most; None: all that fit the rest. keep: how many pending jobs stay in Redis.
+    priority: only those of this priority.
+    older_ms: only jobs that have been due for so long. later_ms: only jobs that are due in so long, or later.
+    """
+
+    limit: int | None = None
+    keep: int = 0
+    priority: int | None = None
+    older_ms: int | None = None
+    later_ms: int | None = None
+
+    def ranges(self, priorities: int, now_ms: int) -> list[Range]:
+        """The ranges of a queue shard, in the order in which they leave."""
+        chosen = [self.priority] if self.priority is not None else list(range(priorities, 0, -1))
+        ranges = []
+        if self.older_ms is None:
+            first = "-inf" if self.later_ms is None else str(now_ms + self.later_ms)
+            ranges += [Range(priority, "scheduled", first=first) for priority in chosen]
+        if self.later_ms is None:
+            last = "+inf" if self.older_ms is None else str(now_ms - self.older_ms)
+            ranges += [Range(priority, "ready", last=last) for priority in chosen]
+        return ranges
+
+
+@dataclass(slots=True)
+class Archiver:
+    """The archiver of one process.
+
+    run: runs a flow for a deadline, as AsyncClient.run does.
+    progress: called with the number of jobs that have moved since the last call.
+    stopping: set it to stop: no further batch or restore begins, and the open ones are ended.
+    """
+
+    run: Run
+    session: Session
+    database: ArchiveDatabase
+    progress: Callable[[int], None] = lambda _: None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def spill(self, queue: str, selection: Selection) -> int:
+        """Moves pending jobs of a queue to the archive. Returns how many."""
+        shares = await self.shares(queue, selection)
+        moved = await asyncio.gather(
+            *(self._spill_shard(queue_shard, selection, limit) for queue_shard, limit in shares.items() if limit)
+        )
+        return sum(moved)
+
+    async def _spill_shard(self, queue_shard: QueueShard, selection: Selection, limit: int) -> int:
+        incarnation = await self._prepare(queue_shard)
+        now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
+        assert queue_shard.stored is not None
+        ranges = selection.ranges(queue_shard.stored.config.priorities, now_ms)
+        spill = Spill(
+            self.run, queue_shard, self.database, incarnation, limit, progress=self.progress, stopping=self.stopping
+        )
+        return await spill.of(ranges)
+
+    async def shares(self, queue: str, selection: Selection) -> dict[QueueShard, int]:
+        """How many jobs of each queue shard may leave, by what each has."""
+        queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
+        pending = {queue_shard: await self._pending(queue_shard) for queue_shard in queue_shards}
+        total = sum(pending.values())
+        excess = max(0, total - selection.keep)
+        if selection.limit is not None:
+            excess = min(excess, selection.limit)
+        return share_out(excess, pending)
+
+    async def _pending(self, queue_shard: QueueShard) -> int:
+        """Pending jobs that Redis has."""
+        reply = await self.run(lambda end: read(queue_shard, "count", [], end))
+        counts = sum(CountsByState.unpack(reply[2]), CountsByState())
+        return counts.pending + counts.scheduled
+
+    async def restore(self, queue: str, limit: int | None = None) -> int:
+        """Brings archived jobs of a queue back, highest priority and earliest run-after first. Returns how many."""
+        queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
+        left = Left(limit)
+        restored = await asyncio.gather(*(self._restore_shard(queue_shard, left) for queue_shard in queue_shards))
+        return sum(restored)
+
+    async def _restore_shard(self, queue_shard: QueueShard, left: Left) -> int:
+        incarnation = await self._prepare(queue_shard)
+        assert queue_shard.stored is not None
+        restored = 0
+        for priority in range(1, queue_shard.stored.config.priorities + 1):
+            while (most := left.take()) and not self.stopping.is_set():
+                count = await self._restore_some(queue_shard, incarnation, Wanted(priority), most)
+                left.give_back(most - count)
+                restored += count
+                if not count:
+                    break
+        return restored
+
+    async def _restore_some(
+        self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int
+    ) -> int:
+        restores = await self.run(lambda _: begin(self.database, incarnation, wanted, limit))
+        count = await self.run(lambda end: carry_out(queue_shard, self.database, incarnation, restores, end))
+        self.progress(count)
+        return count
+
+    async def _prepare(self, queue_shard: QueueShard) -> Incarnation:
+        """The incarnation of a queue shard, on which nothing is left open."""
+        incarnation = await self.run(lambda end: incarnation_of(self.database, queue_shard, end))
+        now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
+        await self.run(
+            lambda end: recover(queue_shard, self.database, incarnation, now_ms - ABANDONED_MS, end)
+        )
+        return incarnation
+
+
+class Left:
+    """How many jobs may still come back, over all shards. limit: None for all."""
+
+    #: What one shard may take at once.
+    _MOST: Final = 500 * RESTORES_AT_ONCE
+
+    def __init__(self, limit: int | None) -> None:
+        self._left = 2**62 if limit is None else limit
+
+    def take(self) -> int:
+        """Takes a part of it; 0 if nothing is left."""
+        most = min(self._left, self._MOST)
+        self._left -= most
+        return most
+
+    def give_back(self, count: int) -> None:
+        """Gives back what was not used."""
+        self._left += count
+
+
+def share_out(total: int, held: dict[QueueShard, int]) -> dict[QueueShard, int]:
+    """Divides a number by what each queue shard has, exactly."""
+    shares: dict[QueueShard, int] = {}
+    left, of = total, sum(held.values())
+    for queue_shard, has in held.items():
+        shares[queue_shard] = min(has, -(-left * has // of)) if of else 0
+        left, of = left - shares[queue_shard], of - has
+    return shares
+

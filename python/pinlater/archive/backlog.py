@@ -1,0 +1,190 @@
+"""The archive as the backlog of a client: archived jobs are looked up, counted, scanned and deleted like pending ones.
+
+Promises that a count has each job once, also while jobs move: it reads Redis, MySQL and Redis again, until no move
+began or ended in between. A deletion that meets a restore carries it out first, and then deletes in Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pinlater._core as _core
+from pinlater.archive.incarnations import Incarnation, check_current, end, incarnation_of
+from pinlater.archive.moving_job import MovingJob, unpack_ids
+from pinlater.archive.recovery import Moves, moves_of
+from pinlater.archive.restores import carry_out, open_restores
+from pinlater.model.errors import ArchiveError
+from pinlater.model.jobs import CountsByState, JobInfo, State
+from pinlater.operations.backlog import NamedJob
+from pinlater.operations.inspect import server_time_ms
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.effects import Flow, Transaction
+from pinlater.store.requests import read
+from pinlater.store.shards import QueueShard
+
+#: A count begins so often while jobs move. Then it raises ArchiveError.
+COUNT_TRIES: Final = 20
+
+
+class ArchiveBacklog:
+    """See operations/backlog.py."""
+
+    def __init__(self, database: ArchiveDatabase) -> None:
+        self._database = database
+
+    def lookup(
+        self, queue_shard: QueueShard, jobs: Sequence[NamedJob], with_body: bool, deadline_s: float
+    ) -> Flow[list[JobInfo]]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        ids = [int.from_bytes(job.id, "big") for job in jobs]
+        rows = yield Transaction(
+            self._database, lambda sql: sql.run_in("select_with_state", (incarnation.number,), ids)
+        )
+        if any(row[0] for row in rows):  # of a batch that Redis may still have: then Redis knows whether the job exists
+            moves = yield from moves_of(queue_shard, deadline_s)
+            known = {batch.name for batch in moves.batches}
+            rows = [row for row in rows if row[0] is None or bytes(row[0]) not in known]
+        wanted = {(job.priority, int.from_bytes(job.id, "big")) for job in jobs}
+        found = [MovingJob.from_row(row[1:]) for row in rows]
+        return [info_of(queue_shard, job, with_body=with_body) for job in found if (job.priority, job.id) in wanted]
+
+    def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        before = yield from moves_of(queue_shard, deadline_s)
+        for _ in range(COUNT_TRIES):
+            now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
+            reply = yield from read(queue_shard, "count", [], deadline_s)
+            in_redis = CountsByState.unpack(reply[2])
+            archived = yield from self._count_rows(incarnation, before, now_ms)
+            after = yield from moves_of(queue_shard, deadline_s)
+            if _same(before, after):
+                return [counts + archived.get(priority, CountsByState()) for priority, counts in enumerate(in_redis, 1)]
+            before = after
+        raise ArchiveError(f"{queue_shard}: its jobs move too fast to be counted; try again")
+
+    def _count_rows(self, incarnation: Incarnation, moves: Moves, now_ms: int) -> Flow[dict[int, CountsByState]]:
+        """Rows of jobs that Redis does not have, by priority."""
+        in_redis = {batch.name for batch in moves.batches}
+        restored = set(moves.restores)
+
+        def find(sql: Statements) -> dict[int, CountsByState]:
+            counts = {
+                priority: CountsByState(pending=int(due), scheduled=int(rows) - int(due))
+                for priority, rows, due in sql.run("count_rows", (now_ms, incarnation.number))
+            }
+            twice: list[int] = []
+            for name, ids in sql.run("select_committed", (incarnation.number,)):
+                twice += unpack_ids(ids) if bytes(name) in in_redis else []
+            for number, _, ids in sql.run("select_restores", (incarnation.number,)):
+                twice += unpack_ids(ids) if number in restored else []
+            for priority, run_after_ms in sql.run_in("select_places", (incarnation.number,), twice):
+                counts[priority] += _minus_one(run_after_ms <= now_ms)
+            return counts
+
+        return (yield Transaction(self._database, find))
+
+    def scan(
+        self,
+        queue_shard: QueueShard,
+        priority: int,
+        future: bool,
+        with_body: bool,
+        limit: int,
+        cursor: bytes,
+        deadline_s: float,
+    ) -> Flow[tuple[list[JobInfo], bytes]]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
+        ms, id_ = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_ID)
+        least_ms = now_ms + 1 if future else 0
+        parameters = (incarnation.number, priority, least_ms, ms, ms, id_, limit)
+        rows = yield Transaction(self._database, lambda sql: sql.run("select_latest", parameters))
+        jobs = [MovingJob.from_row(row[1:]) for row in rows]
+        following = f"{jobs[-1].run_after_ms}:{jobs[-1].id}".encode() if len(jobs) == limit else b""
+        return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
+
+    def delete_named(self, queue_shard: QueueShard, jobs: Sequence[NamedJob], deadline_s: float) -> Flow[set[bytes]]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        removed = yield from self._delete(incarnation, [int.from_bytes(job.id, "big") for job in jobs])
+        yield from self._end_restores(queue_shard, incarnation, deadline_s)
+        return {id_.to_bytes(8, "big") for id_ in removed}
+
+    def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        yield from self._end_restores(queue_shard, incarnation, deadline_s)
+        rows = yield Transaction(
+            self._database, lambda sql: sql.run("select_earliest", (incarnation.number, priority, limit))
+        )
+        return len((yield from self._delete(incarnation, [id_ for (id_,) in rows])))
+
+    def _delete(self, incarnation: Incarnation, ids: Sequence[int]) -> Flow[list[int]]:
+        """Removes rows that no open restore names. Returns the ids of those that were there."""
+
+        def remove(sql: Statements) -> list[int]:
+            check_current(sql, incarnation, exclusive=True)
+            restoring: set[int] = set()
+            for _, _, packed in sql.run("select_restores", (incarnation.number,)):
+                restoring.update(unpack_ids(packed))
+            left = [id_ for id_ in ids if id_ not in restoring]
+            found = [id_ for (id_,) in sql.run_in("select_ids", (incarnation.number,), left)]
+            sql.run_in("delete_ids", (incarnation.number,), found)
+            return found
+
+        return (yield Transaction(self._database, remove))
+
+    def _end_restores(self, queue_shard: QueueShard, incarnation: Incarnation, deadline_s: float) -> Flow[None]:
+        restores = yield from open_restores(self._database, incarnation)
+        yield from carry_out(queue_shard, self._database, incarnation, restores, deadline_s)
+
+    def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
+        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        existed = yield from delete
+        yield from end(self._database, incarnation)
+        return existed
+
+
+_END_MS: Final = 2**63 - 1
+_END_ID: Final = 2**64 - 1
+
+
+def _position(cursor: bytes) -> tuple[int, int]:
+    ms, _, id_ = cursor.partition(b":")
+    return int(ms), int(id_)
+
+
+def _same(before: Moves, after: Moves) -> bool:
+    """Whether no move began or ended between two reads."""
+
+    def seen(moves: Moves) -> Any:
+        return moves.closed, sorted(batch.name for batch in moves.batches), sorted(moves.restores)
+
+    return bool(seen(before) == seen(after))
+
+
+def _minus_one(due: bool) -> CountsByState:
+    return CountsByState(pending=-1) if due else CountsByState(scheduled=-1)
+
+
+def info_of(queue_shard: QueueShard, job: MovingJob, *, with_body: bool) -> JobInfo:
+    """An archived job as a lookup shows it."""
+    created_ms = job.id >> 19
+    left, updated_ms, crashes, status = job.extras or (job.attempts, created_ms, 0, b"")
+    return JobInfo(
+        descriptor=_core.format_descriptor(queue_shard.queue, queue_shard.shard.name, job.priority, job.id),
+        state=State.PENDING,
+        priority=job.priority,
+        attempts_allowed=job.attempts,
+        attempts_remaining=left,
+        status=status.decode(),
+        created_ms=created_ms,
+        run_after_ms=job.run_after_ms or None,
+        updated_ms=updated_ms,
+        crashes=crashes % _SUSPECT,
+        claim="",
+        body=job.body if with_body else None,
+    )
+
+
+#: Added to the crashes of a job whose last run ended in a crash.
+_SUSPECT: Final = 32_768
