@@ -51,6 +51,14 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "has_migrations": (),
     "lock_migrations": (0,),
     "unlock_migrations": (),
+    "select_incarnation": (b"q", b"1"),
+    "select_with_state": (1, [1, 2]),
+    "count_rows": (5, 1),
+    "select_places": (1, [1, 2]),
+    "select_latest": (1, 1, 0, 9, 9, 9, 10),
+    "select_earliest": (1, 1, 10),
+    "select_ids": (1, [1, 2]),
+    "delete_ids": (1, [1, 2]),
 }
 
 
@@ -69,7 +77,7 @@ def _named() -> set[str]:
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="sql"), attr=method), args=[name, *_]):
                     if method in METHODS:
-                        found |= {part.value for part in ast.walk(name) if isinstance(part, ast.Constant)}
+                        found |= {str(part.value) for part in ast.walk(name) if isinstance(part, ast.Constant)}
     return found
 
 
@@ -80,8 +88,15 @@ def test_the_code_names_each_statement_and_no_other() -> None:
 def test_each_statement_says_what_it_gives() -> None:
     for statement in load_statements().values():
         assert " -> " in statement.about, statement.name
-        assert len(statement.about) <= 120, statement.name
         assert ";" not in statement.sql, statement.name
+    text = (statements.SQL_DIRECTORY / "statements.sql").read_text("utf-8")
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+
+
+def test_what_writes_is_known_by_its_first_word() -> None:
+    """A lost answer to the COMMIT of what only read is no error, so no statement that writes may pass for one."""
+    words = {statement.sql.split()[0]: statement.writes for statement in load_statements().values()}
+    assert words == {"SELECT": False, "INSERT": True, "UPDATE": True, "DELETE": True}
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +162,7 @@ def test_a_batch_has_one_row_and_ends_once(database: ArchiveDatabase) -> None:
     assert open_ == [(names[0], b"12345678"), (names[1], b"12345678")]
     ended = database.transaction(lambda sql: sql.run_many("finalize_batch", [(names[0],), (names[2],)]))
     assert ended == 1
-    states = [database.transaction(lambda sql, name=name: sql.run("select_batch", (name,))) for name in names]
+    states = database.transaction(lambda sql: [sql.run("select_batch", (name,)) for name in names])
     assert states == [[(FINALIZED,)], [(COMMITTED,)], [(3,)]]
     assert database.transaction(lambda sql: sql.run("select_batch", (bytes(16),))) == []
     with connected(database.url.url) as connection:

@@ -125,9 +125,9 @@ def test_an_error_that_the_flow_does_not_catch_is_the_callers(drive: Drive) -> N
 @EACH_DRIVER
 def test_an_error_of_the_program_is_the_callers(drive: Drive) -> None:
     def flow() -> Flow[None]:
-        yield Transaction(Fake(), lambda _: {}["missing"])
+        yield Transaction(Fake(), lambda _: 1 // 0)
 
-    with pytest.raises(KeyError):
+    with pytest.raises(ZeroDivisionError):
         drive(flow)
 
 
