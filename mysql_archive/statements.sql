@@ -136,8 +136,8 @@ WHERE incarnation = %s GROUP BY priority
 SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
 
 -- name: select_latest
--- incarnation, priority, least ms, most ms, ms and id of the last job of the page before, limit -> NULL, and the columns of each job,
--- the latest first
+-- incarnation, priority, least ms, most ms, ms and id of the last job of the page before, limit
+-- -> NULL, and the columns of each job, the latest first
 SELECT NULL, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
 FROM jobs FORCE INDEX (restore_order)
 WHERE incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +29,10 @@ from pinlater.model.errors import (
 from pinlater.store import archive_driver
 from pinlater.store.archive_driver import MAX_FREE, TRIES, ArchiveDatabase, Statements
 from pinlater.store.archive_errors import ArchiveConflict, ArchiveLost
-from tests.support.archive import database_of, job_row, migrated, new_incarnation, store_batch
-from tests.support.mariadb import MariaDB, connected, made_database, query
+from pinlater.store.archive_schema import check_schema
+from tests.support.archive import PARAMETERS, database_of, job_row, migrated, new_incarnation, store_batch
+from tests.support.certificates import CLIENT_USE, Authority
+from tests.support.mariadb import ESCAPED_PASSWORD, USER, MariaDB, connected, made_database, query
 from tests.support.mysql_proxy import Cut, MysqlProxy
 from tests.support.servers import wait_until
 
@@ -481,8 +484,8 @@ def test_the_session_does_not_depend_on_the_settings_of_the_server(fresh_mariadb
         database = migrated(url)
         incarnation = new_incarnation(database)
         row = (1, 1, 1, 0, 1, 1, 1, 1, STATUSES[1], EVERY_BYTE)
-        with pytest.raises(KeyError):
-            database.transaction(lambda sql: (store_batch(sql, incarnation, [row]), {}["undo"]))
+        with pytest.raises(ZeroDivisionError):
+            database.transaction(lambda sql: (store_batch(sql, incarnation, [row]), 1 // 0))
         database.transaction(lambda sql: store_batch(sql, incarnation, [row]))
         assert [found[1:] for found in rows_of(database, incarnation, [1])] == [row]
         database.close()
@@ -498,3 +501,72 @@ def test_nothing_imports_pymysql_without_an_archive() -> None:
     code = "import pinlater.client.client, pinlater.store.archive_driver, pinlater.cli, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pymysql" not in ran.stdout.split()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_tls(fresh_mariadb: Callable[..., MariaDB], authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.files
+    server = fresh_mariadb(options=(f"ssl-cert={certificate}", f"ssl-key={key}", f"ssl-ca={certificate}"))
+    client = authority.sign("client", CLIENT_USE)
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    with made_database(server.url) as url:
+        with connected(url) as connection:
+            query(connection, "CREATE USER sealed@'127.0.0.1' REQUIRE X509")
+            query(connection, "GRANT ALL ON *.* TO sealed@'127.0.0.1'")
+
+        def cipher(options: str, url: str = url) -> bytes | str:
+            database = database_of(f"{url}?{options}")
+            try:
+                [(_, found)] = database.transaction(lambda sql: sql.run_text("SHOW SESSION STATUS LIKE 'Ssl_cipher'"))
+            finally:
+                database.close()
+            return found  # type: ignore[no-any-return]
+
+        assert cipher(f"ssl_ca_certs={certificate}")
+        assert cipher("tls=true&ssl_cert_reqs=none")
+        assert not cipher("tls=false")
+        for untrusted in ("tls=true", f"ssl_ca_certs={other.files.certificate}"):
+            with pytest.raises(ArchiveUnavailable, match=r"(?i)certificate"):
+                cipher(untrusted)
+        with pytest.raises(InvalidArgument, match="No such file"):
+            cipher("ssl_ca_certs=/missing")
+        sealed = f"mysql://sealed@127.0.0.1:{server.port}/{url.rpartition('/')[2]}"
+        both = f"ssl_ca_certs={certificate}&ssl_certfile={client.certificate}&ssl_keyfile={client.key}"
+        assert cipher(both, sealed)
+        with pytest.raises(ArchiveRefused):
+            cipher(f"ssl_ca_certs={certificate}", sealed)
+
+
+def test_a_server_without_tls_is_refused_if_tls_is_asked_for(private: ArchiveDatabase) -> None:
+    with_tls = database_of(f"{private.url.url}?tls=true")
+    with pytest.raises(ArchiveRefused, match="expected a server with TLS, this one has none"):
+        with_tls.transaction(insert)
+    assert batches_in(private.url.url) == 0
+
+
+def test_a_unix_socket(private: ArchiveDatabase, mariadb: MariaDB) -> None:
+    url = f"mysql://{USER}:{ESCAPED_PASSWORD}@/{private.url.database}?unix_socket={mariadb.socket_path}"
+    local = database_of(url)
+    local.transaction(insert)
+    local.close()
+    assert batches_in(private.url.url) == 1
+
+
+def test_four_rights_are_enough_between_migrations(private: ArchiveDatabase, mariadb: MariaDB) -> None:
+    with connected(private.url.url) as connection:
+        query(connection, "CREATE OR REPLACE USER least@'127.0.0.1' IDENTIFIED BY 'x'")
+        query(connection, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {private.url.database}.* TO least@'127.0.0.1'")
+    limited = database_of(f"mysql://least:x@127.0.0.1:{mariadb.port}/{private.url.database}")
+    check_schema(limited)
+
+    def work(sql: Statements) -> None:
+        for name, params in PARAMETERS.items():
+            sql.run(name, params)
+
+    limited.transaction(work)
+    limited.close()

@@ -63,15 +63,15 @@ def test_tls(options: str, tls: Tls | None) -> None:
 
 def test_contexts_of_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    files = {"ca_certs": str(authority.files.certificate)}
-    default = Tls(**files).context()
+    certificate, key = map(str, authority.files)
+    default = Tls(certificate).context()
     assert (default.verify_mode, default.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert len(default.get_ca_certs()) == 1
     unchecked = Tls(verify=False).context()
     assert (unchecked.verify_mode, unchecked.check_hostname) == (ssl.CERT_NONE, False)
-    named = Tls(**files, check_hostname=False).context()
+    named = Tls(certificate, check_hostname=False).context()
     assert (named.verify_mode, named.check_hostname) == (ssl.CERT_REQUIRED, False)
-    Tls(**files, certfile=str(authority.files.certificate), keyfile=str(authority.files.key)).context()
+    Tls(certificate, certfile=certificate, keyfile=key).context()
     with pytest.raises(OSError, match="No such file"):
         Tls(ca_certs=str(tmp_path / "missing")).context()
 

@@ -47,3 +47,42 @@ def store_batch(
     number = sql.insert("insert_batch", (name, incarnation, state, 1, b""))
     sql.run_many("insert_jobs", [(incarnation, number, *row) for row in rows])
     return name, number
+
+
+#: Parameters with which each statement runs on empty tables.
+NAME = b"n" * 16
+PARAMETERS: dict[str, tuple[Any, ...]] = {
+    "lock_incarnation": (b"q", b"1"),
+    "insert_incarnation": (b"q", b"1", 1),
+    "set_epoch": (2, 1),
+    "end_incarnation": (1,),
+    "check_shared": (1,),
+    "check_exclusive": (1,),
+    "insert_batch": (NAME, 1, 1, 1, b""),
+    "insert_jobs": (1, 1, *job_row(1)),
+    "select_batch": (NAME,),
+    "select_committed": (1,),
+    "delete_of_batch": (NAME, 1),
+    "finalize_batch": (NAME,),
+    "select_due": (1, 1, 2**63 - 1, 10),
+    "select_finalized_by_id": (1, [1, 2]),
+    "select_jobs_by_id": (1, 9, [1, 2]),
+    "select_restores": (1,),
+    "number_restore": (1,),
+    "insert_restore": (1, 1, 1, b"", 1),
+    "delete_jobs_by_id": (1, 9, [1, 2]),
+    "delete_restore": (1, 1),
+    "select_migrations": (),
+    "insert_migration": (999, 1, 1),
+    "has_migrations": (),
+    "lock_migrations": (0,),
+    "unlock_migrations": (),
+    "select_incarnation": (b"q", b"1"),
+    "select_with_state": (1, [1, 2]),
+    "count_rows": (5, 1),
+    "select_places": (1, [1, 2]),
+    "select_latest": (1, 1, 0, 9, 9, 9, 10),
+    "select_earliest": (1, 1, 10),
+    "select_ids": (1, [1, 2]),
+    "delete_ids": (1, [1, 2]),
+}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+import ssl
 import threading
 import time
 import weakref
@@ -23,7 +24,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from pinlater.model.errors import ArchiveError, ArchiveOutcomeUnknown, ArchiveRefused, ClientClosed, InvalidArgument
 from pinlater.model.pauses import Pauses
 from pinlater.store.archive_errors import ArchiveConflict, ArchiveLost, from_mysql, too_large
-from pinlater.store.archive_url import ArchiveUrl
+from pinlater.store.archive_url import ArchiveUrl, Tls
 from pinlater.store.statements import Statement, load_statements
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class ArchiveDatabase:
     def __init__(self, url: ArchiveUrl, *, connect_timeout_s: float = 5.0, read_timeout_s: float = 30.0) -> None:
         self.url = url
         self._pymysql = _require_pymysql()
+        self._tls = None if url.tls is None else _context(url, url.tls)
         self._timeouts = {
             "connect_timeout": connect_timeout_s,
             "read_timeout": read_timeout_s,
@@ -127,7 +129,7 @@ class ArchiveDatabase:
             with self._lock:
                 connection = self._free.pop() if self._free else None
             if connection is None:
-                return _Connection(self._pymysql, self.url, self._timeouts)
+                return _Connection(self._pymysql, self.url, {**self._timeouts, "ssl": self._tls})
             if connection.is_open():
                 return connection
             self._drop(connection)
@@ -244,7 +246,7 @@ class _Connection:
     - is_usable: PyMySQL has not closed it.
     """
 
-    def __init__(self, pymysql: Any, url: ArchiveUrl, timeouts: dict[str, float]) -> None:
+    def __init__(self, pymysql: Any, url: ArchiveUrl, options: dict[str, Any]) -> None:
         self._url = url
         # RuntimeError: PyMySQL lacks a package that the login needs
         self._errors = (pymysql.Error, OSError, RuntimeError)
@@ -258,9 +260,8 @@ class _Connection:
                 database=url.database,
                 charset="utf8mb4",
                 autocommit=None,
-                ssl=None if url.tls is None else url.tls.context(),
                 program_name="pinlater",
-                **timeouts,
+                **options,
             )
         except self._errors as error:
             raise from_mysql(error, url) from None
@@ -342,6 +343,13 @@ def _literal(value: Value | Sequence[int]) -> str:
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     return f"({','.join(map(_literal, value))})"
+
+
+def _context(url: ArchiveUrl, tls: Tls) -> ssl.SSLContext:
+    try:
+        return tls.context()
+    except OSError as error:
+        raise InvalidArgument(f"archive {url}: the files of TLS: {error.strerror or error}") from None
 
 
 def _require_pymysql() -> Any:

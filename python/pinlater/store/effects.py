@@ -177,9 +177,10 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
     waiting: dict[int, Effect] = {}
     sleep_end_s: dict[int, float] = {}
 
-    def advance(index: int, value: Any, go_on: Callable[[Flow[T], Any], Effect] = Generator.send) -> None:
+    def advance(index: int, value: Any, *, of_transaction: bool = False) -> None:
+        flow = flows[index]
         try:
-            effect = waiting[index] = go_on(flows[index], value)
+            effect = waiting[index] = resume(flow, value) if of_transaction else flow.send(value)
             if isinstance(effect, Sleep):
                 sleep_end_s[index] = time.monotonic() + effect.seconds  # sleeps overlap
         except StopIteration as stop:
@@ -199,7 +200,7 @@ def together(flows: Sequence[Flow[T]]) -> Flow[list[T | PinLaterError]]:
             outcomes = yield Transactions([*transactions.values()])
             for index, outcome in zip(transactions, outcomes, strict=True):
                 del waiting[index]
-                advance(index, outcome, resume)
+                advance(index, outcome, of_transaction=True)
         else:
             index = min(waiting, key=lambda index: sleep_end_s.get(index, 0.0))
             effect = waiting.pop(index)

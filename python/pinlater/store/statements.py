@@ -45,11 +45,13 @@ def load_statements() -> dict[str, Statement]:
     _, *parts = _NAME.split((SQL_DIRECTORY / "statements.sql").read_text("utf-8"))
     found: dict[str, Statement] = {}
     for name, text in zip(parts[0::2], parts[1::2], strict=True):
-        about, _, sql = text.strip().partition("\n")
-        if not _WORD.fullmatch(name) or name in found or not about.startswith("-- "):
+        lines = text.strip().splitlines()
+        about = " ".join(line.removeprefix("-- ") for line in lines if line.startswith("-- "))
+        sql = "\n".join(line for line in lines if not line.startswith("-- "))
+        if not _WORD.fullmatch(name) or name in found or not about:
             raise ValueError(f"statements.sql: {name}: expected a name of its own, and a line that says what it gives")
         row = _VALUES.search(sql)
-        found[name] = Statement(name, about.removeprefix("-- "), sql.strip(), f"({row[1]})" if row else "")
+        found[name] = Statement(name, about, sql, f"({row[1]})" if row else "")
     return found
 
 
