@@ -134,7 +134,7 @@ def test_a_batch_that_is_open_is_sound(scene: Scene) -> None:
     [queue_shard] = scene.client.session.queue_shards("q")
     epoch = queue_shard.stored.epoch if queue_shard.stored else 0
     for name, line in ((b"A" * 16, "ready"), (b"B" * 16, "scheduled")):
-        words = [epoch, name, 1, line, "latest", "-inf", "+inf", 500, 1 << 20]
+        words: list[bytes | str | int] = [epoch, name, 1, line, "latest", "-inf", "+inf", 500, 1 << 20]
         scene.client.run(partial(write, queue_shard, "withdraw", words))
     scene.client.delete_jobs(descriptors=[scene.ready])
     assert audit_queue(scene.client, "q") == AuditReport("q", CountsByState(1, 1, 3, 1, 1), [])
