@@ -32,11 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 from pinlater import Ack, Checkpoint, Client, Job, NewJob, QueueConfig
+from pinlater.archive.moving_job import MovingJob
 from pinlater.operations import results, workers
 from pinlater.operations.inspect import REPLY_BYTES
 from pinlater.operations.quarantine import move_quarantined
 from pinlater.running.recoverer import end_leases as end_leases_flow
-from pinlater.store.requests import read, write
+from pinlater.store.requests import read, repeat, write
 from pinlater.store.scripts import load_scripts
 from pinlater.store.shards import QueueShard
 from pinlater.worker.failed_jobs import read_failed
@@ -51,6 +52,8 @@ SIZES = ("100", "1024", "4096", "16384", "65536", "262144", "600000", "1048576",
 LARGEST = 1024 * 1024
 #: A status of the most bytes.
 STATUS = "s" * 2_999 + "\n"
+#: A batch of the archive has at most so many jobs, and bytes of records.
+BATCH_JOBS, BATCH_BYTES = 500, 4 * 1024 * 1024
 #: A queue has at most so many priorities.
 PRIORITIES = 100
 #: Of each age.
@@ -164,6 +167,35 @@ class Stage:
             sweep = read_failed(self.queue_shard(), reply, 27)[1]
             more = reply[2] or sweep not in (b"", b"1:0")
 
+    def read(self, verb: str, *arguments: Any) -> list[Any]:
+        queue_shard = self.queue_shard()
+        found: list[Any] = self.client.run(lambda end: read(queue_shard, verb, list(arguments), end))
+        return found
+
+    def archive(self, line: str) -> None:
+        """All jobs of a line leave in batches. The first one, a small one, is aborted; the others come back."""
+        names, jobs, more = list[bytes](), list[MovingJob](), 1
+        while more:
+            names.append(name := len(names).to_bytes(16, "big"))
+            limit = BATCH_JOBS if names[1:] else 2
+            more = self.call("withdraw", 1, name, 1, line, "latest", "-inf", "+inf", limit, BATCH_BYTES)[2][4]
+            position = b"0"
+            while position:
+                _, _, _, position, *parts = self.read("read_batch", name, position, REPLY_BYTES)
+                jobs += map(MovingJob.from_redis, parts[0::3], parts[1::3], parts[2::3])
+        self.read("moves", b"0")
+        self.call("abort", names[0])
+        for name in names[1:]:
+            self.call("finalize", name, b"")
+        self.read("held", 1, *(job.id.to_bytes(8, "big") for job in jobs[:1_000]))
+        numbers = b"".join(number.to_bytes(8, "big") for number in range(1_000))
+        self.client.run(lambda end: repeat(self.queue_shard(), "settled", [b"", b"", numbers], end))
+        for number, part in enumerate(_parts(jobs), start=1):
+            packed = [job.for_redis() for job in part]
+            heads, records = b"".join(head for head, _ in packed), [record for _, record in packed]
+            self.call("restore", 1, number.to_bytes(8, "big"), heads, *records)
+        self.call("close", number.to_bytes(8, "big"))
+
     def end_leases(self, started: bytes = b"") -> None:
         queue_shard, arguments = self.queue_shard(), [SOURCE, "was killed by SIGKILL", started]
         self.client.run(lambda end: end_leases_flow(queue_shard, arguments, end))
@@ -173,6 +205,19 @@ class Stage:
         while more or cursor != b"0":
             reply = self.call("collect", cursor)[2]
             more, cursor = reply[20], reply[21:]
+
+
+def _parts(jobs: list[MovingJob]) -> Iterator[list[MovingJob]]:
+    """Jobs of restores: as many as one takes, and 1 MiB of records and extras at most."""
+    part, size = list[MovingJob](), 0
+    for job in jobs:
+        bytes_ = sum(map(len, job.for_redis()))
+        if part and (len(part) == BATCH_JOBS or size + bytes_ > REPLY_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += bytes_
+    yield part
 
 
 # Each step prepares (not measured), yields, works (measured), and is asked for nothing more.
@@ -650,6 +695,38 @@ def audit(stage: Stage, case: Case) -> Iterator[None]:
     stage.take()
     yield
     stage.client.run(lambda end: flow(stage.client.session, stage.queue, end))
+
+
+@step
+def archive_ready(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue()
+    stage.fill(case.jobs())
+    yield
+    stage.archive("ready")
+
+
+@step
+def archive_scheduled(stage: Stage, case: Case) -> Iterator[None]:
+    stage.new_queue()
+    stage.fill(case.jobs(status=STATUS, delay_ms=3_600_000))
+    yield
+    stage.archive("scheduled")
+
+
+@step
+def look_at_withdrawn(stage: Stage, case: Case) -> Iterator[None]:
+    """All that shows or removes pending jobs, while they are withdrawn."""
+    from pinlater.operations.audit import audit as flow
+
+    stage.new_queue()
+    names = stage.fill(case.jobs(status=STATUS))
+    for name in (b"A" * 16, b"B" * 16):
+        stage.call("withdraw", 1, name, 1, "ready", "latest", "-inf", "+inf", BATCH_JOBS, 1 << 40)
+    yield
+    stage.client.lookup(names)
+    list(stage.client.scan(stage.queue, page_size=1000))
+    stage.client.run(lambda end: flow(stage.client.session, stage.queue, end))
+    stage.client.delete_jobs(stage.queue, "pending")
 
 
 @step

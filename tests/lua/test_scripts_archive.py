@@ -16,11 +16,16 @@ import redis
 
 from tests.support.listener import Listener
 from tests.support.servers import Server
-from tests.support.wire import Snapshot, Wire, connect, drain, refused, snapshot
+from tests.support.wire import Wire, connect, drain, expiries, refused, snapshot
 from tests.support.wire_format import (
     ABSOLUTE,
+    FAILED,
     FAR_MS,
+    HOUR_MS,
     PENDING,
+    RUNNING,
+    SUCCEEDED,
+    Info,
     Job,
     Moved,
     created_ms,
@@ -47,11 +52,16 @@ def wire(client: redis.Redis) -> Wire:
     return made
 
 
-def content(wire: Wire) -> Snapshot:
+def content(wire: Wire) -> dict[str, Any]:
     """Every key of the queue shard, without h, lanes and the restores: what jobs are."""
-    found = snapshot(wire, lane=False)
+    found: dict[str, Any] = dict(snapshot(wire, lane=False))
     found.pop("restores", None)
     return found
+
+
+def ids_in(wire: Wire, name: str) -> list[bytes]:
+    """The ids of a sorted set, in order."""
+    return [member[:8] for member, _ in content(wire).get(name, [])]
 
 
 def meta(wire: Wire, name: str) -> Any:
@@ -73,22 +83,17 @@ class Forms:
     wire: Wire
     names: dict[str, bytes]
 
-    def ids(self, line: str) -> list[bytes]:
-        return [member[:8] for member, _ in snapshot(self.wire)[f"{line}:1"]]  # type: ignore[misc]
-
 
 def make_forms(wire: Wire) -> Forms:
     now_ms = created_ms(wire.h)
-    names = {}
+    names: dict[str, bytes] = {}
 
     def put(name: str, **words: Any) -> None:
         (names[name],) = wire.enqueue(Job(**{"body": name.encode(), "allowed": 5, **words}))
 
     put("crashed, attempts used")
-    crashed = wire.claim(1)
-    wire.client.zadd(wire.key("leases"), {crashed.token: 1})
-    for lease in wire.client.zrange(wire.key("leases"), 0, -1):  # type: ignore[union-attr]
-        wire.client.zadd(wire.key("leases"), {lease: 1})
+    wire.claim(1)
+    wire.client.zadd(wire.key("leases"), dict.fromkeys(expiries(wire), 1))
     wire.expire()
     put("sixteenths")
     wire.client.zrem(wire.key("ready:1"), names["sixteenths"])
@@ -125,18 +130,18 @@ def withdraw_all(wire: Wire) -> list[Moved]:
 
 def test_a_withdrawn_job_leaves_its_line_and_keeps_its_record_and_extras(forms: Forms) -> None:
     wire, before = forms.wire, content(forms.wire)
-    count = len(forms.ids("ready"))
+    count = len(ids_in(wire, "ready:1"))
     assert wire.withdraw(BATCH) == (count, 0)
     after = content(wire)
     assert "ready:1" not in after
     assert (after["jobs"], after["extras"], after["scheduled:1"]) == tuple(
         before[name] for name in ("jobs", "extras", "scheduled:1")
     )
-    assert after["withdrawn:1"] == [(member[:8], score) for member, score in before["ready:1"]]  # type: ignore[misc]
-    assert after["batch_of"] == {member[:8]: BATCH for member, _ in before["ready:1"]}  # type: ignore[misc]
-    entry = after["batches"][BATCH]  # type: ignore[call-overload]
+    assert after["withdrawn:1"] == [(member[:8], score) for member, score in before["ready:1"]]
+    assert after["batch_of"] == {member[:8]: BATCH for member, _ in before["ready:1"]}
+    entry = after["batches"][BATCH]
     assert created_ms(wire.h) - 60_000 < number(entry[:6]) <= created_ms(wire.h)
-    assert (entry[6], entry[7:]) == (1, b"".join(member[:8] for member, _ in before["ready:1"]))  # type: ignore[misc]
+    assert (entry[6], entry[7:]) == (1, b"".join(member[:8] for member, _ in before["ready:1"]))
 
 
 def test_an_order_decides_which_jobs_leave_first(wire: Wire) -> None:
@@ -186,7 +191,7 @@ def test_an_id_without_a_record_stays_in_its_line(wire: Wire, size: int) -> None
     assert wire.withdraw(BATCH, limit=60) == (60, 1)
     assert [job.id for job in wire.batch_jobs(BATCH)] == ids[1:120:2]
     assert wire.withdraw(OTHER) == (40, 0)
-    assert [member for member, _ in snapshot(wire)["ready:1"]] == ids[0::2]  # type: ignore[misc]
+    assert [member for member, _ in snapshot(wire)["ready:1"]] == ids[0::2]
     assert wire.withdraw(THIRD) == (0, 0)
 
 
@@ -281,7 +286,7 @@ def test_a_batch_shows_its_jobs_byte_for_byte(forms: Forms) -> None:
     wire, before = forms.wire, content(forms.wire)
     jobs = {job.id: job for job in withdraw_all(wire)}
     assert set(jobs) == set(forms.names.values())
-    stood = {member[:8]: score for name in ("ready:1", "scheduled:1") for member, score in before[name]}  # type: ignore[misc]
+    stood = {member[:8]: score for name in ("ready:1", "scheduled:1") for member, score in before[name]}
     assert {id_: float(job.score) for id_, job in jobs.items()} == stood
     assert {id_: job.record for id_, job in jobs.items()} == before["jobs"]
     assert {id_: job.extras for id_, job in jobs.items() if job.extras} == before["extras"]
@@ -338,12 +343,12 @@ def test_the_end_of_a_batch_removes_its_jobs_and_nothing_else(forms: Forms) -> N
     wire.withdraw(BATCH)
     assert wire.finalize(BATCH) == (ENDED, [])
     after = content(wire)
-    left = set(forms.ids("scheduled"))
+    left = set(ids_in(wire, "scheduled:1"))
     assert after == {
         "meta": before["meta"],
         "scheduled:1": before["scheduled:1"],
-        "jobs": {id_: one for id_, one in before["jobs"].items() if id_ in left},  # type: ignore[union-attr]
-        "extras": {id_: one for id_, one in before["extras"].items() if id_ in left},  # type: ignore[union-attr]
+        "jobs": {id_: one for id_, one in before["jobs"].items() if id_ in left},
+        "extras": {id_: one for id_, one in before["extras"].items() if id_ in left},
     }
     assert wire.finalize(BATCH) == (UNKNOWN, [])
     assert content(wire) == after
@@ -368,7 +373,7 @@ def test_the_end_of_a_batch_leaves_a_job_that_is_of_another_batch(wire: Wire) ->
     entry = wire.client.hget(wire.key("batches"), BATCH)
     wire.abort(BATCH)
     wire.withdraw(OTHER)
-    wire.client.hset(wire.key("batches"), BATCH, entry)  # type: ignore[arg-type]
+    wire.client.hset(wire.key("batches"), BATCH, entry)
     ids = [job.id for job in wire.batch_jobs(OTHER)]
     assert wire.batch_jobs(BATCH) == []
     before = content(wire)
@@ -416,7 +421,7 @@ def test_a_step_that_makes_no_sense_changes_nothing(forms: Forms, what: str) -> 
 def test_an_abort_puts_each_job_back_where_it_was(forms: Forms) -> None:
     wire, before = forms.wire, content(forms.wire)
     head = meta(wire, "head")[8:]
-    counts = len(forms.ids("ready")), len(forms.ids("scheduled"))
+    counts = len(ids_in(wire, "ready:1")), len(ids_in(wire, "scheduled:1"))
     withdraw_all(wire)
     assert (wire.abort(BATCH), wire.abort(OTHER)) == counts
     assert content(wire) == before
@@ -439,7 +444,7 @@ def test_an_abort_leaves_out_jobs_that_were_removed(wire: Wire) -> None:
     wire.delete_jobs(b"", ids=ids[:1])
     assert wire.abort(BATCH) == 2
     after = content(wire)
-    assert [member for member, _ in after["ready:1"]] == ids[1:]  # type: ignore[misc]
+    assert [member for member, _ in after["ready:1"]] == ids[1:]
     assert set(after) == {"meta", "jobs", "ready:1"}
 
 
@@ -525,7 +530,7 @@ def test_one_waiter_is_notified_of_jobs_that_come_back(wire: Wire, how: str) -> 
     else:
         wire.restore(1, *jobs)
     waiting = snapshot(wire)["waiters"]
-    assert [member for member, _ in waiting] == [b"one"]  # type: ignore[misc]
+    assert [member for member, _ in waiting] == [b"one"]
     assert [listener.notifications() for listener in listeners] == [0, 1]
     for listener in listeners:
         listener.pubsub.close()
@@ -652,7 +657,7 @@ def test_settled_says_what_is_as_expected_and_writes_each_time(forms: Forms) -> 
     after = content(wire)
     first = meta(wire, "settled")
     assert first[6:] == b"nonce008"
-    assert after == {**before, "meta": {**before["meta"], b"settled": first}}  # type: ignore[dict-item]
+    assert after == {**before, "meta": {**before["meta"], b"settled": first}}
     assert wire.raw("settled", b"another!", b"", b"", b"") == [b"another!", b""]
     assert meta(wire, "settled") != first
 
@@ -688,7 +693,7 @@ def test_moves_shows_what_is_open(forms: Forms) -> None:
     wire.restore(6)
     moves = wire.moves()
     assert (moves.epoch, moves.closed, moves.cursor, set(moves.restores)) == (1, 0, b"0", {5, 6})
-    counts = len(forms.ids("withdrawn")) - 3, 3
+    counts = len(ids_in(wire, "withdrawn:1")) - 3, 3
     assert {name: rest for name, (_, *rest) in moves.batches.items()} == {
         BATCH: [1, counts[0]],
         OTHER: [1, counts[1]],
@@ -710,3 +715,146 @@ def test_moves_come_in_pages_and_restores_in_the_first(wire: Wire) -> None:
     assert {name for page in pages for name in page.batches} == set(names)
     assert len(pages) > 1
     assert [set(page.restores) for page in pages] == [{1}] + [set()] * (len(pages) - 1)
+
+
+# -- withdrawn jobs from outside
+
+
+def test_a_withdrawn_job_is_pending_and_shown_as_before(forms: Forms) -> None:
+    wire, ids = forms.wire, list(forms.names.values())
+    before = wire.lookup(ids)
+    counts, measured = wire.counts(), wire.read("measure", b"reader 1", 1)[0]
+    withdraw_all(wire)
+    assert wire.lookup(ids) == before
+    assert wire.counts() == counts
+    assert wire.read("measure", b"reader 1", 1)[0][:16] == measured[:16]
+    assert wire.outcomes(ids) == [b"\3"] * len(ids)
+    wire.abort(BATCH)  # some withdrawn, some not
+    assert wire.lookup(ids) == before
+    assert wire.counts() == counts
+
+
+def test_the_oldest_due_job_may_be_a_withdrawn_one(wire: Wire) -> None:
+    wire.enqueue(Job(kind=ABSOLUTE, ms=created_ms(wire.h) - HOUR_MS), Job())
+    wire.withdraw(BATCH, limit=1)
+    waits_ms = number(wire.read("measure", b"reader 1", 1)[0][16:])
+    assert HOUR_MS <= waits_ms < 2 * HOUR_MS
+
+
+@pytest.mark.parametrize("future", [False, True])
+@pytest.mark.parametrize("limit", [1, 4, 1000])
+def test_a_scan_shows_withdrawn_jobs_in_their_place(forms: Forms, future: bool, limit: int) -> None:
+    wire = forms.wire
+
+    def scan() -> list[Info]:
+        found, cursor = wire.scan(PENDING, limit=limit, future=future)
+        while cursor:
+            page, cursor = wire.scan(PENDING, cursor, limit=limit, future=future)
+            found += page
+        return found
+
+    before = scan()
+    for line in ("ready", "scheduled"):
+        wire.withdraw(line[0].encode() * 16, line=line, order="latest", limit=2)
+        assert scan() == before
+        wire.withdraw(line[1].encode() * 16, line=line)
+        assert scan() == before
+    assert len(before) == (3 if future else 10)
+
+
+def test_a_scan_gives_jobs_that_leave_and_come_back_meanwhile_once(wire: Wire) -> None:
+    ids = wire.enqueue(*(Job(kind=ABSOLUTE, ms=1000 + i // 3) for i in range(60)))
+    found, cursor, step = [], b"", 0
+    while not step or cursor:
+        page, cursor = wire.scan(PENDING, cursor, limit=7)
+        found += [info.id for info in page]
+        wire.withdraw(b"%016d" % step, order=["latest", "earliest"][step % 2], limit=11)
+        if step % 3 == 2:
+            wire.abort(b"%016d" % (step - 2))
+        step += 1
+    assert found == ids[::-1]
+
+
+def test_a_withdrawn_job_is_deleted_by_name_and_its_batch_goes_on_naming_it(forms: Forms) -> None:
+    wire = forms.wire
+    withdraw_all(wire)
+    named = [forms.names["a status"], forms.names["scheduled"]]
+    before = content(wire)
+    assert wire.delete_jobs(PENDING, ids=named[:1]) == (1, 1)
+    assert wire.delete_jobs(b"", ids=[*named, *named]) == (1, 1)
+    assert wire.lookup(named) == [None, None]
+    after = content(wire)
+    assert after["batches"] == before["batches"]
+    for key in ("jobs", "batch_of", "extras"):
+        assert after[key] == {id_: one for id_, one in before[key].items() if id_ not in named}
+    assert ids_in(wire, "withdrawn:1") == [id_ for id_, _ in before["withdrawn:1"] if id_ not in named]
+
+
+def test_a_purge_of_pending_jobs_reaches_withdrawn_ones(forms: Forms) -> None:
+    wire = forms.wire
+    wire.withdraw(BATCH, limit=3)
+    wire.withdraw(OTHER, line="scheduled")
+    count = len(forms.names)
+    assert wire.delete_jobs(PENDING, limit=count - 1) == (count - 1, 1)
+    assert wire.delete_jobs(PENDING, limit=1000) == (1, 0)
+    assert set(content(wire)) == {"meta", "batches"}
+    assert [len(wire.finalize(batch)[1]) for batch in (BATCH, OTHER)] == [3, 3]
+
+
+@pytest.mark.parametrize("state", [RUNNING, SUCCEEDED, FAILED])
+def test_a_removal_of_other_jobs_leaves_withdrawn_ones(forms: Forms, state: bytes) -> None:
+    withdraw_all(forms.wire)
+    before = content(forms.wire)
+    assert forms.wire.delete_jobs(state, limit=1000) == (0, 0)
+    assert forms.wire.retry_failed() == 0
+    assert content(forms.wire) == before
+
+
+def test_a_deleted_queue_leaves_nothing_of_the_archive(forms: Forms) -> None:
+    withdraw_all(forms.wire)
+    forms.wire.restore(1)
+    forms.wire.write("delete_queue", b"")
+    assert set(snapshot(forms.wire)) == {"meta"}
+    forms.wire.create()
+    assert forms.wire.moves()[0] == 3
+    with refused("EPOCH_CHANGED"):
+        forms.wire.restore(1)
+    assert forms.wire.abort(BATCH) == 0
+
+
+# -- audit
+
+RECORD, EXTRA, WITHDRAWN, OF_BATCH, OF_OTHER, NOT_WITHDRAWN = (1 << i for i in (5, 6, 14, 15, 16, 17))
+SOUND = RECORD | WITHDRAWN | OF_BATCH
+
+
+def test_the_audit_knows_withdrawn_jobs(forms: Forms) -> None:
+    wire = forms.wire
+    withdraw_all(wire)
+    ids = [forms.names[name] for name in ("simple", "scheduled", "a status")]
+    assert wire.audit(ids)[0] == [SOUND, SOUND, SOUND | EXTRA]
+    assert wire.audit(ids, priority=2)[0] == [bits - WITHDRAWN + (1 << 8) for bits in (SOUND, SOUND, SOUND | EXTRA)]
+    (one,) = ids[:1]
+    wire.client.hset(wire.key("batch_of"), one, THIRD)
+    assert wire.audit([one])[0] == [SOUND | OF_OTHER]
+    wire.client.hset(wire.key("batch_of"), one, OTHER)  # does not name it
+    assert wire.audit([one])[0] == [SOUND | OF_OTHER]
+    wire.client.hdel(wire.key("batch_of"), one)
+    assert wire.audit([one])[0] == [RECORD | WITHDRAWN]
+    wire.client.hset(wire.key("batch_of"), one, BATCH)
+    wire.client.zrem(wire.key("withdrawn:1"), one)
+    assert wire.audit([one])[0] == [RECORD | OF_BATCH | NOT_WITHDRAWN]
+
+
+def test_an_audit_reads_few_batches_a_call(wire: Wire) -> None:
+    """Each costs more than its bytes."""
+    wire.enqueue(*[Job()] * 20)
+    wire.withdraw(BATCH)
+    ids = [job.id for job in wire.batch_jobs(BATCH)]
+    for at, id_ in enumerate(ids):
+        entry = bytes(6) + b"\1" + id_ + bytes(4000)
+        wire.client.hset(wire.key("batches"), name := b"%016d" % at, entry)
+        wire.client.hset(wire.key("batch_of"), id_, name)
+    found = wire.audit(ids)[0]
+    assert 5 < len(found) < 15
+    assert set(found) == {SOUND}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pinlater.model.errors import QueueNotFound, ServerReplyError, ServerUnavail
 from pinlater.operations import audit as audit_module
 from pinlater.operations.audit import AuditReport, audit
 from pinlater.store.keys import queue_key
+from pinlater.store.requests import write
 from tests.support.audits import audit_queue
 from tests.support.servers import Server
 
@@ -101,6 +103,41 @@ def test_jobs_in_wrong_states(scene: Scene) -> None:
     assert scene.problems() == {scene.scheduled: "scheduled earlier than claims look, so they do not find it"}
     scene.call("HDEL", "jobs", scheduled)
     assert scene.problems() == {scene.scheduled: "scheduled, but has no record"}
+
+
+def test_jobs_that_are_withdrawn_for_no_batch_or_another(scene: Scene) -> None:
+    job, batch, other = id_of(scene.ready), b"A" * 16, b"B" * 16
+    by_score = scene.call("ZSCORE", "ready:1", job + b"\1")
+    scene.call("ZREM", "ready:1", job + b"\1")
+    scene.call("ZADD", "withdrawn:1", by_score, job)
+    assert scene.problems() == {scene.ready: "withdrawn, but for no batch"}
+    scene.call("HSET", "batch_of", job, batch)
+    assert scene.problems() == {scene.ready: "withdrawn for a batch that does not name it"}
+    scene.call("HSET", "batches", batch, bytes(6) + b"\1", other, bytes(6) + b"\1" + job)
+    assert scene.problems() == {scene.ready: "withdrawn for a batch that does not name it"}
+    scene.call("HSET", "batches", batch, bytes(6) + b"\1" + job)
+    assert scene.problems() == {}
+    scene.call("ZADD", "ready:1", by_score, job + b"\1")
+    assert scene.problems() == {scene.ready: "in several states: ready and withdrawn"}
+    scene.call("ZREM", "withdrawn:1", job)
+    assert scene.problems() == {scene.ready: "has a batch, but is not withdrawn"}
+    scene.call("ZREM", "ready:1", job + b"\1")
+    scene.call("ZADD", "withdrawn:2", by_score, job)
+    low = scene.ready.replace(":p1:", ":p2:")
+    assert scene.problems()[low] == "withdrawn, but its record has another priority"
+    scene.call("HDEL", "jobs", job)
+    scene.call("HDEL", "extras", job)
+    assert scene.problems() == {low: "withdrawn, but has no record", scene.ready: "has a batch, but is not withdrawn"}
+
+
+def test_a_batch_that_is_open_is_sound(scene: Scene) -> None:
+    [queue_shard] = scene.client.session.queue_shards("q")
+    epoch = queue_shard.stored.epoch if queue_shard.stored else 0
+    for name, line in ((b"A" * 16, "ready"), (b"B" * 16, "scheduled")):
+        words: list[bytes | str | int] = [epoch, name, 1, line, "latest", "-inf", "+inf", 500, 1 << 20]
+        scene.client.run(partial(write, queue_shard, "withdraw", words))
+    scene.client.delete_jobs(descriptors=[scene.ready])
+    assert audit_queue(scene.client, "q") == AuditReport("q", CountsByState(1, 1, 3, 1, 1), [])
 
 
 def test_leases_that_do_not_fit_their_jobs(scene: Scene) -> None:
