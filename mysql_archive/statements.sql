@@ -150,8 +150,8 @@ SELECT id FROM jobs FORCE INDEX (restore_order) WHERE incarnation = %s AND prior
 ORDER BY run_after_ms, sixteenths, id LIMIT %s
 
 -- name: select_ids
--- incarnation, ids -> those of them that have rows
-SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
+-- incarnation, priority, ids -> those of them that have rows
+SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND priority = %s AND id IN %s
 
 -- name: delete_ids
 -- incarnation, ids -> the jobs lose their rows in all batches
