@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pinlater._core as _core
 from pinlater.archive.incarnations import Incarnation, check_current, end, incarnation_of
+from pinlater.archive.moves import Moves, moves_of
 from pinlater.archive.moving_job import MovingJob, unpack_ids
-from pinlater.archive.recovery import Moves, moves_of
+from pinlater.archive.queries import query, query_in
 from pinlater.archive.restores import carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
@@ -36,9 +37,7 @@ class ArchiveBacklog:
     ) -> Flow[list[JobInfo]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
-        rows = yield Transaction(
-            self._database, lambda sql: sql.run_in("select_with_state", (incarnation.number,), list(wanted))
-        )
+        rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
         if any(row[0] for row in rows):  # of a batch that Redis may still have: then Redis knows whether the job exists
             moves = yield from moves_of(queue_shard, deadline_s)
             open_batches = {batch.name for batch in moves.batches}
@@ -96,7 +95,7 @@ class ArchiveBacklog:
         ms, id_ = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_ID)
         least_ms = now_ms + 1 if future else 0
         parameters = (incarnation.number, priority, least_ms, ms, ms, id_, limit)
-        rows = yield Transaction(self._database, lambda sql: sql.run("select_latest", parameters))
+        rows = yield from query(self._database, "select_latest", *parameters)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         following = f"{jobs[-1].run_after_ms}:{jobs[-1].id}".encode() if len(jobs) == limit else b""
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
@@ -112,9 +111,7 @@ class ArchiveBacklog:
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
-        rows = yield Transaction(
-            self._database, lambda sql: sql.run("select_earliest", (incarnation.number, priority, limit))
-        )
+        rows = yield from query(self._database, "select_earliest", incarnation.number, priority, limit)
         return len((yield from self._delete(incarnation, priority, [id_ for (id_,) in rows])))
 
     def _delete(self, incarnation: Incarnation, priority: int, ids: Sequence[int]) -> Flow[list[int]]:
