@@ -136,13 +136,13 @@ WHERE incarnation = %s GROUP BY priority
 SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
 
 -- name: select_latest
--- incarnation, priority, least ms, most ms, ms and id of the last job of the page before, limit
+-- incarnation, priority, least ms, most ms; ms, sixteenths and id of the last job of the page before; limit
 -- -> NULL, and the columns of each job, the latest first
 SELECT NULL, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
 FROM jobs FORCE INDEX (restore_order)
 WHERE incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
-  AND NOT (run_after_ms = %s AND id >= %s)
-ORDER BY run_after_ms DESC, id DESC LIMIT %s
+  AND (run_after_ms, sixteenths, id) < (%s, %s, %s)
+ORDER BY run_after_ms DESC, sixteenths DESC, id DESC LIMIT %s
 
 -- name: select_earliest
 -- incarnation, priority, limit -> ids of the earliest jobs

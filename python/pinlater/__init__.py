@@ -10,6 +10,12 @@ from pinlater._core import __version__
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
 from pinlater.model.errors import (
+    ArchiveDuplicate,
+    ArchiveError,
+    ArchiveNotReady,
+    ArchiveOutcomeUnknown,
+    ArchiveRefused,
+    ArchiveUnavailable,
     BodyUnreadable,
     ClaimLost,
     ClientClosed,
@@ -90,6 +96,12 @@ else:
 
 __all__ = [
     "Ack",
+    "ArchiveDuplicate",
+    "ArchiveError",
+    "ArchiveNotReady",
+    "ArchiveOutcomeUnknown",
+    "ArchiveRefused",
+    "ArchiveUnavailable",
     "AsyncClient",
     "AsyncTask",
     "BodyUnreadable",

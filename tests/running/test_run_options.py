@@ -121,6 +121,11 @@ def test_no_http(folder: Path) -> None:
     assert options_of({"app": "a:b", "http": ""}, None).http is None
 
 
+def test_a_run_lets_the_archive_of_toml_alone_but_checks_its_url(folder: Path) -> None:
+    (folder / "pinlater.toml").write_text('concurrency = 3\narchive = "mysql://u:p@h/x"')
+    assert options_of({"app": "a:b"}, None) == RunOptions(app="a:b", concurrency=3)
+
+
 def test_pinlater_toml_goes_before_pyproject(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.pinlater]\nconcurrency = 3")
     assert options_of({"app": "a:b"}, None).concurrency == 3
@@ -263,6 +268,8 @@ def test_queues_with_processes_of_their_own_are_apart() -> None:
     [
         ("conccurrency = 1", r"pinlater.toml: unknown key 'conccurrency'; did you mean 'concurrency'\? expected one"),
         ("watch = true", "unknown key 'watch'"),
+        ("archive = 'redis://h'", r"archive URL 'redis://h' \(from .*pinlater.toml\): expected mysql://"),
+        ("archive = true", "expected a str, got True"),
         (
             "[queues.a]\nwieght = 1",
             r"unknown key 'wieght' in \[queues.a\]; did you mean 'weight'\? expected one of",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -308,6 +309,31 @@ def test_no_server_is_unavailable() -> None:
             database_of(f"mysql://127.0.0.1:{port}/x").transaction(insert)
     with pytest.raises(ArchiveUnavailable, match="2003"):
         database_of(f"mysql://127.0.0.1:{port}/x").transaction(insert)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"SSH-2.0-OpenSSH_9\r\n",
+        b"\x00" * 4,
+        b"\x01\x00\x00\x00\x0a",
+        b"\x05\x00\x00\x00\xff\x10\x04no",
+        b"HTTP/1.1 400\r\n",
+    ],
+)
+def test_another_kind_of_server_is_an_error_of_the_archive(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.sendall(greeting)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(ArchiveUnavailable, match=r"archive mysql://127\.0\.0\.1:\d+ \(of a test\): "):
+            database_of(f"mysql://127.0.0.1:{listener.getsockname()[1]}").transaction(insert)
+        thread.join()
 
 
 def test_any_other_error_is_given_by_name_and_number(database: ArchiveDatabase) -> None:

@@ -180,6 +180,37 @@ def test_the_choice_of_jobs_reads_the_key_alone(database: ArchiveDatabase) -> No
     assert "filesort" not in str(plan)
 
 
+@pytest.mark.parametrize("name", ["select_due", "select_latest", "select_earliest"])
+def test_pages_follow_the_key(database: ArchiveDatabase, name: str) -> None:
+    """A page costs as much as it has rows: nothing is sorted."""
+    incarnation = new_incarnation(database)
+    rows = [job_row(number, run_after_ms=number // 4, sixteenths=number % 2) for number in range(2000)]
+    database.transaction(lambda sql: store_batch(sql, incarnation, rows))
+    filled = load_statements()[name].sql % PARAMETERS[name]
+    with connected(database.url.url) as connection:
+        plan = str(query(connection, f"EXPLAIN {filled}"))
+    assert "restore_order" in plan
+    assert "filesort" not in plan
+    assert "temporary" not in plan
+
+
+def test_pages_of_a_scan_go_back_from_the_latest(database: ArchiveDatabase) -> None:
+    incarnation = new_incarnation(database)
+    rows = [job_row(number, run_after_ms=number // 4, sixteenths=number % 2) for number in range(40)]
+    database.transaction(lambda sql: store_batch(sql, incarnation, rows))
+    place, found = (8, 16, 0), list[int]()
+
+    def next_page(sql: Statements) -> list[Any]:
+        return sql.run("select_latest", (incarnation, 1, 2, place[0], *place, 3))
+
+    while page := database.transaction(next_page):
+        found += [row[1] for row in page]
+        place = (page[-1][3], page[-1][4], page[-1][1])
+    wanted = sorted((row for row in rows if 2 <= row[2] <= 8), key=lambda row: (row[2], row[3], row[0]))
+    assert found == [row[0] for row in wanted][::-1]
+    assert len(found) == 28
+
+
 def test_a_job_that_left_again_keeps_its_later_row(database: ArchiveDatabase) -> None:
     incarnation = new_incarnation(database)
 

@@ -81,7 +81,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_with_state": (1, [1, 2]),
     "count_rows": (5, 1),
     "select_places": (1, [1, 2]),
-    "select_latest": (1, 1, 0, 9, 9, 9, 10),
+    "select_latest": (1, 1, 0, 9, 9, 9, 9, 10),
     "select_earliest": (1, 1, 10),
     "select_ids": (1, [1, 2]),
     "delete_ids": (1, [1, 2]),

@@ -92,12 +92,12 @@ class ArchiveBacklog:
     ) -> Flow[tuple[list[JobInfo], bytes]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
-        ms, id_ = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_ID)
+        before = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
-        parameters = (incarnation.number, priority, least_ms, ms, ms, id_, limit)
+        parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
         rows = yield from query(self._database, "select_latest", *parameters)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
-        following = f"{jobs[-1].run_after_ms}:{jobs[-1].id}".encode() if len(jobs) == limit else b""
+        following = ":".join(map(str, _place(jobs[-1]))).encode() if len(jobs) == limit else b""
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
 
     def delete_named(
@@ -149,12 +149,17 @@ def _numbers(ids: Sequence[bytes]) -> list[int]:
 
 
 _END_MS: Final = 2**63 - 1
-_END_ID: Final = 2**64 - 1
+_END_SIXTEENTHS: Final = 16
 
 
-def _position(cursor: bytes) -> tuple[int, int]:
-    ms, _, id_ = cursor.partition(b":")
-    return int(ms), int(id_)
+def _place(job: MovingJob) -> tuple[int, int, int]:
+    return job.run_after_ms, job.sixteenths, job.id
+
+
+def _position(cursor: bytes) -> tuple[int, int, int]:
+    """The place of the last job of the page before."""
+    ms, sixteenths, id_ = map(int, cursor.split(b":"))
+    return ms, sixteenths, id_
 
 
 def _same(before: Moves, after: Moves) -> bool:

@@ -239,7 +239,8 @@ class Statements:
 
 
 class _Connection:
-    """A connection of PyMySQL, whose session is set up.
+    """A connection of PyMySQL, whose session is set up. Any error of PyMySQL becomes an ArchiveError: what another kind
+    of server sends makes it raise IndexError and the like.
 
     - packet_bytes: the longest statement that the server takes.
     - last_number: LAST_INSERT_ID of the last statement.
@@ -248,8 +249,6 @@ class _Connection:
 
     def __init__(self, pymysql: Any, url: ArchiveUrl, options: dict[str, Any]) -> None:
         self._url = url
-        # RuntimeError: PyMySQL lacks a package that the login needs
-        self._errors = (pymysql.Error, OSError, RuntimeError)
         try:
             self._connection = pymysql.connect(
                 host=url.host,
@@ -263,7 +262,7 @@ class _Connection:
                 program_name="pinlater",
                 **options,
             )
-        except self._errors as error:
+        except Exception as error:
             raise from_mysql(error, url) from None
         self._cursor = self._connection.cursor()
         self.last_number = 0
@@ -302,7 +301,7 @@ class _Connection:
             raise too_large(self._url, len(text), self.packet_bytes)
         try:
             self._cursor.execute(text)
-        except self._errors as error:
+        except Exception as error:
             raise from_mysql(error, self._url) from None
         self.last_number = self._cursor.lastrowid
         return list(self._cursor.fetchall()), self._cursor.rowcount
@@ -313,7 +312,7 @@ class _Connection:
         """
         try:
             self._connection.commit()
-        except self._errors as error:
+        except Exception as error:
             found = from_mysql(error, self._url)
             self.close()
             if isinstance(found, ArchiveConflict):
@@ -325,12 +324,12 @@ class _Connection:
         """Returns whether it worked."""
         try:
             self._connection.rollback()
-        except self._errors:
+        except Exception:
             return False
         return True
 
     def close(self) -> None:
-        with suppress(*self._errors):
+        with suppress(Exception):
             self._connection.close()
 
 

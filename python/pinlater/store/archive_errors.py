@@ -85,7 +85,7 @@ _USER: Final = re.compile(r"'[^']*'@'[^']*'")
 def from_mysql(error: Exception, url: ArchiveUrl) -> ArchiveError:
     """The ArchiveError for an error of PyMySQL."""
     number, text = _number_and_text(error)
-    kind, advice = _TABLE.get(number, (ArchiveLost if isinstance(error, OSError) else ArchiveError, ""))
+    kind, advice = _TABLE.get(number, (ArchiveError, "") if number > 0 else _without_number(error))
     name = _name(number)
     shown = _USER.sub("'***'", text).rstrip(".")
     code = f" ({name} {number})" if name else f" (error {number})" if number > 0 else ""
@@ -95,6 +95,11 @@ def from_mysql(error: Exception, url: ArchiveUrl) -> ArchiveError:
 def too_large(url: ArchiveUrl, size: int, limit: int) -> ArchiveError:
     """For a statement that the server would not take; it would end the connection."""
     return ArchiveError(f"archive {url}: a statement has {size} bytes, the server takes {limit}; {_PACKET}")
+
+
+def _without_number(error: Exception) -> tuple[type[ArchiveError], str]:
+    """An error that MySQL did not send: PyMySQL did not understand what came, or lacks a package for the login."""
+    return (ArchiveRefused if type(error) is RuntimeError else ArchiveLost), ""
 
 
 def _number_and_text(error: Exception) -> tuple[int, str]:

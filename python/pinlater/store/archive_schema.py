@@ -54,7 +54,10 @@ def check_schema(database: ArchiveDatabase) -> None:
 
 
 def migrate(database: ArchiveDatabase) -> list[int]:
-    """Applies the migrations that the database lacks. Returns their numbers."""
+    """Applies the migrations that the database lacks. Returns their numbers.
+
+    database: with a read_timeout_s that is longer than the longest migration.
+    """
     return database.transaction(lambda sql: _migrate_alone(sql, database))
 
 
