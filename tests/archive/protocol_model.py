@@ -103,6 +103,7 @@ class Known(NamedTuple):
 
     number: int
     epoch: int
+    mark: int = 0
 
 
 class Faults(NamedTuple):
@@ -178,7 +179,8 @@ class Clauses:
     rows_go_by_last_batch: bool = True
     commit_checks_incarnation: bool = True
     begin_checks_incarnation: bool = True
-    restores_numbered_on: bool = True
+    commit_leaves_restoring: bool = True
+    mark_names_data: bool = True
     compare_looks_again: bool = True
     epoch_settled: bool = True
 
@@ -321,7 +323,7 @@ class Model:
             empty = Redis(1, world.redis.version + 1, frozenset(), (NOWHERE,) * len(world.jobs))
             archived = {id_ for id_, _ in world.mysql.rows_of(len(world.mysql.incarnations) - 1, COMMITTED, FINALIZED)}
             archived -= {
-                job for job, place in enumerate(world.redis.places) if place and not world.mysql.state_of(place)
+                job for job, at in enumerate(world.redis.places) if at and world.mysql.state_of(at) != COMMITTED
             }
             jobs = tuple(
                 fate if fate == UNBORN or (fate == PENDING and job in archived) else IN_LOST_REDIS
@@ -334,33 +336,39 @@ class Model:
 
     def look(self, world: World) -> Iterator[Step]:
         """`moves` gives the epoch."""
-        yield Step(f"reads epoch {world.redis.epoch}", world, ("compare", world.redis.epoch, None))
+        yield Step(f"reads epoch {world.redis.epoch}", world, ("compare", world.redis.epoch, None, self._mark(world)))
 
-    def compare(self, world: World, epoch: int, seen: Known | None) -> Iterator[Step]:
+    def _mark(self, world: World) -> int:
+        return world.redis.version if self.clauses.mark_names_data else 0
+
+    def compare(self, world: World, epoch: int, seen: Known | None, mark: int) -> Iterator[Step]:
         number = len(world.mysql.incarnations) - 1
         known = Known(number, world.mysql.incarnations[-1].epoch)
         if epoch == known.epoch:
-            yield Step(f"compares epoch {epoch}: incarnation {number} goes on", world, ("ready", known))
+            yield Step(f"compares epoch {epoch}: incarnation {number} goes on", world, ("ready", known._replace(mark=mark)))
         elif self.clauses.compare_looks_again and seen != known:
             yield Step(f"compares epoch {epoch}: MySQL has {known.epoch}", world, ("look_again", known))
         elif epoch > known.epoch:
-            last = world.mysql.incarnations[-1].last_restore if self.clauses.restores_numbered_on else 0
-            incarnations = (*world.mysql.incarnations, Incarnation(epoch, last))
+            incarnations = (*world.mysql.incarnations, Incarnation(epoch))
             ended = world._replace(mysql=world.mysql._replace(incarnations=incarnations))
             yield Step(
-                f"compares epoch {epoch}: incarnation {number} ends", ended, ("ready", Known(number + 1, epoch))
+                f"compares epoch {epoch}: incarnation {number} ends", ended, ("ready", Known(number + 1, epoch, mark))
             )
         else:
             current = world.mysql.incarnations[-1]._replace(epoch=epoch)
             incarnations = (*world.mysql.incarnations[:-1], current)
             lower = world._replace(mysql=world.mysql._replace(incarnations=incarnations))
             text = f"compares epoch {epoch}: Redis lost its data, incarnation {number} goes on"
-            yield Step(text, lower, ("ready", Known(number, epoch)))
+            yield Step(text, lower, ("ready", Known(number, epoch, mark)))
 
     def look_again(self, world: World, seen: Known) -> Iterator[Step]:
         if self.clauses.epoch_settled:
             world = world._replace(unsaved=())
-        yield Step(f"settles: the epoch is {world.redis.epoch}", world, ("compare", world.redis.epoch, seen))
+        yield Step(f"settles: the epoch is {world.redis.epoch}", world, ("compare", world.redis.epoch, seen, self._mark(world)))
+
+    @staticmethod
+    def _is_other(redis: Redis, known: Known) -> bool:
+        return redis.epoch != known.epoch or bool(known.mark) and known.mark != redis.version
 
     # -- batches.py
 
@@ -368,7 +376,7 @@ class Model:
         redis = world.redis
         world = world._replace(names=max(world.names, int(name[6:])))
         ids = tuple(job for job, place in enumerate(redis.places) if place == LINE)[:limit]
-        if not ids or self.clauses.withdraw_names_epoch and redis.epoch != known.epoch:
+        if not ids or self.clauses.withdraw_names_epoch and self._is_other(redis, known):
             yield Step("withdraws nothing", world)
             return
         places = tuple(name if job in ids else place for job, place in enumerate(redis.places))
@@ -392,11 +400,18 @@ class Model:
             yield Step(f"cannot commit {name}: its incarnation ended", world)
         elif mysql.state_of(name):
             yield Step(f"cannot commit {name}: it has a row", world, ("state_of", known, name))
+        elif self.clauses.commit_leaves_restoring and self._restoring(mysql, known.number).intersection(ids):
+            yield Step(f"cannot commit {name}: a job is restoring", world, ("state_of", known, name))
         else:
             rows = {(known.number, id_, len(mysql.batches) + 1) for id_ in ids}
             batches = (*mysql.batches, Batch(name, known.number, COMMITTED))
             stored = world._replace(mysql=mysql._replace(batches=batches, jobs=mysql.jobs | rows))
             yield Step(f"commits {name} with jobs {ids}", stored, ("finalize", name, ()))
+
+    @staticmethod
+    def _restoring(mysql: MySQL, incarnation: int) -> set[int]:
+        """Jobs that an open restore names."""
+        return {id_ for restore in mysql.restores if restore.incarnation == incarnation for id_ in restore.ids}
 
     def finalize(self, world: World, name: str, removed: tuple[int, ...]) -> Iterator[Step]:
         redis = world.redis
@@ -497,7 +512,7 @@ class Model:
         yield Step(f"reads the rows of {name}: jobs {ids}", world, ("held", known, name, ids))
 
     def held(self, world: World, known: Known, name: str, ids: tuple[int, ...]) -> Iterator[Step]:
-        if self.clauses.held_names_epoch and world.redis.epoch != known.epoch:
+        if self.clauses.held_names_epoch and self._is_other(world.redis, known):
             yield Step("asks for records of another epoch", world)
             return
         held = tuple(id_ for id_ in ids if id_ in world.redis.records)
@@ -579,7 +594,7 @@ class Model:
     ) -> Iterator[Step]:
         """undone: those that are sent from here on. loaded: Redis took one of them, or it is the first time."""
         redis, (restore, *rest) = world.redis, undone
-        if self.clauses.restore_names_epoch and redis.epoch != known.epoch:
+        if self.clauses.restore_names_epoch and self._is_other(redis, known):
             yield Step(f"cannot send restore {restore.number}: the epoch changed", world)
             return
         if restore.number <= redis.closed:
@@ -605,9 +620,8 @@ class Model:
     def settle_restored(self, world: World, known: Known, restores: tuple[Restore, ...]) -> Iterator[Step]:
         undone = tuple(restore for restore in restores if restore.number not in world.redis.restores)
         then = ("drop_restored", known, restores)
-        yield from self._settle(
-            world, not undone, "the restores are done", then, ("restore", known, restores, undone, False)
-        )
+        again = ("restore", known, restores, undone, False)
+        yield from self._settle(world, not undone, "the restores are done", then, again)
 
     def drop_restored(self, world: World, known: Known, restores: tuple[Restore, ...]) -> Iterator[Step]:
         mysql = world.mysql
@@ -620,7 +634,7 @@ class Model:
 
     def close(self, world: World, known: Known, number: int) -> Iterator[Step]:
         redis = world.redis
-        if self.clauses.close_names_epoch and redis.epoch != known.epoch:
+        if self.clauses.close_names_epoch and self._is_other(redis, known):
             yield Step(f"cannot close restore {number}: the epoch changed", world)
             return
         closed = max(redis.closed, number) if self.clauses.closed_remembered else 0
@@ -653,25 +667,24 @@ class Model:
     def _client_steps(self, world: World) -> Iterator[Step]:
         return self._carry_out(world, world.client) if world.client else iter(())
 
-    def delete_in_redis(self, world: World, job: int, seen: tuple[int, int] | None) -> Iterator[Step]:
+    def delete_in_redis(self, world: World, job: int, seen: int | None) -> Iterator[Step]:
         """seen: what MySQL had, None for the first look."""
         if world.redis.places[job] != NOWHERE:
             world = _wrote(world, _without(world.redis, [job]))
             world = world._replace(jobs=_put(world.jobs, job, _deleted(world.jobs[job])))
             yield Step(f"deletes job {job} in Redis", world, ("confirm", (job,), world.left.roll_backs))
-        elif seen and not self.clauses.delete_repeats_until_still:
+        elif seen is not None and not self.clauses.delete_repeats_until_still:
             yield self._overlook(world, job)
         else:
             yield Step(f"does not find job {job} in Redis", world, ("delete_in_mysql", job, seen))
 
-    def delete_in_mysql(self, world: World, job: int, seen: tuple[int, int] | None) -> Iterator[Step]:
+    def delete_in_mysql(self, world: World, job: int, seen: int | None) -> Iterator[Step]:
         """In one transaction that locks the row of the incarnation. It ends when MySQL did not change between two looks."""
         mysql = world.mysql
         current = len(mysql.incarnations) - 1
-        restoring = any(job in restore.ids for restore in mysql.restores if restore.incarnation == current)
         rows = {row for row in mysql.jobs if row[:2] == (current, job)}
-        now = (len(mysql.batches), mysql.incarnations[-1].last_restore)
-        if restoring and self.clauses.delete_waits_for_restore:
+        now = mysql.incarnations[-1].last_restore
+        if job in self._restoring(mysql, current) and self.clauses.delete_waits_for_restore:
             yield Step(f"waits for the restore of job {job}", world, ("delete_in_redis", job, None))
         elif rows:
             deleted = mysql._replace(jobs=mysql.jobs - rows)
