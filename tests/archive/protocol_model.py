@@ -57,6 +57,7 @@ class Incarnation(NamedTuple):
     """A row of `incarnations`."""
 
     epoch: int
+    stamp: int
     last_restore: int = 0
 
 
@@ -103,7 +104,7 @@ class Known(NamedTuple):
 
     number: int
     epoch: int
-    mark: int = 0
+    stamp: int
 
 
 class Faults(NamedTuple):
@@ -180,7 +181,7 @@ class Clauses:
     commit_checks_incarnation: bool = True
     begin_checks_incarnation: bool = True
     commit_leaves_restoring: bool = True
-    mark_names_data: bool = True
+    stamp_names_data: bool = True
     compare_looks_again: bool = True
     epoch_settled: bool = True
 
@@ -221,7 +222,7 @@ class Model:
         redis = Redis(1, 1, frozenset(range(setting.jobs)), places)
         jobs = (PENDING,) * setting.jobs + (UNBORN,) * setting.unborn
         archivers = (IDLE,) * setting.archivers
-        mysql = MySQL((Incarnation(1),))
+        mysql = MySQL(() if self.compares else (Incarnation(1, int(self.clauses.stamp_names_data)),))
         return World(redis, (), mysql, archivers, IDLE, (), jobs, 0, setting.faults)
 
     def moves(self, world: World) -> Iterator[Move]:
@@ -264,7 +265,7 @@ class Model:
             yield ("look",)
             if not stands:
                 return
-        known = stands[1] if stands else Known(0, 1)
+        known = stands[1] if stands else Known(0, 1, self._stamp(world))
         if world.names < self.setting.names and LINE in world.redis.places:
             name = f"batch {world.names + 1}"
             yield ("withdraw", known, name, self.setting.jobs + self.setting.unborn)
@@ -335,40 +336,45 @@ class Model:
     # -- incarnations.py
 
     def look(self, world: World) -> Iterator[Step]:
-        """`moves` gives the epoch."""
-        yield Step(f"reads epoch {world.redis.epoch}", world, ("compare", world.redis.epoch, None, self._mark(world)))
+        """Reads the epoch and the stamp."""
+        found = (world.redis.epoch, self._stamp(world))
+        yield Step(f"reads epoch {found[0]} and stamp {found[1]}", world, ("compare", *found, None))
 
-    def _mark(self, world: World) -> int:
-        return world.redis.version if self.clauses.mark_names_data else 0
+    def _stamp(self, world: World) -> int:
+        """A random text that the first archiver writes. Who reads another one sees another queue, or lost data."""
+        return world.redis.version if self.clauses.stamp_names_data else 0
 
-    def compare(self, world: World, epoch: int, seen: Known | None, mark: int) -> Iterator[Step]:
-        number = len(world.mysql.incarnations) - 1
-        known = Known(number, world.mysql.incarnations[-1].epoch)
-        if epoch == known.epoch:
-            yield Step(f"compares epoch {epoch}: incarnation {number} goes on", world, ("ready", known._replace(mark=mark)))
-        elif self.clauses.compare_looks_again and seen != known:
-            yield Step(f"compares epoch {epoch}: MySQL has {known.epoch}", world, ("look_again", known))
-        elif epoch > known.epoch:
-            incarnations = (*world.mysql.incarnations, Incarnation(epoch))
-            ended = world._replace(mysql=world.mysql._replace(incarnations=incarnations))
-            yield Step(
-                f"compares epoch {epoch}: incarnation {number} ends", ended, ("ready", Known(number + 1, epoch, mark))
-            )
+    def compare(self, world: World, epoch: int, stamp: int, seen: Known | None) -> Iterator[Step]:
+        """seen: what MySQL had before the epoch and the stamp were read; None if nobody looked."""
+        rows = world.mysql.incarnations
+        known = _current(world.mysql)
+        found = f"compares epoch {epoch} and stamp {stamp}"
+        if rows and (epoch, stamp) == known[1:]:
+            yield Step(f"{found}: incarnation {known.number} goes on", world, ("ready", known))
+            return
+        if rows and self.clauses.compare_looks_again and seen != known:
+            text = f"{found}: MySQL has epoch {known.epoch} and stamp {known.stamp}"
+            yield Step(text, world, ("look_again", known))
+            return
+        if not rows or epoch > known.epoch:
+            text = f"{found}: incarnation {known.number} ends"
+            rows = (*rows, Incarnation(epoch, stamp))
         else:
-            current = world.mysql.incarnations[-1]._replace(epoch=epoch)
-            incarnations = (*world.mysql.incarnations[:-1], current)
-            lower = world._replace(mysql=world.mysql._replace(incarnations=incarnations))
-            text = f"compares epoch {epoch}: Redis lost its data, incarnation {number} goes on"
-            yield Step(text, lower, ("ready", Known(number, epoch, mark)))
+            text = f"{found}: Redis lost its data, incarnation {known.number} goes on"
+            rows = (*rows[:-1], rows[-1]._replace(epoch=epoch, stamp=stamp))
+        mysql = world.mysql._replace(incarnations=rows)
+        yield Step(text, world._replace(mysql=mysql), ("ready", _current(mysql)))
 
     def look_again(self, world: World, seen: Known) -> Iterator[Step]:
+        found = (world.redis.epoch, self._stamp(world))
         if self.clauses.epoch_settled:
             world = world._replace(unsaved=())
-        yield Step(f"settles: the epoch is {world.redis.epoch}", world, ("compare", world.redis.epoch, seen, self._mark(world)))
+        yield Step(f"settles: the epoch is {found[0]}, the stamp {found[1]}", world, ("compare", *found, seen))
 
     @staticmethod
     def _is_other(redis: Redis, known: Known) -> bool:
-        return redis.epoch != known.epoch or bool(known.mark) and known.mark != redis.version
+        """What a script that names the epoch and the stamp refuses."""
+        return redis.epoch != known.epoch or bool(known.stamp) and known.stamp != redis.version
 
     # -- batches.py
 
@@ -396,7 +402,7 @@ class Model:
 
     def commit(self, world: World, known: Known, name: str, ids: tuple[int, ...]) -> Iterator[Step]:
         mysql = world.mysql
-        if self.clauses.commit_checks_incarnation and not _is_current(mysql, known):
+        if self.clauses.commit_checks_incarnation and known != _current(mysql):
             yield Step(f"cannot commit {name}: its incarnation ended", world)
         elif mysql.state_of(name):
             yield Step(f"cannot commit {name}: it has a row", world, ("state_of", known, name))
@@ -420,7 +426,9 @@ class Model:
             yield Step(f"finalizes {name}: Redis does not know it", world, after)
             return
         ids = dict(redis.batches)[name]
-        owned = [id_ for id_ in ids if redis.places[id_] == name or not self.clauses.finalize_checks_owner]
+        owned = [id_ for id_ in ids if redis.places[id_] == name]
+        if not self.clauses.finalize_checks_owner:
+            owned = [id_ for id_ in ids if id_ in redis.records]
         missing = tuple(id_ for id_ in ids if id_ not in owned and id_ not in removed)
         if missing and self.clauses.finalize_names_missing:
             yield Step(
@@ -544,7 +552,7 @@ class Model:
     def begin(self, world: World, known: Known, how: str, chosen: int) -> Iterator[Step]:
         """how: `one` row, all `together` in one restore, or all `apart`. chosen: the number that a mutant chose."""
         mysql = world.mysql
-        if self.clauses.begin_checks_incarnation and not _is_current(mysql, known):
+        if self.clauses.begin_checks_incarnation and known != _current(mysql):
             yield Step("begins no restore: its incarnation ended", world)
             return
         if self.clauses.one_begin_at_a_time and any(of.incarnation == known.number for of in mysql.restores):
@@ -742,8 +750,12 @@ def _has_batch(redis: Redis, name: str) -> bool:
     return any(batch[0] == name for batch in redis.batches)
 
 
-def _is_current(mysql: MySQL, known: Known) -> bool:
-    return known.number == len(mysql.incarnations) - 1 and known.epoch == mysql.incarnations[-1].epoch
+def _current(mysql: MySQL) -> Known:
+    """The current incarnation; number -1 if there is none."""
+    if not mysql.incarnations:
+        return Known(-1, 0, 0)
+    epoch, stamp, _ = mysql.incarnations[-1]
+    return Known(len(mysql.incarnations) - 1, epoch, stamp)
 
 
 def _deleted(fate: str) -> str:
