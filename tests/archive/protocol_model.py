@@ -4,8 +4,8 @@ A world is a value: what Redis and MySQL have, where each archiver stands in its
 `explore` visits all worlds breadth-first, so a violation comes with one of the shortest traces that lead to it.
 
 One step is one request to one store: a script, or a transaction of MySQL (the row of the incarnation locks those that
-could meet). Steps bear the names of the functions and scripts. Flows over lists are modelled as flows over one item, but
-for restores, which a transaction begins and ends together.
+could meet). Steps bear the names of functions and scripts. A flow over a list of batches is modelled as a flow over one
+batch. Restores stay a list, which a transaction begins and ends as a whole.
 
 What the model leaves out:
 - A second copy of a request of a living process: its request slot recognises it (store/lanes.py).
@@ -17,194 +17,43 @@ What the model leaves out:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any
 
-COMMITTED, FINALIZED, ABORTED = "COMMITTED", "FINALIZED", "ABORTED"
-NOWHERE, LINE = "", "line"
-
-#: What happened to a job so far.
-UNBORN, PENDING, RUN, RUN_TWICE = "unborn", "pending", "run", "run twice"
-#: A deletion was carried out; its client knows that it is on disk; the job ran although its client knew.
-DELETED, DELETION_KNOWN, RUN_DELETED = "deleted", "deletion known", "run after its deletion"
-#: A deletion answered that there is no such job.
-OVERLOOKED = "overlooked"
-#: Redis lost its data while the job was there, or while its end was known there alone: it may be lost, or run again.
-IN_LOST_REDIS = "in a Redis that lost its data"
-
-#: A step with its arguments: where an archiver or a client stands. IDLE: nowhere.
-Request: TypeAlias = tuple  # type: ignore[type-arg]
-IDLE: Request = ()
-
-
-class Redis(NamedTuple):
-    """A queue shard. version: of its configuration; each creation draws one.
-
-    places: for each job NOWHERE, LINE, or the batch that it was withdrawn for. batches: (name, ids) in order.
-    restores: the open ones. closed: the highest closed one.
-    """
-
-    epoch: int
-    version: int
-    records: frozenset[int]
-    places: tuple[str, ...]
-    batches: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    restores: tuple[int, ...] = ()
-    closed: int = 0
-
-
-class Incarnation(NamedTuple):
-    """A row of `incarnations`."""
-
-    epoch: int
-    stamp: int
-    last_restore: int = 0
-
-
-class Batch(NamedTuple):
-    """A row of `batches`. Its number is its place in the table, from 1."""
-
-    name: str
-    incarnation: int
-    state: str
-
-
-class Restore(NamedTuple):
-    """A row of `restores`."""
-
-    incarnation: int
-    number: int
-    last_batch: int
-    ids: tuple[int, ...]
-
-
-class MySQL(NamedTuple):
-    """incarnations: the last one is current, the others have ended. jobs: (incarnation, id, number of its batch)."""
-
-    incarnations: tuple[Incarnation, ...]
-    batches: tuple[Batch, ...] = ()
-    restores: frozenset[Restore] = frozenset()
-    jobs: frozenset[tuple[int, int, int]] = frozenset()
-
-    def state_of(self, name: str) -> str:
-        """'': it has no row."""
-        return next((batch.state for batch in self.batches if batch.name == name), "")
-
-    def rows_of(self, incarnation: int, *states: str) -> list[tuple[int, int]]:
-        """(id, number of its batch) of the jobs of an incarnation whose batches are in one of these states."""
-        return sorted(
-            (id_, batch)
-            for of, id_, batch in self.jobs
-            if of == incarnation and self.batches[batch - 1].state in states
-        )
-
-
-class Known(NamedTuple):
-    """What an archiver knows as the current incarnation."""
-
-    number: int
-    epoch: int
-    stamp: int
-
-
-class Faults(NamedTuple):
-    """How often each may still happen. late: a request of a crashed archiver is carried out later."""
-
-    crashes: int = 0
-    late: int = 0
-    roll_backs: int = 0
-    deletions: int = 0
-    queue_deletions: int = 0
-    losses: int = 0
-
-
-class World(NamedTuple):
-    """unsaved: what Redis was before each write that is not on disk yet, the oldest first. under_way: late requests, each
-    with the version that its sender knew. names: batches so far.
-    """
-
-    redis: Redis
-    unsaved: tuple[Redis, ...]
-    mysql: MySQL
-    archivers: tuple[Request, ...]
-    client: Request
-    under_way: tuple[tuple[Request, int], ...]
-    jobs: tuple[str, ...]
-    names: int
-    left: Faults
-
-
-class Step(NamedTuple):
-    """text: what happened. then: where its archiver or client stands afterwards."""
-
-    text: str
-    world: World
-    then: Request = IDLE
-
-
-class Move(NamedTuple):
-    """A step of anybody. fault: nobody may rely on it to happen."""
-
-    text: str
-    world: World
-    fault: bool = False
-
-
-@dataclass(frozen=True)
-class Clauses:
-    """The clauses of the protocol. A mutant lacks one."""
-
-    only_finalized_come_back: bool = True
-    aborted_row_first: bool = True
-    disk_before_rows_go: bool = True
-    settled_checks: bool = True
-    settled_on_one_connection: bool = True
-    number_in_the_transaction: bool = True
-    one_begin_at_a_time: bool = True
-    closed_remembered: bool = True
-    close_names_epoch: bool = True
-    wait_before_held: bool = True
-    open_batches_left_alone: bool = True
-    held_asked: bool = True
-    held_names_epoch: bool = True
-    held_rows_only_while_committed: bool = True
-    finalize_checks_owner: bool = True
-    finalize_names_missing: bool = True
-    missing_rows_dropped: bool = True
-    restore_leaves_out_held: bool = True
-    delete_looks_again: bool = True
-    delete_repeats_until_still: bool = True
-    delete_waits_for_restore: bool = True
-    withdraw_names_epoch: bool = True
-    restore_names_epoch: bool = True
-    rows_go_by_last_batch: bool = True
-    commit_checks_incarnation: bool = True
-    begin_checks_incarnation: bool = True
-    commit_leaves_restoring: bool = True
-    stamp_names_data: bool = True
-    compare_looks_again: bool = True
-    epoch_settled: bool = True
-
-
-@dataclass(frozen=True)
-class Setting:
-    """jobs: so many are there at first. unborn: so many are enqueued later. names: so many batches at most.
-
-    parts: also batches and restores of one job while there are more.
-    """
-
-    jobs: int = 1
-    unborn: int = 0
-    archivers: int = 2
-    names: int = 2
-    parts: bool = True
-    faults: Faults = Faults()
-    clauses: Clauses = field(default_factory=Clauses)
-
-
-WRITES = frozenset(
-    "withdraw commit finalize drop_rows mark_finalized insert_aborted abort begin restore drop_restored close compare".split()
+from tests.archive.protocol_worlds import (
+    ABORTED,
+    COMMITTED,
+    DELETED,
+    DELETION_KNOWN,
+    FINALIZED,
+    IDLE,
+    IN_LOST_REDIS,
+    LINE,
+    NOWHERE,
+    OVERLOOKED,
+    PENDING,
+    RUN,
+    RUN_DELETED,
+    RUN_TWICE,
+    UNBORN,
+    WITHDRAWN,
+    Batch,
+    Incarnation,
+    Known,
+    Move,
+    MySQL,
+    Redis,
+    Request,
+    Restore,
+    Setting,
+    Step,
+    World,
 )
+
+#: Steps whose requests may be carried out after the end of their archiver. The others only read.
+WRITES = {
+    *("withdraw", "commit", "finalize", "drop_missing", "mark_finalized", "insert_aborted", "abort", "drop_held"),
+    *("begin", "restore", "drop_restored", "close", "compare"),
+}
 
 
 class Model:
@@ -284,8 +133,8 @@ class Model:
                 yield ("begin", known, "apart", 0)
         if is_open:
             yield ("open_restores", known)
-        if world.redis.restores:
-            yield ("select_still_open", known, world.redis.restores)
+        if world.redis.open:
+            yield ("select_still_open", known, world.redis.open)
 
     def _carry_out(self, world: World, request: Request) -> Iterator[Step]:
         step: Callable[..., Iterator[Step]] = getattr(self, request[0])
@@ -374,7 +223,7 @@ class Model:
     @staticmethod
     def _is_other(redis: Redis, known: Known) -> bool:
         """What a script that names the epoch and the stamp refuses."""
-        return redis.epoch != known.epoch or bool(known.stamp) and known.stamp != redis.version
+        return redis.epoch != known.epoch or (bool(known.stamp) and known.stamp != redis.version)
 
     # -- batches.py
 
@@ -382,7 +231,7 @@ class Model:
         redis = world.redis
         world = world._replace(names=max(world.names, int(name[6:])))
         ids = tuple(job for job, place in enumerate(redis.places) if place == LINE)[:limit]
-        if not ids or self.clauses.withdraw_names_epoch and self._is_other(redis, known):
+        if not ids or (self.clauses.withdraw_names_epoch and self._is_other(redis, known)):
             yield Step("withdraws nothing", world)
             return
         places = tuple(name if job in ids else place for job, place in enumerate(redis.places))
@@ -404,7 +253,7 @@ class Model:
         mysql = world.mysql
         if self.clauses.commit_checks_incarnation and known != _current(mysql):
             yield Step(f"cannot commit {name}: its incarnation ended", world)
-        elif mysql.state_of(name):
+        elif mysql.state_of(name) != WITHDRAWN:
             yield Step(f"cannot commit {name}: it has a row", world, ("state_of", known, name))
         elif self.clauses.commit_leaves_restoring and self._restoring(mysql, known.number).intersection(ids):
             yield Step(f"cannot commit {name}: a job is restoring", world, ("state_of", known, name))
@@ -431,9 +280,7 @@ class Model:
             owned = [id_ for id_ in ids if id_ in redis.records]
         missing = tuple(id_ for id_ in ids if id_ not in owned and id_ not in removed)
         if missing and self.clauses.finalize_names_missing:
-            yield Step(
-                f"finalizes {name}: jobs {missing} are missing", world, ("drop_missing", name, missing, removed)
-            )
+            yield Step(f"finalizes {name}: jobs {missing} are missing", world, ("drop_missing", name, missing, removed))
             return
         ended = _without(redis, owned)._replace(batches=tuple(batch for batch in redis.batches if batch[0] != name))
         yield Step(f"finalizes {name}", _wrote(world, ended), after)
@@ -485,19 +332,17 @@ class Model:
         then: Request = ("finalize", name, ())
         if state == ABORTED:
             then = ("abort", name)
-        elif not state:
+        elif state == WITHDRAWN:
             then = ("insert_aborted", known, name) if self.clauses.aborted_row_first else ("abort", name)
-        yield Step(f"reads the state of {name}: {state or 'no row'}", world, then)
+        yield Step(f"reads the state of {name}: {state}", world, then)
 
     def insert_aborted(self, world: World, known: Known, name: str) -> Iterator[Step]:
         mysql = world.mysql
-        if mysql.state_of(name):
+        if mysql.state_of(name) != WITHDRAWN:
             yield Step(f"cannot insert {name} as ABORTED: it has a row", world, ("state_of", known, name))
             return
         batches = (*mysql.batches, Batch(name, known.number, ABORTED))
-        yield Step(
-            f"inserts {name} as ABORTED", world._replace(mysql=mysql._replace(batches=batches)), ("abort", name)
-        )
+        yield Step(f"inserts {name} as ABORTED", world._replace(mysql=mysql._replace(batches=batches)), ("abort", name))
 
     def select_committed(self, world: World, known: Known) -> Iterator[Step]:
         first = "settle_unknown" if self.clauses.wait_before_held else "select_ids_of_batch"
@@ -515,7 +360,7 @@ class Model:
         yield from self._settle(world, done, f"Redis does not know {name}", then, IDLE)
 
     def select_ids_of_batch(self, world: World, known: Known, name: str) -> Iterator[Step]:
-        number = 1 + next(at for at, batch in enumerate(world.mysql.batches) if batch.name == name)
+        number = world.mysql.number_of(name)
         ids = tuple(sorted(id_ for _, id_, batch in world.mysql.jobs if batch == number))
         yield Step(f"reads the rows of {name}: jobs {ids}", world, ("held", known, name, ids))
 
@@ -536,7 +381,7 @@ class Model:
 
     @staticmethod
     def _drop_rows(world: World, name: str, ids: tuple[int, ...]) -> World:
-        number = 1 + next((at for at, batch in enumerate(world.mysql.batches) if batch.name == name), -2)
+        number = world.mysql.number_of(name)
         jobs = frozenset(row for row in world.mysql.jobs if row[2] != number or row[1] not in ids)
         return world._replace(mysql=world.mysql._replace(jobs=jobs))
 
@@ -564,15 +409,15 @@ class Model:
             yield Step("begins no restore: there are no rows", world)
             return
         last = mysql.incarnations[known.number].last_restore if not chosen else chosen - 1
-        restores = []
+        restores: list[Restore] = []
         for part in {"one": [rows[:1]], "together": [rows], "apart": [[row] for row in rows]}[how]:
             ids, last_batch = tuple(id_ for id_, _ in part), max(batch for _, batch in part)
             restores.append(Restore(known.number, last + 1 + len(restores), last_batch, ids))
         counted = mysql.incarnations[known.number]._replace(last_restore=restores[-1].number)
         incarnations = _put(mysql.incarnations, known.number, counted)
-        began = mysql._replace(restores=mysql.restores | set(restores), incarnations=incarnations)
+        started = mysql._replace(restores=mysql.restores | set(restores), incarnations=incarnations)
         then = ("restore", known, tuple(restores), tuple(restores), True)
-        yield Step(f"begins {_restores(restores)}", world._replace(mysql=began), then)
+        yield Step(f"begins {_restores(restores)}", world._replace(mysql=started), then)
 
     def choose_number(self, world: World, known: Known, how: str, _: int) -> Iterator[Step]:
         """Only of a mutant: in a transaction of its own."""
@@ -607,15 +452,15 @@ class Model:
             return
         if restore.number <= redis.closed:
             text = f"sends restore {restore.number}: it is closed"
-        elif restore.number in redis.restores:
+        elif restore.number in redis.open:
             text, loaded = f"sends restore {restore.number}: it was done", True
         else:
             text, loaded = f"sends restore {restore.number} with jobs {restore.ids}", True
             known_here = redis.records if self.clauses.restore_leaves_out_held else frozenset()
             ids = [id_ for id_ in restore.ids if id_ not in known_here]
             places = tuple(LINE if job in ids else place for job, place in enumerate(redis.places))
-            numbers = tuple(sorted({*redis.restores, restore.number}))
-            redis = redis._replace(records=redis.records.union(ids), places=places, restores=numbers)
+            numbers = tuple(sorted({*redis.open, restore.number}))
+            redis = redis._replace(records=redis.records.union(ids), places=places, open=numbers)
             world = _wrote(world, redis)
         if rest:
             then: Request = ("restore", known, all_, tuple(rest), loaded)
@@ -626,7 +471,7 @@ class Model:
         yield Step(text, world, then)
 
     def settle_restored(self, world: World, known: Known, restores: tuple[Restore, ...]) -> Iterator[Step]:
-        undone = tuple(restore for restore in restores if restore.number not in world.redis.restores)
+        undone = tuple(restore for restore in restores if restore.number not in world.redis.open)
         then = ("drop_restored", known, restores)
         again = ("restore", known, restores, undone, False)
         yield from self._settle(world, not undone, "the restores are done", then, again)
@@ -646,8 +491,8 @@ class Model:
             yield Step(f"cannot close restore {number}: the epoch changed", world)
             return
         closed = max(redis.closed, number) if self.clauses.closed_remembered else 0
-        restores = tuple(open_ for open_ in redis.restores if open_ > number)
-        yield Step(f"closes restore {number}", _wrote(world, redis._replace(restores=restores, closed=closed)))
+        still_open = tuple(other for other in redis.open if other > number)
+        yield Step(f"closes restore {number}", _wrote(world, redis._replace(open=still_open, closed=closed)))
 
     # -- clients
 
@@ -656,14 +501,14 @@ class Model:
             yield Move(f"client {step.text}", step.world._replace(client=step.then))
         left = world.left
         if not world.client and left.deletions:
-            begun = world._replace(left=left._replace(deletions=left.deletions - 1))
+            started = world._replace(left=left._replace(deletions=left.deletions - 1))
             for job, fate in enumerate(world.jobs):
                 if fate == PENDING:
-                    for step in self.delete_in_redis(begun, job, None):
+                    for step in self.delete_in_redis(started, job, None):
                         yield Move(f"client {step.text}", step.world._replace(client=step.then), fault=True)
         if not world.client and left.queue_deletions:
-            begun = world._replace(left=left._replace(queue_deletions=left.queue_deletions - 1))
-            for step in self.delete_queue(begun):
+            started = world._replace(left=left._replace(queue_deletions=left.queue_deletions - 1))
+            for step in self.delete_queue(started):
                 yield Move(f"client {step.text}", step.world._replace(client=step.then), fault=True)
         for job, fate in enumerate(world.jobs):
             if fate == UNBORN and not world.left.queue_deletions:
@@ -687,11 +532,13 @@ class Model:
             yield Step(f"does not find job {job} in Redis", world, ("delete_in_mysql", job, seen))
 
     def delete_in_mysql(self, world: World, job: int, seen: int | None) -> Iterator[Step]:
-        """In one transaction that locks the row of the incarnation. It ends when MySQL did not change between two looks."""
+        """One transaction, which locks the row of the incarnation. seen: the number of the last restore at the last
+        look. If none began since, the job cannot have passed from MySQL through Redis to MySQL.
+        """
         mysql = world.mysql
         current = len(mysql.incarnations) - 1
         rows = {row for row in mysql.jobs if row[:2] == (current, job)}
-        now = mysql.incarnations[-1].last_restore
+        now = mysql.incarnations[-1].last_restore if mysql.incarnations else 0
         if job in self._restoring(mysql, current) and self.clauses.delete_waits_for_restore:
             yield Step(f"waits for the restore of job {job}", world, ("delete_in_redis", job, None))
         elif rows:
@@ -729,7 +576,7 @@ class Model:
 # -- values
 
 
-def _put(values: tuple, at: int, value: object) -> tuple:  # type: ignore[type-arg]
+def _put(values: tuple[Any, ...], at: int, value: object) -> tuple[Any, ...]:
     return (*values[:at], value, *values[at + 1 :])
 
 
@@ -803,73 +650,10 @@ def ended(world: World) -> bool:
     mysql, current = world.mysql, len(world.mysql.incarnations) - 1
     return (
         not world.redis.batches
-        and not world.redis.restores
+        and not world.redis.open
         and LINE not in world.redis.places
         and PENDING not in world.jobs
         and not any(of == current for of, _, _ in mysql.jobs)
         and not any(restore.incarnation == current for restore in mysql.restores)
         and not any(batch.state == COMMITTED and batch.incarnation == current for batch in mysql.batches)
     )
-
-
-class Result(NamedTuple):
-    """problem: '' if all is well. trace: the steps that lead to it. complete: all worlds were visited."""
-
-    problem: str
-    trace: list[str]
-    worlds: int
-    complete: bool
-
-    def __str__(self) -> str:
-        head = f"{self.problem or 'no violation'} ({self.worlds} worlds{'' if self.complete else ', not all'})"
-        return "\n  ".join([head, *self.trace])
-
-
-def explore(setting: Setting, limit: int = 3_000_000) -> Result:
-    """Visits the worlds of a setting, nearest first, until one is wrong."""
-    model = Model(setting)
-    worlds = [model.first()]
-    index, parents, before = {worlds[0]: 0}, [0], [[]]  # type: tuple[dict[World, int], list[int], list[list[int]]]
-    at = 0
-    while at < len(worlds) < limit:
-        world = worlds[at]
-        if wrong := violation(world):
-            return Result(wrong, _trace(model, worlds, parents, at), len(worlds), False)
-        for move in model.moves(world):
-            to = index.setdefault(move.world, len(worlds))
-            if to == len(worlds):
-                worlds.append(move.world)
-                parents.append(at)
-                before.append([])
-            if not move.fault:
-                before[to].append(at)
-        at += 1
-    if at < len(worlds):
-        return Result("", [], len(worlds), False)
-    stuck = _never_ends(worlds, before)
-    if stuck is not None:
-        return Result("it never ends", _trace(model, worlds, parents, stuck), len(worlds), True)
-    return Result("", [], len(worlds), True)
-
-
-def _never_ends(worlds: list[World], before: list[list[int]]) -> int | None:
-    """The first world from which no path without faults leads to an end."""
-    to_visit = [at for at, world in enumerate(worlds) if ended(world)]
-    ends = bytearray(len(worlds))
-    for at in to_visit:
-        ends[at] = 1
-    while to_visit:
-        for earlier in before[to_visit.pop()]:
-            if not ends[earlier]:
-                ends[earlier] = 1
-                to_visit.append(earlier)
-    at = ends.find(0)
-    return None if at < 0 else at
-
-
-def _trace(model: Model, worlds: list[World], parents: list[int], at: int) -> list[str]:
-    texts: list[str] = []
-    while at:
-        texts.append(next(move.text for move in model.moves(worlds[parents[at]]) if move.world == worlds[at]))
-        at = parents[at]
-    return texts[::-1]
