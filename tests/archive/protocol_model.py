@@ -16,7 +16,7 @@ What the model leaves out:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.archive.protocol_worlds import (
@@ -118,7 +118,7 @@ class Model:
         if world.names < self.setting.names and LINE in world.redis.places:
             name = f"batch {world.names + 1}"
             yield ("withdraw", known, name, self.setting.jobs + self.setting.unborn)
-            if self.setting.parts and world.redis.places.count(LINE) > 1:
+            if world.redis.places.count(LINE) > 1:
                 yield ("withdraw", known, name, 1)
         for name, _ in world.redis.batches:
             yield ("state_of", known, name)
@@ -128,7 +128,7 @@ class Model:
         is_open = any(restore.incarnation == known.number for restore in world.mysql.restores)
         if rows and not (is_open and self.clauses.one_begin_at_a_time):
             yield ("begin" if self.clauses.number_in_the_transaction else "choose_number", known, "together", 0)
-            if self.setting.parts and len(rows) > 1:
+            if len(rows) > 1:
                 yield ("begin", known, "one", 0)
                 yield ("begin", known, "apart", 0)
         if is_open:
@@ -236,14 +236,14 @@ class Model:
             return
         places = tuple(name if job in ids else place for job, place in enumerate(redis.places))
         withdrawn = redis._replace(places=places, batches=tuple(sorted((*redis.batches, (name, ids)))))
-        yield Step(f"withdraws jobs {ids} for {name}", _wrote(world, withdrawn), ("read_batch", known, name))
+        yield Step(f"withdraws {_jobs(ids)} for {name}", _wrote(world, withdrawn), ("read_batch", known, name))
 
     def read_batch(self, world: World, known: Known, name: str) -> Iterator[Step]:
         if not _has_batch(world.redis, name):
             yield Step(f"reads {name}: Redis does not know it", world)
             return
         ids = tuple(job for job, place in enumerate(world.redis.places) if place == name)
-        yield Step(f"reads {name}: jobs {ids}", world, ("settle_withdrawn", known, name, ids))
+        yield Step(f"reads {name}: {_jobs(ids)}", world, ("settle_withdrawn", known, name, ids))
 
     def settle_withdrawn(self, world: World, known: Known, name: str, ids: tuple[int, ...]) -> Iterator[Step]:
         done = _has_batch(world.redis, name)
@@ -261,7 +261,7 @@ class Model:
             rows = {(known.number, id_, len(mysql.batches) + 1) for id_ in ids}
             batches = (*mysql.batches, Batch(name, known.number, COMMITTED))
             stored = world._replace(mysql=mysql._replace(batches=batches, jobs=mysql.jobs | rows))
-            yield Step(f"commits {name} with jobs {ids}", stored, ("finalize", name, ()))
+            yield Step(f"commits {name} with {_jobs(ids)}", stored, ("finalize", name, ()))
 
     @staticmethod
     def _restoring(mysql: MySQL, incarnation: int) -> set[int]:
@@ -280,7 +280,9 @@ class Model:
             owned = [id_ for id_ in ids if id_ in redis.records]
         missing = tuple(id_ for id_ in ids if id_ not in owned and id_ not in removed)
         if missing and self.clauses.finalize_names_missing:
-            yield Step(f"finalizes {name}: jobs {missing} are missing", world, ("drop_missing", name, missing, removed))
+            yield Step(
+                f"finalizes {name}, which misses {_jobs(missing)}", world, ("drop_missing", name, missing, removed)
+            )
             return
         ended = _without(redis, owned)._replace(batches=tuple(batch for batch in redis.batches if batch[0] != name))
         yield Step(f"finalizes {name}", _wrote(world, ended), after)
@@ -288,7 +290,7 @@ class Model:
     def drop_missing(self, world: World, name: str, ids: tuple[int, ...], removed: tuple[int, ...]) -> Iterator[Step]:
         if self.clauses.missing_rows_dropped:
             world = self._drop_rows(world, name, ids)
-        yield Step(f"drops the rows of jobs {ids} of {name}", world, ("finalize", name, (*removed, *ids)))
+        yield Step(f"drops the rows of {_jobs(ids)} of {name}", world, ("finalize", name, (*removed, *ids)))
 
     def settle_finalized(self, world: World, name: str) -> Iterator[Step]:
         done = not _has_batch(world.redis, name)
@@ -362,7 +364,7 @@ class Model:
     def select_ids_of_batch(self, world: World, known: Known, name: str) -> Iterator[Step]:
         number = world.mysql.number_of(name)
         ids = tuple(sorted(id_ for _, id_, batch in world.mysql.jobs if batch == number))
-        yield Step(f"reads the rows of {name}: jobs {ids}", world, ("held", known, name, ids))
+        yield Step(f"reads the rows of {name}: {_jobs(ids)}", world, ("held", known, name, ids))
 
     def held(self, world: World, known: Known, name: str, ids: tuple[int, ...]) -> Iterator[Step]:
         if self.clauses.held_names_epoch and self._is_other(world.redis, known):
@@ -372,12 +374,12 @@ class Model:
         then: Request = ("drop_held", name, held) if held else ("mark_finalized", name)
         if not self.clauses.wait_before_held:
             then = ("settle_unknown", known, name, held)
-        yield Step(f"asks which of jobs {ids} Redis has: {held}", world, then)
+        yield Step(f"asks what Redis has of {_jobs(ids)}: {_jobs(held)}", world, then)
 
     def drop_held(self, world: World, name: str, ids: tuple[int, ...]) -> Iterator[Step]:
         if world.mysql.state_of(name) == COMMITTED or not self.clauses.held_rows_only_while_committed:
             world = self._drop_rows(world, name, ids)
-        yield Step(f"drops the rows of jobs {ids} of {name}", world, ("mark_finalized", name))
+        yield Step(f"drops the rows of {_jobs(ids)} of {name}", world, ("mark_finalized", name))
 
     @staticmethod
     def _drop_rows(world: World, name: str, ids: tuple[int, ...]) -> World:
@@ -390,7 +392,7 @@ class Model:
         still = {restore.number for restore in world.mysql.restores if restore.incarnation == known.number}
         ended = [number for number in numbers if number not in still]
         then: Request = ("close", known, max(ended)) if ended else IDLE
-        yield Step(f"reads that of restores {numbers} {tuple(ended)} have ended", world, then)
+        yield Step(f"reads that {len(ended)} of the open restores {numbers} have ended", world, then)
 
     # -- restores.py
 
@@ -431,7 +433,7 @@ class Model:
             if restore.incarnation == known.number
         ]
         then: Request = ("restore", known, tuple(found), tuple(found), True) if found else IDLE
-        yield Step(f"reads the open {_restores(found)}", world, then)
+        yield Step(f"reads what is open: {_restores(found)}", world, then)
 
     def _rows_of_restore(self, world: World, restore: Restore, ids: list[int]) -> set[tuple[int, int, int]]:
         return {
@@ -455,7 +457,7 @@ class Model:
         elif restore.number in redis.open:
             text, loaded = f"sends restore {restore.number}: it was done", True
         else:
-            text, loaded = f"sends restore {restore.number} with jobs {restore.ids}", True
+            text, loaded = f"sends restore {restore.number} of {_jobs(restore.ids)}", True
             known_here = redis.records if self.clauses.restore_leaves_out_held else frozenset()
             ids = [id_ for id_ in restore.ids if id_ not in known_here]
             places = tuple(LINE if job in ids else place for job, place in enumerate(redis.places))
@@ -567,10 +569,10 @@ class Model:
     def confirm(self, world: World, ids: tuple[int, ...], roll_backs: int) -> Iterator[Step]:
         """Waits until a deletion is on disk."""
         if world.left.roll_backs != roll_backs:
-            yield Step(f"does not know whether jobs {ids} are deleted", world)
+            yield Step(f"does not know whether its deletion of {_jobs(ids)} is on disk", world)
             return
         jobs = tuple(_known_deleted(fate) if job in ids else fate for job, fate in enumerate(world.jobs))
-        yield Step(f"knows that jobs {ids} are deleted", world._replace(unsaved=(), jobs=jobs))
+        yield Step(f"knows that its deletion of {_jobs(ids)} is on disk", world._replace(unsaved=(), jobs=jobs))
 
 
 # -- values
@@ -619,7 +621,11 @@ def _shown(request: Request) -> str:
 
 
 def _restores(restores: list[Restore] | tuple[Restore, ...]) -> str:
-    return "restores " + ", ".join(f"{restore.number} of jobs {restore.ids}" for restore in restores)
+    return " and ".join(f"restore {restore.number} of {_jobs(restore.ids)}" for restore in restores) or "no restore"
+
+
+def _jobs(ids: Sequence[int]) -> str:
+    return "no job" if not ids else "job " + " and ".join(map(str, ids))
 
 
 # -- what must hold

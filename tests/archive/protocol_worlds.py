@@ -190,15 +190,11 @@ class Clauses:
 
 @dataclass(frozen=True)
 class Setting:
-    """jobs: so many are there at first. unborn: so many are enqueued later. names: so many batches at most.
-
-    parts: also batches and restores of one job while there are more.
-    """
+    """jobs: so many are there at first. unborn: so many are enqueued later. names: so many batches at most."""
 
     jobs: int = 1
     unborn: int = 0
     archivers: int = 2
     names: int = 2
-    parts: bool = True
     faults: Faults = field(default_factory=Faults)
     clauses: Clauses = field(default_factory=Clauses)
