@@ -170,7 +170,8 @@ class Model:
                 text = f"Redis starts again without its last {len(world.unsaved) - at} unsaved writes"
                 yield Move(text, back, fault=True)
         if left.losses:
-            empty = Redis(1, world.redis.version + 1, frozenset(), (NOWHERE,) * len(world.jobs))
+            fewer = left._replace(losses=left.losses - 1)
+            empty = self._made_again(world._replace(left=fewer), 1)
             archived = {id_ for id_, _ in world.mysql.rows_of(len(world.mysql.incarnations) - 1, COMMITTED, FINALIZED)}
             archived -= {
                 job for job, at in enumerate(world.redis.places) if at and world.mysql.state_of(at) != COMMITTED
@@ -179,8 +180,14 @@ class Model:
                 fate if fate == UNBORN or (fate == PENDING and job in archived) else IN_LOST_REDIS
                 for job, fate in enumerate(world.jobs)
             )
-            lost = world._replace(redis=empty, unsaved=(), jobs=jobs, left=left._replace(losses=left.losses - 1))
+            lost = world._replace(redis=empty, unsaved=(), jobs=jobs, left=fewer)
             yield Move("Redis loses all its data, and the queue is made again", lost, fault=True)
+
+    def _made_again(self, world: World, epoch: int) -> Redis:
+        """A new queue: no version was drawn before, not even one that a roll back undid."""
+        at_first, left = self.setting.faults, world.left
+        version = 1 + at_first.queue_deletions - left.queue_deletions + at_first.losses - left.losses
+        return Redis(epoch, version, frozenset(), (NOWHERE,) * len(world.jobs))
 
     # -- incarnations.py
 
@@ -559,8 +566,7 @@ class Model:
         return Step(f"answers that there is no job {job}", world)
 
     def delete_queue(self, world: World) -> Iterator[Step]:
-        redis = world.redis
-        empty = Redis(redis.epoch + 2, redis.version + 1, frozenset(), (NOWHERE,) * len(world.jobs))
+        empty = self._made_again(world, world.redis.epoch + 2)
         ids = tuple(job for job, fate in enumerate(world.jobs) if fate == PENDING)
         jobs = tuple(_deleted(fate) for fate in world.jobs)
         deleted = _wrote(world._replace(jobs=jobs), empty)
