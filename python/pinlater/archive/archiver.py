@@ -11,16 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pinlater.archive.batches import Range
+from pinlater.archive.batches import Range, count_in
 from pinlater.archive.incarnations import Incarnation, incarnation_of
 from pinlater.archive.recovery import recover
 from pinlater.archive.restores import RESTORES_AT_ONCE, Wanted, begin, carry_out
 from pinlater.archive.spill import Run, Spill
-from pinlater.model.jobs import CountsByState
 from pinlater.operations.inspect import server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.archive_driver import ArchiveDatabase
-from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session
 
 #: A batch of another archiver is ended after this time without progress.
@@ -91,18 +89,16 @@ class Archiver:
     async def shares(self, queue: str, selection: Selection) -> dict[QueueShard, int]:
         """How many jobs of each queue shard may leave, by what each has."""
         queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
-        pending = {queue_shard: await self._pending(queue_shard) for queue_shard in queue_shards}
-        total = sum(pending.values())
-        excess = max(0, total - selection.keep)
-        if selection.limit is not None:
-            excess = min(excess, selection.limit)
-        return share_out(excess, pending)
+        chosen = {queue_shard: await self._chosen(queue_shard, selection) for queue_shard in queue_shards}
+        most = max(0, sum(chosen.values()) - selection.keep)
+        return share_out(most if selection.limit is None else min(most, selection.limit), chosen)
 
-    async def _pending(self, queue_shard: QueueShard) -> int:
-        """Pending jobs that Redis has."""
-        reply = await self.run(lambda end: read(queue_shard, "count", [], end))
-        counts = sum(CountsByState.unpack(reply[2]), CountsByState())
-        return counts.pending + counts.scheduled
+    async def _chosen(self, queue_shard: QueueShard, selection: Selection) -> int:
+        """How many jobs of a queue shard are in the ranges of a selection."""
+        now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
+        assert queue_shard.stored is not None
+        ranges = selection.ranges(queue_shard.stored.config.priorities, now_ms)
+        return await self.run(lambda end: count_in(queue_shard, ranges, end))
 
     async def restore(self, queue: str, limit: int | None = None) -> int:
         """Brings archived jobs of a queue back, highest priority and earliest run-after first. Returns how many."""

@@ -26,6 +26,7 @@ from pinlater.cli.settings import Settings
 from pinlater.cli.times import MILLISECONDS
 from pinlater.client.async_client import AsyncClient
 from pinlater.client.client import Client
+from pinlater.operations.audit import audit
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.archive_schema import check_schema, schema_of
 from pinlater.store.archive_schema import migrate as migrate_database
@@ -59,7 +60,9 @@ def migrate(settings: Settings) -> int:
 
 @archive.verb("spill")
 @click.argument("name")
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="Leave so many pending jobs in Redis. [default: 0]")
+@click.option(
+    "--keep", type=click.IntRange(0), metavar="N", help="Leave so many of the chosen jobs in Redis. [default: 0]"
+)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most so many jobs.")
 @click.option("--priority", type=click.IntRange(1, 100), help="Only jobs of this priority.")
 @click.option("--older-than", type=MILLISECONDS, metavar="TIME", help="Only jobs that have been due for so long.")
@@ -78,8 +81,6 @@ def spill(
     """Move pending jobs to the archive: the latest-due and lowest-priority ones first."""
     if older_than is not None and later_than is not None:
         usage("--older-than and --later-than: expected one of them")
-    if keep is not None and (priority, older_than, later_than) != (None, None, None):
-        usage("--keep: expected without --priority, --older-than and --later-than, as it counts all pending jobs")
     selection = Selection(limit=limit, keep=keep or 0, priority=priority, older_ms=older_than, later_ms=later_than)
 
     async def work(archiver: Archiver) -> int:
@@ -156,7 +157,7 @@ def verify(settings: Settings, name: str) -> int:
     """Prove that each job of a queue is in one store, and there in one state. Exit code 1 if one is not."""
     with _ready(settings) as client:
         database = _database(client)
-        report = client.audit(name)
+        report = client.run(lambda end: audit(client.session, name, end))
         findings = [
             *report.findings,
             *client.run(lambda end: verify_flow(client.session, database, name, end)),
