@@ -3,7 +3,7 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated new_ids notify lease leave_lease
 -- KEYS   meta waiters jobs extras leases lease_jobs batch_of ready* scheduled* withdrawn* running* failed* succeeded*
 -- ARGV   lane sequence version state priority limit channel ids…
--- REPLY  u32 how many, u8 more of that state are left
+-- REPLY  u32 how many, u8 more of that state are left, u8 an id: whether it was removed
 -- channel: where workers hear the ids of removed running jobs, joined; '': nowhere. A user that may not publish there removes them all the same.
 -- A job that is withdrawn for a batch is pending. The batch goes on naming it.
 -- state: 0 pending (due or not), 1 in progress, 2 succeeded, 3 failed, '' any (named ids only). limit: 1 to 1000; '0': only the ids.
@@ -77,7 +77,10 @@ settle_leases()
 if ran > 0 and flags % 16 >= FLAG_MAX_RUNNING then
   -- HERE free_places
 end
-local reply = finish(pack('>I4B', #removed, more))
+local was_there, found_flags = {}, {}
+for _, id in ipairs(removed) do was_there[id] = true end
+for i = 1, named do found_flags[i] = was_there[ARGV[ids0 + i]] and '\1' or '\0' end
+local reply = finish(pack('>I4B', #removed, more) .. concat(found_flags))
 if ran > 0 and channel ~= '' and redis.acl_check_cmd('PUBLISH', channel, '') then
   call('PUBLISH', channel, concat(removed, '', 1, ran))
 end

@@ -57,15 +57,15 @@ UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
 -- name: select_due
 -- incarnation, priority, due_ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
 SELECT jobs.id, jobs.bytes
-FROM jobs FORCE INDEX (restore_order) STRAIGHT_JOIN batches ON batches.number = jobs.batch
-WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms <= %s AND batches.state = 2
+FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
+WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms <= %s AND batches.number IS NULL
 ORDER BY jobs.run_after_ms, jobs.sixteenths, jobs.id LIMIT %s
 
 -- name: select_finalized_by_id
 -- incarnation, ids -> batch number, and the columns of each job that may come back
 SELECT jobs.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
-FROM jobs FORCE INDEX (PRIMARY) STRAIGHT_JOIN batches ON batches.number = jobs.batch
-WHERE jobs.incarnation = %s AND jobs.id IN %s AND batches.state = 2
+FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
+WHERE jobs.incarnation = %s AND jobs.id IN %s AND batches.number IS NULL
 ORDER BY run_after_ms, sixteenths, id
 
 -- name: select_jobs_by_id
@@ -120,10 +120,10 @@ SELECT RELEASE_LOCK(CONCAT('pinlater:', SHA1(DATABASE())))
 SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
 
 -- name: select_with_state
--- incarnation, ids -> the name of the job's batch if it is not FINALIZED (else NULL), and the columns of each job
-SELECT IF(batches.state = 2, NULL, batches.batch), id, priority, run_after_ms, sixteenths, attempts, attempts_left,
+-- incarnation, ids -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job
+SELECT batches.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left,
   updated_ms, crashes, status, body
-FROM jobs FORCE INDEX (PRIMARY) STRAIGHT_JOIN batches ON batches.number = jobs.batch
+FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND jobs.id IN %s
 
 -- name: count_rows
@@ -150,9 +150,56 @@ SELECT id FROM jobs FORCE INDEX (restore_order) WHERE incarnation = %s AND prior
 ORDER BY run_after_ms, sixteenths, id LIMIT %s
 
 -- name: select_ids
--- incarnation, ids -> those of them that have rows
-SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
+-- incarnation, priority, ids -> those of them that have rows
+SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND priority = %s AND id IN %s
 
 -- name: delete_ids
 -- incarnation, ids -> the jobs lose their rows in all batches
 DELETE FROM jobs WHERE incarnation = %s AND id IN %s
+
+-- name: select_page
+-- incarnation, last id of the page before, limit
+-- -> id, priority and the name of its batch if it is COMMITTED, of the next jobs by id
+SELECT id, priority, batches.batch
+FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
+WHERE jobs.incarnation = %s AND id > %s ORDER BY id LIMIT %s
+
+-- name: select_queues
+-- nothing -> the names of queues that have rows of a current incarnation
+SELECT DISTINCT queue FROM incarnations
+WHERE ended = 0 AND EXISTS (SELECT 1 FROM jobs WHERE jobs.incarnation = incarnations.number)
+
+-- name: select_ended
+-- nothing -> the numbers of incarnations that ended
+SELECT number FROM incarnations WHERE ended > 0
+
+-- name: delete_some_jobs
+-- incarnation, limit -> so many of its jobs lose their rows
+DELETE FROM jobs WHERE incarnation = %s ORDER BY id LIMIT %s
+
+-- name: delete_restores
+-- incarnation -> its restores are removed
+DELETE FROM restores WHERE incarnation = %s
+
+-- name: delete_batches
+-- incarnation, limit -> so many of its batches lose their rows
+DELETE FROM batches WHERE incarnation = %s ORDER BY number LIMIT %s
+
+-- name: delete_incarnation
+-- number -> the incarnation is removed
+DELETE FROM incarnations WHERE number = %s AND ended > 0
+
+-- name: delete_old_batches
+-- created_ms, limit -> so many batches lose their rows that were not COMMITTED and are older; their jobs may come back
+DELETE FROM batches WHERE state <> 1 AND created_ms < %s ORDER BY number LIMIT %s
+
+-- name: select_first
+-- incarnation, priority -> run_after_ms of its earliest job
+SELECT run_after_ms FROM jobs FORCE INDEX (restore_order) WHERE incarnation = %s AND priority = %s
+ORDER BY run_after_ms LIMIT 1
+
+-- name: select_batches_of
+-- incarnation, ids -> id, priority and the name of its batch if it is COMMITTED, of each row
+SELECT id, priority, batches.batch
+FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
+WHERE jobs.incarnation = %s AND id IN %s

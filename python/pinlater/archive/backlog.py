@@ -11,16 +11,15 @@ from typing import Any, Final
 
 import pinlater._core as _core
 from pinlater.archive.incarnations import Incarnation, check_current, end, incarnation_of
+from pinlater.archive.moves import Moves, moves_of
 from pinlater.archive.moving_job import MovingJob, unpack_ids
-from pinlater.archive.recovery import Moves, moves_of
+from pinlater.archive.queries import query, query_in
 from pinlater.archive.restores import carry_out, open_restores
-from pinlater.model.errors import ArchiveError
+from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
-from pinlater.operations.backlog import NamedJob
-from pinlater.operations.inspect import server_time_ms
+from pinlater.operations.inspect import count_at, server_time_ms
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
-from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard
 
 #: A count begins so often while jobs move. Then it raises ArchiveError.
@@ -34,28 +33,24 @@ class ArchiveBacklog:
         self._database = database
 
     def lookup(
-        self, queue_shard: QueueShard, jobs: Sequence[NamedJob], with_body: bool, deadline_s: float
+        self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
     ) -> Flow[list[JobInfo]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
-        ids = [int.from_bytes(job.id, "big") for job in jobs]
-        rows = yield Transaction(
-            self._database, lambda sql: sql.run_in("select_with_state", (incarnation.number,), ids)
-        )
+        wanted = dict(zip(_numbers(ids), priorities, strict=True))
+        rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
         if any(row[0] for row in rows):  # of a batch that Redis may still have: then Redis knows whether the job exists
             moves = yield from moves_of(queue_shard, deadline_s)
-            known = {batch.name for batch in moves.batches}
-            rows = [row for row in rows if row[0] is None or bytes(row[0]) not in known]
-        wanted = {(job.priority, int.from_bytes(job.id, "big")) for job in jobs}
-        found = [MovingJob.from_row(row[1:]) for row in rows]
-        return [info_of(queue_shard, job, with_body=with_body) for job in found if (job.priority, job.id) in wanted]
+            open_batches = {batch.name for batch in moves.batches}
+            rows = [row for row in rows if row[0] is None or bytes(row[0]) not in open_batches]
+        jobs = [MovingJob.from_row(row[1:]) for row in rows]
+        return [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         before = yield from moves_of(queue_shard, deadline_s)
         for _ in range(COUNT_TRIES):
             now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
-            reply = yield from read(queue_shard, "count", [], deadline_s)
-            in_redis = CountsByState.unpack(reply[2])
+            in_redis = yield from count_at(queue_shard, deadline_s)
             archived = yield from self._count_rows(incarnation, before, now_ms)
             after = yield from moves_of(queue_shard, deadline_s)
             if _same(before, after):
@@ -100,26 +95,26 @@ class ArchiveBacklog:
         before = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
         parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
-        rows = yield Transaction(self._database, lambda sql: sql.run("select_latest", parameters))
+        rows = yield from query(self._database, "select_latest", *parameters)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         following = ":".join(map(str, _place(jobs[-1]))).encode() if len(jobs) == limit else b""
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
 
-    def delete_named(self, queue_shard: QueueShard, jobs: Sequence[NamedJob], deadline_s: float) -> Flow[set[bytes]]:
+    def delete_named(
+        self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
+    ) -> Flow[set[bytes]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
-        removed = yield from self._delete(incarnation, [int.from_bytes(job.id, "big") for job in jobs])
+        removed = yield from self._delete(incarnation, priority, _numbers(ids))
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         return {id_.to_bytes(8, "big") for id_ in removed}
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
-        rows = yield Transaction(
-            self._database, lambda sql: sql.run("select_earliest", (incarnation.number, priority, limit))
-        )
-        return len((yield from self._delete(incarnation, [id_ for (id_,) in rows])))
+        rows = yield from query(self._database, "select_earliest", incarnation.number, priority, limit)
+        return len((yield from self._delete(incarnation, priority, [id_ for (id_,) in rows])))
 
-    def _delete(self, incarnation: Incarnation, ids: Sequence[int]) -> Flow[list[int]]:
+    def _delete(self, incarnation: Incarnation, priority: int, ids: Sequence[int]) -> Flow[list[int]]:
         """Removes rows that no open restore names. Returns the ids of those that were there."""
 
         def remove(sql: Statements) -> list[int]:
@@ -128,7 +123,7 @@ class ArchiveBacklog:
             for _, _, packed in sql.run("select_restores", (incarnation.number,)):
                 restoring.update(unpack_ids(packed))
             left = [id_ for id_ in ids if id_ not in restoring]
-            found = [id_ for (id_,) in sql.run_in("select_ids", (incarnation.number,), left)]
+            found = [id_ for (id_,) in sql.run_in("select_ids", (incarnation.number, priority), left)]
             sql.run_in("delete_ids", (incarnation.number,), found)
             return found
 
@@ -140,10 +135,17 @@ class ArchiveBacklog:
         yield from carry_out(queue_shard, self._database, incarnation, restores, deadline_s)
 
     def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        try:
+            incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        except QueueNotFound:
+            return (yield from delete)
         existed = yield from delete
         yield from end(self._database, incarnation)
         return existed
+
+
+def _numbers(ids: Sequence[bytes]) -> list[int]:
+    return [int.from_bytes(id_, "big") for id_ in ids]
 
 
 _END_MS: Final = 2**63 - 1

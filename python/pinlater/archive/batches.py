@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
+from pinlater.archive.queries import query
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Argument, Flow, Transaction
 from pinlater.store.requests import read, write
@@ -152,5 +153,5 @@ def abort(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[int]:
 
 def state_of(database: ArchiveDatabase, name: bytes) -> Flow[BatchState | None]:
     """What the row of a batch says. None: it has none."""
-    rows: list[tuple[Any, ...]] = yield Transaction(database, lambda sql: sql.run("select_batch", (name,)))
+    rows = yield from query(database, "select_batch", name)
     return BatchState(rows[0][0]) if rows else None

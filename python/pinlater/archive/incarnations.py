@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pinlater.archive.queries import query
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError, QueueNotFound
 from pinlater.operations.queue_shards import exists
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
@@ -52,7 +53,7 @@ def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_
 
 
 def _known(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[Incarnation | None]:
-    return _first((yield Transaction(database, lambda sql: sql.run("select_incarnation", _names(queue_shard)))))
+    return _first((yield from query(database, "select_incarnation", *_names(queue_shard))))
 
 
 def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnation | None, epoch: int) -> Flow[None]:
@@ -74,7 +75,7 @@ def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnati
 
 def end(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[None]:
     """Ends an incarnation whose queue was deleted in Redis. Its rows never come back; `purge` removes them."""
-    yield Transaction(database, lambda sql: sql.run("end_incarnation", (incarnation.number,)))
+    yield from query(database, "end_incarnation", incarnation.number)
 
 
 def check_current(sql: Statements, incarnation: Incarnation, *, exclusive: bool = False) -> None:

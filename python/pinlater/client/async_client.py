@@ -21,6 +21,7 @@ from pinlater.model.queue_config import check_queue_name
 from pinlater.operations import leases
 from pinlater.operations.enqueue import pack_jobs
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.store.archive_url import ArchiveUrl
 from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.call_batches import Coalescer, make_room
 from pinlater.store.effects import complete
@@ -60,6 +61,7 @@ class AsyncClient(BaseClient):
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
+        archive: str | ArchiveUrl | None = None,
     ) -> None:
         super().__init__(
             ClientSettings(
@@ -69,6 +71,7 @@ class AsyncClient(BaseClient):
                 timeout_s=timeout_s,
                 connect_timeout_s=connect_timeout_s,
                 read_timeout_s=read_timeout_s,
+                archive=archive,
             )
         )
         self.driver = AsyncDriver(*self.settings.timeouts)
@@ -91,6 +94,8 @@ class AsyncClient(BaseClient):
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.driver.close()
+        if self.settings.database is not None:
+            self.settings.database.close()
         for server in self.session.servers:
             server.release()
 

@@ -22,6 +22,8 @@ from pinlater.model.errors import (
     PinLaterError,
 )
 from pinlater.model.queue_config import check_source
+from pinlater.store.archive_driver import ArchiveDatabase
+from pinlater.store.archive_url import ArchiveUrl, resolve_archive
 from pinlater.store.shards import Session, resolve_shards
 
 #: A client repeats a request for at most this long. The request slot keeps the answer for an hour.
@@ -42,6 +44,7 @@ class ClientSettings:
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
+        archive: str | ArchiveUrl | None = None,
     ) -> None:
         #: The shards and their URLs, and where the choice came from.
         self.chosen = resolve_shards(url, shards)
@@ -53,6 +56,16 @@ class ClientSettings:
             check_seconds("connect_timeout_s", connect_timeout_s),
             check_seconds("read_timeout_s", read_timeout_s),
         )
+        #: The archive's database; None: the client has no archive.
+        self.database: ArchiveDatabase | None = None
+        if (found := archive if isinstance(archive, ArchiveUrl) else resolve_archive(archive)) is not None:
+            self._use(found)
+
+    def _use(self, archive: ArchiveUrl) -> None:
+        from pinlater.archive.backlog import ArchiveBacklog  # most clients have no archive
+
+        self.database = ArchiveDatabase(archive, connect_timeout_s=self.timeouts[0])
+        self.session.backlog = ArchiveBacklog(self.database)
 
     def within(self, timeout_s: float) -> Self:
         """These settings with another timeout_s. They share the session."""

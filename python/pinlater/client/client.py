@@ -17,6 +17,7 @@ from pinlater.client.methods import MakeFlow, documented_as
 from pinlater.model.errors import PinLaterError, checked
 from pinlater.model.jobs import JobInfo, NewJob, State
 from pinlater.operations.enqueue import enqueue
+from pinlater.store.archive_url import ArchiveUrl
 from pinlater.store.sync_driver import SyncDriver
 
 P = ParamSpec("P")
@@ -42,6 +43,8 @@ class Client(BaseClient):
     timeout_s: seconds for a whole call, up to 600. A request sent shortly before the end still gets 1 s for its answer.
     connect_timeout_s: seconds for one connect.
     read_timeout_s: seconds for one read.
+    archive: the URL of the MySQL archive, `mysql://…`; its jobs count as pending. Default: PINLATER_ARCHIVE_URL, else
+    none.
 
     Every method raises InvalidArgument for a bad argument (nothing was sent), QueueNotFound for an unknown queue,
     ServerUnavailable if no server could be reached (nothing was changed), and OutcomeUnknown if a change was sent and
@@ -58,6 +61,7 @@ class Client(BaseClient):
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 5.0,
+        archive: str | ArchiveUrl | None = None,
     ) -> None:
         super().__init__(
             ClientSettings(
@@ -67,6 +71,7 @@ class Client(BaseClient):
                 timeout_s=timeout_s,
                 connect_timeout_s=connect_timeout_s,
                 read_timeout_s=read_timeout_s,
+                archive=archive,
             )
         )
         self.driver = SyncDriver(*self.settings.timeouts)
@@ -80,6 +85,8 @@ class Client(BaseClient):
     def close(self) -> None:
         """Closes all connections and releases an embedded server. A second call does nothing."""
         self.driver.close()
+        if self.settings.database is not None:
+            self.settings.database.close()
         for server in self.session.servers:
             server.release()
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError, checked
@@ -23,6 +23,9 @@ from pinlater.store.effects import Argument, Flow, all_of, complete
 from pinlater.store.keys import cancel_channel
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard, Session
+
+#: Begins the reply of retry_failed and delete_jobs: how many jobs, whether there are more.
+_COUNT: Final = struct.Struct(">IB")
 
 
 def retry_failed(
@@ -103,12 +106,30 @@ def delete_named(session: Session, descriptors: Iterable[str], deadline_s: float
     """Removes jobs by descriptor, in any state. Returns how many existed."""
     calls = _by_priority(session, list(descriptors))
     flows = [
-        complete(
-            write(queue_shard, "delete_jobs", ["", priority, 0, _cancel_channel(queue_shard), *ids], deadline_s), _u32
-        )
+        complete(_delete_everywhere(session, queue_shard, priority, ids, deadline_s), len)
         for queue_shard, priority, ids, _ in calls
     ]
     return (yield from all_of(flows, sum, lambda index: calls[index][3]))
+
+
+def _delete_everywhere(
+    session: Session, queue_shard: QueueShard, priority: int, ids: list[bytes], deadline_s: float
+) -> Flow[set[bytes]]:
+    """Removes jobs of one priority in Redis and in the backlog. Returns the ids of those that existed."""
+    removed = yield from _delete_in_redis(queue_shard, priority, ids, deadline_s)
+    if session.backlog is None or len(removed) == len(ids):
+        return removed
+    removed |= yield from session.backlog.delete_named(queue_shard, priority, ids, deadline_s)
+    # a job may have come back to Redis meanwhile
+    return removed | (yield from _delete_in_redis(queue_shard, priority, ids, deadline_s))
+
+
+def _delete_in_redis(queue_shard: QueueShard, priority: int, ids: list[bytes], deadline_s: float) -> Flow[set[bytes]]:
+    def found(reply: list[Any]) -> set[bytes]:
+        return {id_ for id_, flag in zip(ids, reply[2][_COUNT.size :], strict=False) if flag}
+
+    arguments: list[Argument] = ["", priority, 0, _cancel_channel(queue_shard), *ids]
+    return (yield from complete(write(queue_shard, "delete_jobs", arguments, deadline_s), found))
 
 
 def purge(session: Session, queue: str, deadline_s: float) -> Flow[int]:
@@ -132,9 +153,26 @@ def _delete_states(
     done = 0
     for state in states:
         arguments = partial(_of_state, state.code)
-        done = yield from _in_rounds(
-            product(priorities, queue_shards), "delete_jobs", arguments, limit, deadline_s, done
-        )
+        parts = list(product(priorities, queue_shards))
+        done = yield from _in_rounds(parts, "delete_jobs", arguments, limit, deadline_s, done)
+        if session.backlog is not None and state is State.PENDING:
+            done = yield from _delete_in_backlog(session, parts, limit, deadline_s, done)
+            # jobs may have come back to Redis meanwhile
+            done = yield from _in_rounds(parts, "delete_jobs", arguments, limit, deadline_s, done)
+    return done
+
+
+def _delete_in_backlog(
+    session: Session, parts: Iterable[tuple[int, QueueShard]], limit: int, deadline_s: float, done: int
+) -> Flow[int]:
+    """Removes pending jobs that are not in Redis, for up to `limit` jobs with `done`. Returns how many, with `done`."""
+    for priority, queue_shard in parts:
+        more = True
+        while more and done < limit:
+            most = min(limit - done, MAX_BATCH)
+            call = session.backlog.delete_pending(queue_shard, priority, most, deadline_s)
+            before, done = done, (yield from _round(done, call))
+            more = done > before
     return done
 
 
@@ -168,7 +206,7 @@ def _in_rounds(
 
     def changed(reply: list[Any]) -> int:
         nonlocal more
-        count, left = struct.unpack(">IB", reply[2])
+        count, left = _COUNT.unpack_from(reply[2])
         more = bool(left and count)
         return int(count)
 

@@ -7,27 +7,20 @@ Redis did not have, then Redis again for what neither had.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pinlater.model.jobs import CountsByState, JobInfo
 from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
 
 
-class NamedJob(NamedTuple):
-    """A job as its descriptor names it."""
-
-    priority: int
-    id: bytes
-
-
 class Backlog(Protocol):
     """Pending jobs outside Redis, by queue shard. Each method raises ArchiveError if the store does not answer."""
 
     def lookup(
-        self, queue_shard: QueueShard, jobs: Sequence[NamedJob], with_body: bool, deadline_s: float
+        self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
     ) -> Flow[list[JobInfo]]:
-        """Those of these jobs that are in the backlog."""
+        """Those of these jobs that are in the backlog. priorities: a byte an id."""
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
         """All jobs of a queue shard, by priority: those in Redis and those in the backlog, each once."""
@@ -44,11 +37,17 @@ class Backlog(Protocol):
     ) -> Flow[tuple[list[JobInfo], bytes]]:
         """A page of the jobs of a priority, latest time first, and the cursor of the next one; b"" at the end."""
 
-    def delete_named(self, queue_shard: QueueShard, jobs: Sequence[NamedJob], deadline_s: float) -> Flow[set[bytes]]:
-        """Removes those of these jobs that are in the backlog, or come back meanwhile. Returns their ids."""
+    def delete_named(
+        self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
+    ) -> Flow[set[bytes]]:
+        """Removes those of these jobs that are in the backlog. Returns their ids. Those that were coming back are in
+        Redis then.
+        """
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
-        """Removes up to `limit` jobs of a priority, the earliest first. Returns how many."""
+        """Removes up to `limit` jobs of a priority, the earliest first. Returns how many. Those that were coming back
+        are in Redis then.
+        """
 
     def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
         """Runs the flow that deletes the queue in Redis, and ends what the backlog has of it. Its jobs here never come

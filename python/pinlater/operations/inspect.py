@@ -27,19 +27,28 @@ REPLY_BYTES: Final = 1024 * 1024
 
 #: A scan goes through these one by one: the name of a shard, and a priority.
 _Step: TypeAlias = tuple[str, int]
+#: Begins the position of a scan behind the jobs that Redis has. A position in Redis begins with an id or a digit.
+_IN_BACKLOG: Final = b"\0"
 
 
 def lookup(
     session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
 ) -> Flow[dict[str, JobInfo]]:
     """The JobInfo of each job, by descriptor. Unknown jobs are left out."""
-    groups = checked(_core.group_descriptors, list(descriptors))
-    flows = [
-        _lookup_at(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
-        for queue, shard, priorities, ids, _ in groups
-    ]
-    found = yield from all_of(flows, lambda parts: [info for part in parts for info in part])
-    return {info.descriptor: info for info in found}
+    asked = list(descriptors)
+    stores = [_lookup_at]
+    if session.backlog is not None:  # a job may move to Redis or from it meanwhile
+        stores = [_lookup_at, session.backlog.lookup, _lookup_at]
+    found: dict[str, JobInfo] = {}
+    for look in stores:
+        missing = [each for each in asked if each not in found] if found else asked
+        flows = [
+            look(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
+            for queue, shard, priorities, ids, _ in checked(_core.group_descriptors, missing)
+        ]
+        parts: list[list[JobInfo]] = yield from all_of(flows, list)
+        found |= {info.descriptor: info for part in parts for info in part}
+    return found
 
 
 def _lookup_at(
@@ -72,13 +81,18 @@ def count(session: Session, queue: str, priority: int | None, deadline_s: float)
     """The number of jobs in each state, over all shards."""
     queue_shards = yield from known_queue_shards(session, queue, deadline_s)
     check_priority(priority, queue_shards)
-    replies = yield from all_of([read(queue_shard, "count", [], deadline_s) for queue_shard in queue_shards], list)
+    count_of = count_at if session.backlog is None else session.backlog.count
+    parts = yield from all_of([count_of(queue_shard, deadline_s) for queue_shard in queue_shards], list)
     total = CountsByState()
-    for reply in replies:
-        priorities = CountsByState.unpack(reply[2])
+    for priorities in parts:
         for counts in priorities if priority is None else priorities[priority - 1 : priority]:
             total += counts
     return total
+
+
+def count_at(queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
+    """The number of jobs in Redis in each state, by priority."""
+    return CountsByState.unpack((yield from read(queue_shard, "count", [], deadline_s))[2])
 
 
 def peek(session: Session, queue: str, deadline_s: float) -> Flow[dict[int, int]]:
@@ -111,7 +125,7 @@ def scan_page(
     deadline_s: float,
 ) -> Flow[tuple[list[JobInfo], str]]:
     """One page of a scan, and the cursor of the next page ("" at the end). Shard by shard, priority by priority, latest
-    time first.
+    time first; behind those in Redis the jobs in the backlog.
 
     cursor: "" for the first page.
     """
@@ -124,10 +138,17 @@ def scan_page(
     steps = {(queue_shard.shard.name, at): queue_shard for queue_shard in queue_shards for at in priorities}
     step, position = _read_cursor(cursor, list(steps))
     queue_shard = steps[step]
-    arguments: list[Argument] = [wanted.code, step[1], int(future), position, limit, int(with_body), REPLY_BYTES]
-    reply = yield from read(queue_shard, "scan", arguments, deadline_s)
-    infos = [JobInfo.unpack(queue, queue_shard.shard.name, packed) for packed in reply[3:]]
-    return infos, _next_cursor(list(steps), step, reply[2])
+    backlog = session.backlog if wanted is State.PENDING else None
+    if backlog is not None and position.startswith(_IN_BACKLOG):
+        behind = position.removeprefix(_IN_BACKLOG)
+        infos, behind = yield from backlog.scan(queue_shard, step[1], future, with_body, limit, behind, deadline_s)
+        position = _IN_BACKLOG + behind if behind else b""
+    else:
+        arguments: list[Argument] = [wanted.code, step[1], int(future), position, limit, int(with_body), REPLY_BYTES]
+        reply = yield from read(queue_shard, "scan", arguments, deadline_s)
+        infos = [JobInfo.unpack(queue, queue_shard.shard.name, packed) for packed in reply[3:]]
+        position = reply[2] or (b"" if backlog is None else _IN_BACKLOG)
+    return infos, _next_cursor(list(steps), step, position)
 
 
 def _read_cursor(cursor: str, steps: list[_Step]) -> tuple[_Step, bytes]:

@@ -28,6 +28,7 @@ from pinlater.model.queue_config import (
     check_queue_name,
     read_registry,
 )
+from pinlater.operations.backlog import Backlog
 from pinlater.operations.home import check_jobs_at_home, with_home
 from pinlater.operations.queue_shards import (
     Found,
@@ -191,7 +192,7 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
     """
     check_queue_name(queue)
     queue_shards = session.queue_shards(queue)
-    results = yield from together([delete_on(queue_shard, deadline_s) for queue_shard in queue_shards])
+    results = yield from together([_delete_at(session, queue_shard, deadline_s) for queue_shard in queue_shards])
     errors = {
         queue_shard.shard.name: result
         for queue_shard, result in zip(queue_shards, results, strict=True)
@@ -200,6 +201,12 @@ def delete_queue(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
     if errors:
         raise PartialDelete(queue, errors)
     return any(results)
+
+
+def _delete_at(session: Session, queue_shard: QueueShard, deadline_s: float) -> Flow[bool]:
+    delete = delete_on(queue_shard, deadline_s)
+    backlog: Backlog | None = session.backlog
+    return (yield from delete if backlog is None else backlog.deletion(queue_shard, delete, deadline_s))
 
 
 def queue_names(session: Session, deadline_s: float) -> Flow[list[str]]:

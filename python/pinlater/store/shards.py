@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pinlater._core import CommandHead
 from pinlater.model.errors import InvalidArgument
@@ -172,6 +172,8 @@ class Session:
                 servers[url] = Server(url, origin)
         self.shards = {name: Shard(name, servers[url]) for name, url in shards.items()}
         self.servers = list(servers.values())
+        #: What keeps pending jobs outside Redis (operations/backlog.py); None: nothing does.
+        self.backlog: Any = None
         self.renew()
         _sessions.add(self)
 

@@ -105,11 +105,11 @@ class ClientOptions:
 
     def new(self) -> AsyncClient:
         """A new client. The caller closes it."""
-        return AsyncClient(shards=self.servers(), timeout_s=self.timeout_s)
+        return AsyncClient(shards=self.servers(), timeout_s=self.timeout_s, archive=settings_file.archive())
 
     def new_sync(self) -> Client:
         """A new blocking client."""
-        return Client(shards=self.servers(), timeout_s=self.timeout_s)
+        return Client(shards=self.servers(), timeout_s=self.timeout_s, archive=settings_file.archive())
 
     def servers(self) -> ChosenShards:
         """The servers, and where their choice came from."""

@@ -68,5 +68,6 @@ class MonitorThread:
             timeout_s=settings.timeout_s,
             connect_timeout_s=connect_timeout_s,
             read_timeout_s=read_timeout_s,
+            archive=None if settings.database is None else settings.database.url,
         )
         return client, Monitor(client, self._queues, tick_s=self._tick_s, on_failed=self._pass_on)
