@@ -158,7 +158,8 @@ SELECT DISTINCT id FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND pr
 DELETE FROM jobs WHERE incarnation = %s AND id IN %s
 
 -- name: select_page
--- incarnation, last id of the page before, limit -> id, priority and the name of its batch if it is COMMITTED, of the next jobs by id
+-- incarnation, last id of the page before, limit
+-- -> id, priority and the name of its batch if it is COMMITTED, of the next jobs by id
 SELECT id, priority, batches.batch
 FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND id > %s ORDER BY id LIMIT %s

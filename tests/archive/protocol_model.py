@@ -68,7 +68,7 @@ class Model:
     def first(self) -> World:
         setting = self.setting
         places = (LINE,) * setting.jobs + (NOWHERE,) * setting.unborn
-        redis = Redis(1, 1, frozenset(range(setting.jobs)), places)
+        redis = Redis(1, 1, 1, frozenset(range(setting.jobs)), places)
         jobs = (PENDING,) * setting.jobs + (UNBORN,) * setting.unborn
         archivers = (IDLE,) * setting.archivers
         mysql = MySQL(() if self.compares else (Incarnation(1, int(self.clauses.stamp_names_data)),))
@@ -171,7 +171,8 @@ class Model:
                 yield Move(text, back, fault=True)
         if left.losses:
             fewer = left._replace(losses=left.losses - 1)
-            empty = self._made_again(world._replace(left=fewer), 1)
+            # another shard may have told the version, so a late request may bring the right one
+            empty = self._empty(world._replace(left=fewer), 1, world.redis.version)
             archived = {id_ for id_, _ in world.mysql.rows_of(len(world.mysql.incarnations) - 1, COMMITTED, FINALIZED)}
             archived -= {
                 job for job, at in enumerate(world.redis.places) if at and world.mysql.state_of(at) != COMMITTED
@@ -183,11 +184,11 @@ class Model:
             lost = world._replace(redis=empty, unsaved=(), jobs=jobs, left=fewer)
             yield Move("Redis loses all its data, and the queue is made again", lost, fault=True)
 
-    def _made_again(self, world: World, epoch: int) -> Redis:
-        """A new queue: no version was drawn before, not even one that a roll back undid."""
+    def _empty(self, world: World, epoch: int, version: int) -> Redis:
+        """No stamp was drawn before, not even one that a roll back undid."""
         at_first, left = self.setting.faults, world.left
-        version = 1 + at_first.queue_deletions - left.queue_deletions + at_first.losses - left.losses
-        return Redis(epoch, version, frozenset(), (NOWHERE,) * len(world.jobs))
+        stamp = 1 + at_first.queue_deletions - left.queue_deletions + at_first.losses - left.losses
+        return Redis(epoch, version, stamp, frozenset(), (NOWHERE,) * len(world.jobs))
 
     # -- incarnations.py
 
@@ -198,7 +199,7 @@ class Model:
 
     def _stamp(self, world: World) -> int:
         """A random text that the first archiver writes. Who reads another one sees another queue, or lost data."""
-        return world.redis.version if self.clauses.stamp_names_data else 0
+        return world.redis.stamp if self.clauses.stamp_names_data else 0
 
     def compare(self, world: World, epoch: int, stamp: int, seen: Known | None) -> Iterator[Step]:
         """seen: what MySQL had before the epoch and the stamp were read; None if nobody looked."""
@@ -230,7 +231,7 @@ class Model:
     @staticmethod
     def _is_other(redis: Redis, known: Known) -> bool:
         """What a script that names the epoch and the stamp refuses."""
-        return redis.epoch != known.epoch or (bool(known.stamp) and known.stamp != redis.version)
+        return redis.epoch != known.epoch or (bool(known.stamp) and known.stamp != redis.stamp)
 
     # -- batches.py
 
@@ -566,7 +567,7 @@ class Model:
         return Step(f"answers that there is no job {job}", world)
 
     def delete_queue(self, world: World) -> Iterator[Step]:
-        empty = self._made_again(world, world.redis.epoch + 2)
+        empty = self._empty(world, world.redis.epoch + 2, world.redis.version + 1)
         ids = tuple(job for job, fate in enumerate(world.jobs) if fate == PENDING)
         jobs = tuple(_deleted(fate) for fate in world.jobs)
         deleted = _wrote(world._replace(jobs=jobs), empty)

@@ -24,7 +24,8 @@ IDLE: Request = ()
 
 
 class Redis(NamedTuple):
-    """A queue shard. version: of its configuration; each creation draws one.
+    """A queue shard. version: of its configuration; each creation draws one. stamp: what archivers take for the name of
+    this incarnation's data.
 
     places: for each job NOWHERE, LINE, or the batch that it was withdrawn for. batches: (name, ids) in order.
     open: the restores that are OPEN. closed: the highest one that is CLOSED, and with it all below.
@@ -32,6 +33,7 @@ class Redis(NamedTuple):
 
     epoch: int
     version: int
+    stamp: int
     records: frozenset[int]
     places: tuple[str, ...]
     batches: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -143,10 +143,10 @@ def test_a_trace_is_a_list_of_sentences() -> None:
 @pytest.mark.parametrize(
     ("redis", "problem"),
     [
-        (Redis(1, 1, frozenset({0}), (LINE,)), ""),
-        (Redis(1, 1, frozenset(), (LINE,)), "job 0: no record, but it is in line"),
-        (Redis(1, 1, frozenset({0}), ("batch 1",)), "job 0: withdrawn for batch 1, which does not name it"),
-        (Redis(1, 1, frozenset(), (NOWHERE,)), LOST),
+        (Redis(1, 1, 1, frozenset({0}), (LINE,)), ""),
+        (Redis(1, 1, 1, frozenset(), (LINE,)), "job 0: no record, but it is in line"),
+        (Redis(1, 1, 1, frozenset({0}), ("batch 1",)), "job 0: withdrawn for batch 1, which does not name it"),
+        (Redis(1, 1, 1, frozenset(), (NOWHERE,)), LOST),
     ],
 )
 def test_what_is_wrong(redis: Redis, problem: str) -> None:

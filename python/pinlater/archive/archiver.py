@@ -7,7 +7,7 @@ open, the next one ends. Risks: two of them at once do each other's work twice, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,12 +77,21 @@ class Archiver:
         return sum(moved)
 
     async def _spill_shard(self, queue_shard: QueueShard, selection: Selection, limit: int) -> int:
-        incarnation = await self._prepare(queue_shard)
         now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
         assert queue_shard.stored is not None
         ranges = selection.ranges(queue_shard.stored.config.priorities, now_ms)
+        return await self.spill_ranges(queue_shard, ranges, limit)
+
+    async def spill_ranges(self, queue_shard: QueueShard, ranges: Sequence[Range], limit: int) -> int:
+        """Moves up to `limit` jobs of these ranges to the archive, in their order. Returns how many."""
         spill = Spill(
-            self.run, queue_shard, self.database, incarnation, limit, progress=self.progress, stopping=self.stopping
+            self.run,
+            queue_shard,
+            self.database,
+            await self.prepare(queue_shard),
+            limit,
+            progress=self.progress,
+            stopping=self.stopping,
         )
         return await spill.of(ranges)
 
@@ -108,16 +117,23 @@ class Archiver:
         return sum(restored)
 
     async def _restore_shard(self, queue_shard: QueueShard, left: Left) -> int:
-        incarnation = await self._prepare(queue_shard)
         assert queue_shard.stored is not None
+        wanted = [Wanted(priority) for priority in range(1, queue_shard.stored.config.priorities + 1)]
+        return await self.restore_wanted(queue_shard, wanted, left)
+
+    async def restore_wanted(self, queue_shard: QueueShard, wanted: Sequence[Wanted], left: Left) -> int:
+        """Brings these jobs back, in their order. Returns how many."""
+        incarnation = await self.prepare(queue_shard)
         restored = 0
-        for priority in range(1, queue_shard.stored.config.priorities + 1):
+        for each in wanted:
             while (most := left.take()) and not self.stopping.is_set():
-                count = await self._restore_some(queue_shard, incarnation, Wanted(priority), most)
+                count = await self._restore_some(queue_shard, incarnation, each, most)
                 left.give_back(most - count)
                 restored += count
                 if not count:
                     break
+            else:
+                left.give_back(most)
         return restored
 
     async def _restore_some(self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int) -> int:
@@ -126,7 +142,7 @@ class Archiver:
         self.progress(count)
         return count
 
-    async def _prepare(self, queue_shard: QueueShard) -> Incarnation:
+    async def prepare(self, queue_shard: QueueShard) -> Incarnation:
         """The incarnation of a queue shard, on which nothing is left open."""
         incarnation = await self.run(lambda end: incarnation_of(self.database, queue_shard, end))
         now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))

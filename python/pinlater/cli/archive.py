@@ -60,9 +60,7 @@ def migrate(settings: Settings) -> int:
 
 @archive.verb("spill")
 @click.argument("name")
-@click.option(
-    "--keep", type=click.IntRange(0), metavar="N", help="Leave so many of them in Redis. [default: 0]"
-)
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="Leave so many of them in Redis. [default: 0]")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most so many jobs.")
 @click.option("--priority", type=click.IntRange(1, 100), help="Only jobs of this priority.")
 @click.option("--older-than", type=MILLISECONDS, metavar="TIME", help="Only jobs that have been due for so long.")
