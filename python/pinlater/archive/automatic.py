@@ -15,8 +15,8 @@ from typing import Final
 from pinlater.archive.archiver import Archiver, Left, share_out
 from pinlater.archive.batches import Range, count_in
 from pinlater.archive.purge import purge
-from pinlater.archive.restores import Wanted
-from pinlater.archive.status import rows_of
+from pinlater.archive.restores import END_MS, Wanted
+from pinlater.archive.status import rows_until
 from pinlater.model.errors import PinLaterError
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.inspect import count_at, server_time_ms
@@ -96,7 +96,7 @@ class AutomaticArchiver:
             target = max(config.restore_below or 0, int(config.spill_above * SPILL_DOWN_TO))
             return share_out(total - target, pending).get(queue_shard, 0)
         if config.restore_below is not None and total < config.restore_below:
-            archived = {each: await self._archived(each) for each in queue_shards}
+            archived = {each: await self._archived(each, config) for each in queue_shards}
             room = min(config.restore_below - total, sum(archived.values()))
             return -share_out(room, archived).get(queue_shard, 0)
         return 0
@@ -105,8 +105,17 @@ class AutomaticArchiver:
         counts = await self.archiver.run(lambda end: count_at(queue_shard, end))
         return sum(each.pending + each.scheduled for each in counts)
 
-    async def _archived(self, queue_shard: QueueShard) -> int:
-        return await self.archiver.run(lambda end: rows_of(queue_shard, self.archiver.database, end))
+    async def _archived(self, queue_shard: QueueShard, config: QueueConfig) -> int:
+        """How many archived jobs may come back."""
+        back_ms = await self._back_ms(queue_shard, config)
+        return await self.archiver.run(lambda end: rows_until(queue_shard, self.archiver.database, back_ms, end))
+
+    async def _back_ms(self, queue_shard: QueueShard, config: QueueConfig) -> int:
+        """Jobs that are due later than this would leave again."""
+        if config.horizon_ms is None:
+            return END_MS
+        now_ms = await self.archiver.run(lambda end: server_time_ms(queue_shard.shard, end))
+        return now_ms + int(config.horizon_ms * BACK_AT)
 
     async def _spill(self, queue_shard: QueueShard, config: QueueConfig, limit: int) -> None:
         priorities = range(config.priorities, 0, -1)
@@ -116,7 +125,8 @@ class AutomaticArchiver:
 
     async def _restore(self, queue_shard: QueueShard, config: QueueConfig, limit: int) -> None:
         log.info("%s: fewer than %d jobs wait, so %d come back", queue_shard, config.restore_below, limit)
-        wanted = [Wanted(priority) for priority in range(1, config.priorities + 1)]
+        back_ms = await self._back_ms(queue_shard, config)
+        wanted = [Wanted(priority, back_ms) for priority in range(1, config.priorities + 1)]
         await self.archiver.restore_wanted(queue_shard, wanted, Left(limit))
 
     async def _beyond_horizon(self, queue_shard: QueueShard, config: QueueConfig) -> None:
@@ -128,9 +138,9 @@ class AutomaticArchiver:
         ranges = [Range(priority, "scheduled", first=first) for priority in range(config.priorities, 0, -1)]
         if beyond := await self.archiver.run(lambda end: count_in(queue_shard, ranges, end)):
             await self.archiver.spill_ranges(queue_shard, ranges, beyond)
-        due_ms = now_ms + int(config.horizon_ms * BACK_AT)
+        back_ms = await self._back_ms(queue_shard, config)
         if config.spill_above is None or await self._pending(queue_shard) <= config.spill_above:
-            wanted = [Wanted(priority, due_ms) for priority in range(1, config.priorities + 1)]
+            wanted = [Wanted(priority, back_ms) for priority in range(1, config.priorities + 1)]
             await self.archiver.restore_wanted(queue_shard, wanted, Left(None))
 
 

@@ -14,7 +14,7 @@ from pinlater.archive.incarnations import Incarnation, check_current, end, incar
 from pinlater.archive.moves import Moves, moves_of
 from pinlater.archive.moving_job import MovingJob, unpack_ids
 from pinlater.archive.queries import query, query_in
-from pinlater.archive.restores import carry_out, open_restores
+from pinlater.archive.restores import END_MS, carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations.inspect import count_at, server_time_ms
@@ -92,7 +92,7 @@ class ArchiveBacklog:
     ) -> Flow[tuple[list[JobInfo], bytes]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
-        before = _position(cursor) if cursor else ((_END_MS if future else now_ms), _END_SIXTEENTHS, 0)
+        before = _position(cursor) if cursor else ((END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
         parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
         rows = yield from query(self._database, "select_latest", *parameters)
@@ -148,7 +148,6 @@ def _numbers(ids: Sequence[bytes]) -> list[int]:
     return [int.from_bytes(id_, "big") for id_ in ids]
 
 
-_END_MS: Final = 2**63 - 1
 _END_SIXTEENTHS: Final = 16
 
 

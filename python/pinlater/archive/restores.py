@@ -25,6 +25,8 @@ from pinlater.store.shards import QueueShard
 RESTORE_BYTES: Final = 1024 * 1024
 #: One transaction begins so many restores at most.
 RESTORES_AT_ONCE: Final = 20
+#: Later than any job is due.
+END_MS: Final = 2**63 - 1
 _REFUSED: Final = 0
 
 
@@ -39,10 +41,10 @@ class Restore(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which rows come back: the earliest run-after first. due_ms: only those that are due by then; None: all."""
+    """Which rows come back: the earliest run-after first. due_ms: only those that are due by then."""
 
     priority: int
-    due_ms: int | None = None
+    due_ms: int = END_MS
 
 
 def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[list[Restore]]:
@@ -68,9 +70,8 @@ def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, l
         check_current(sql, incarnation, exclusive=True)
         if sql.run("select_restores", (incarnation.number,)):
             return []
-        due_ms = 2**63 - 1 if wanted.due_ms is None else wanted.due_ms
         most = min(limit, BATCH_JOBS * RESTORES_AT_ONCE)
-        sizes = sql.run("select_due", (incarnation.number, wanted.priority, due_ms, most))
+        sizes = sql.run("select_due", (incarnation.number, wanted.priority, wanted.due_ms, most))
         return [_begin_one(sql, incarnation, part) for part in _parts(sizes)]
 
     started: list[Restore] = yield Transaction(database, start)

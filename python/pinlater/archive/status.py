@@ -77,11 +77,11 @@ def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: f
     return found
 
 
-def rows_of(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: float) -> Flow[int]:
-    """How many jobs of a queue shard have rows."""
+def rows_until(queue_shard: QueueShard, database: ArchiveDatabase, until_ms: int, deadline_s: float) -> Flow[int]:
+    """How many jobs of a queue shard have rows and are due by then."""
     incarnation = yield from incarnation_of(database, queue_shard, deadline_s)
-    rows = yield from query(database, "count_rows", 0, incarnation.number)
-    return sum(int(count) for _, count, _ in rows)
+    rows = yield from query(database, "count_rows", until_ms, incarnation.number)
+    return sum(int(due) for _, _, due in rows)
 
 
 def archived_queues(database: ArchiveDatabase) -> Flow[list[str]]:

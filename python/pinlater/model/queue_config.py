@@ -26,7 +26,7 @@ _EPOCH: Final = struct.Struct(">I")
 # highest id, generation, epoch. The version follows if it is not the highest id.
 _REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
-# rate and burst, max_running, home, run_on_home_loss, the marks of the archive, each with its length. A new setting goes
+# rate and burst, max_running, home, run_on_home_loss, marks of the archive, each with its length. A new setting goes
 # behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
 _CRASH_LIMIT_BYTES: Final = 2
