@@ -171,7 +171,7 @@ class Model:
                 yield Move(text, back, fault=True)
         if left.losses:
             fewer = left._replace(losses=left.losses - 1)
-            # another shard may have told the version, so a late request may bring the right one
+            # other shards give it the version that it had, so late requests bring the right one
             empty = self._empty(world._replace(left=fewer), 1, world.redis.version)
             archived = {id_ for id_, _ in world.mysql.rows_of(len(world.mysql.incarnations) - 1, COMMITTED, FINALIZED)}
             archived -= {
@@ -214,7 +214,7 @@ class Model:
             yield Step(text, world, ("look_again", known))
             return
         if not rows or epoch > known.epoch:
-            text = f"{found}: incarnation {known.number} ends"
+            text = f"{found}: incarnation {known.number + 1} begins"
             rows = (*rows, Incarnation(epoch, stamp))
         else:
             text = f"{found}: Redis lost its data, incarnation {known.number} goes on"
