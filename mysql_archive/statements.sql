@@ -44,6 +44,10 @@ SELECT state FROM batches WHERE batch = %s
 -- incarnation -> the names of its COMMITTED batches, and the ids of their jobs
 SELECT batch, ids FROM batches WHERE incarnation = %s AND state = 1 ORDER BY number
 
+-- name: lock_committed
+-- name -> a row if the batch is COMMITTED; it stays so until the end of the transaction
+SELECT 1 FROM batches WHERE batch = %s AND state = 1 FOR UPDATE
+
 -- name: delete_of_batch
 -- name, id -> the job loses its row in the batch
 DELETE jobs FROM batches
@@ -55,10 +59,11 @@ WHERE batches.batch = %s AND jobs.id = %s
 UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
 
 -- name: select_due
--- incarnation, priority, due_ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
+-- incarnation, priority, least ms, most ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
 SELECT jobs.id, jobs.bytes
 FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
-WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms <= %s AND batches.number IS NULL
+WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms >= %s AND jobs.run_after_ms <= %s
+  AND batches.number IS NULL
 ORDER BY jobs.run_after_ms, jobs.sixteenths, jobs.id LIMIT %s
 
 -- name: select_finalized_by_id
@@ -114,6 +119,10 @@ SELECT GET_LOCK(CONCAT('pinlater:', SHA1(DATABASE())), %s)
 -- name: unlock_migrations
 -- nothing -> others may migrate this database
 SELECT RELEASE_LOCK(CONCAT('pinlater:', SHA1(DATABASE())))
+
+-- name: last_restore
+-- incarnation -> the number of its last restore
+SELECT last_restore FROM incarnations WHERE number = %s
 
 -- name: select_incarnation
 -- queue, shard -> number and epoch of the current incarnation

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.archive.queries import query
-from pinlater.model.errors import from_reply
+from pinlater.model.errors import ArchiveDuplicate, from_reply
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, Transaction, send
 from pinlater.store.keys import queue_key
@@ -114,16 +114,26 @@ def read_jobs(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[l
 
 
 def commit(database: ArchiveDatabase, incarnation: Incarnation, name: bytes, jobs: Sequence[MovingJob]) -> Flow[None]:
-    """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, and
-    IncarnationEnded if the queue was deleted.
+    """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, or if a job of
+    it has a row that an open restore names. Raises IncarnationEnded if the queue was deleted.
     """
 
     def store(sql: Statements) -> None:
         check_current(sql, incarnation)
+        _refuse_restored(sql, incarnation, {job.id for job in jobs})
         number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, [job.id for job in jobs])
         sql.run_many("insert_jobs", [(incarnation.number, number, *job.row()) for job in jobs])
 
     yield Transaction(database, store)
+
+
+def _refuse_restored(sql: Statements, incarnation: Incarnation, ids: set[int]) -> None:
+    """A job that came back and left again has a row until its restore ends. With two rows it would run twice if Redis
+    lost its data.
+    """
+    for number, _, packed in sql.run("select_restores", (incarnation.number,)):
+        if not ids.isdisjoint(unpack_ids(packed)):
+            raise ArchiveDuplicate(f"incarnation {incarnation.number}: restore {number} has a job of the batch")
 
 
 def insert_batch(
@@ -153,8 +163,13 @@ _ENDED, _NOT_ENDED = 1, 2
 
 
 def drop_rows(database: ArchiveDatabase, name: bytes, ids: Sequence[int]) -> Flow[None]:
-    """Deletes rows of a batch."""
-    yield Transaction(database, lambda sql: sql.run_many("delete_of_batch", [(name, id_) for id_ in ids]))
+    """Deletes rows of a COMMITTED batch. The jobs of another one may be on their way back."""
+
+    def drop(sql: Statements) -> None:
+        if sql.run("lock_committed", (name,)):
+            sql.run_many("delete_of_batch", [(name, id_) for id_ in ids])
+
+    yield Transaction(database, drop)
 
 
 def mark_finalized(database: ArchiveDatabase, names: Iterable[bytes]) -> Flow[None]:

@@ -127,4 +127,4 @@ def _close_ended(
         return
     still_open = {restore.number for restore in (yield from open_restores(database, incarnation))}
     if ended := [number for number in numbers if number not in still_open]:
-        yield from close(queue_shard, max(ended), deadline_s)
+        yield from close(queue_shard, incarnation, max(ended), deadline_s)

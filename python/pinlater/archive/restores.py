@@ -41,10 +41,11 @@ class Restore(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which rows come back: the earliest run-after first. due_ms: only those that are due by then."""
+    """Which rows come back: the earliest run-after first. first_ms, last_ms: only those that are due between them."""
 
     priority: int
-    due_ms: int = END_MS
+    last_ms: int = END_MS
+    first_ms: int = 0
 
 
 def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[list[Restore]]:
@@ -71,7 +72,7 @@ def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, l
         if sql.run("select_restores", (incarnation.number,)):
             return []
         most = min(limit, BATCH_JOBS * RESTORES_AT_ONCE)
-        sizes = sql.run("select_due", (incarnation.number, wanted.priority, wanted.due_ms, most))
+        sizes = sql.run("select_due", (incarnation.number, wanted.priority, wanted.first_ms, wanted.last_ms, most))
         return [_begin_one(sql, incarnation, part) for part in _parts(sizes)]
 
     started: list[Restore] = yield Transaction(database, start)
@@ -125,7 +126,7 @@ def carry_out(
             break
     yield from _drop(database, incarnation, restores)
     if numbers:
-        yield from close(queue_shard, max(numbers), deadline_s)
+        yield from close(queue_shard, incarnation, max(numbers), deadline_s)
     return sum(len(restore.jobs) for restore in restores)
 
 
@@ -154,6 +155,6 @@ def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequenc
     yield Transaction(database, delete)
 
 
-def close(queue_shard: QueueShard, number: int, deadline_s: float) -> Flow[None]:
+def close(queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float) -> Flow[None]:
     """Makes Redis refuse late copies of restores up to this number."""
-    yield from write(queue_shard, "close", [number.to_bytes(8, "big")], deadline_s)
+    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big")], deadline_s)
