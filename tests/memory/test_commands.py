@@ -52,6 +52,17 @@ SCRIPTS: dict[str, tuple[str, Any]] = {
         "by(-2, -1), by(5, 9), by(2, 1), by(0, -9)}",
         [[b"b", b"c"], [b"b"], [b"b", b"c"], [], [], []],
     ),
+    "ranges from the greatest score": (
+        "c('ZADD', k, 1, 'a', 2, 'b', 2, 'c', 3, 'd'); "
+        "local function by(...) return c('ZRANGE', k, ...) end; "
+        "return {by('+inf', '(1', 'BYSCORE', 'REV'), by('(3', '-inf', 'BYSCORE', 'REV', 'LIMIT', 1, 2, 'WITHSCORES')}",
+        [[b"d", b"c", b"b"], [b"b", b"2", b"a", b"1"]],
+    ),
+    "the length of a field": (
+        "c('HSET', k, 'a', 'abc', 'b', ''); "
+        "return {c('HSTRLEN', k, 'a'), c('HSTRLEN', k, 'b'), c('HSTRLEN', k, 'c'), c('HSTRLEN', 'none', 'a')}",
+        [3, 0, 0, 0],
+    ),
     "greater scores only": (
         "c('ZADD', k, 5, 'a'); return {c('ZADD', k, 'GT', 4, 'a', 4, 'b'), c('ZMSCORE', k, 'a', 'b', 'c')}",
         [1, [b"5", b"4", None]],

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import pytest
 import redis
 
 from pinlater import Ack, Checkpoint, Client, NewJob, QueueConfig
+from pinlater.archive.moving_job import MovingJob
+from pinlater.store.requests import read, write
 from pinlater.store.scripts import load_scripts
 from tests.support.servers import Server
 
@@ -178,3 +181,79 @@ def test_parts_of_an_enqueue_count_their_statuses(client: Client, calls: Calls) 
     client.enqueue("q", b"")  # the server knows the script
     assert len(calls.of(lambda: client.enqueue_many("q", [NewJob(b"", status=STATUS)] * 1_000))) == 1_000
     assert [verb for verb, _ in calls.read] == ["enqueue"] * 3
+
+
+class Archive:
+    """The calls of the archive, on the jobs of a queue."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        [self._queue_shard] = client.session.queue_shards("q")
+
+    def write(self, verb: str, *arguments: bytes | str | int) -> bytes:
+        reply: list[bytes] = self._client.run(partial(write, self._queue_shard, verb, arguments))
+        return reply[2]
+
+    def read(self, verb: str, *arguments: bytes | str | int) -> list[bytes]:
+        return self._client.run(partial(read, self._queue_shard, verb, arguments))[2:]
+
+    def withdraw(self, name: bytes, budget: int) -> int:
+        words = (1, name, 1, "ready", "earliest", "-inf", "+inf", 500, budget)
+        return int.from_bytes(self.write("withdraw", *words)[:4], "big")
+
+    def jobs(self, name: bytes) -> list[MovingJob]:
+        found: list[MovingJob] = []
+        position = b"0"
+        while position:
+            _, position, *parts = self.read("read_batch", name, position, CALL_BYTES)
+            found += map(MovingJob.from_redis, parts[0::3], parts[1::3], parts[2::3])
+        return found
+
+    def restore(self, number: int, jobs: list[MovingJob]) -> bytes:
+        packed = [job.for_redis() for job in jobs]
+        heads, records = b"".join(head for head, _ in packed), [record for _, record in packed]
+        return self.write("restore", 1, number.to_bytes(8, "big"), heads, *records)
+
+
+def test_batches_of_large_jobs_are_not_read_by_the_way(client: Client, calls: Calls) -> None:
+    count, budget = 40, 16
+    names = client.enqueue_many("q", [NewJob(b"x" * LARGE, status=STATUS)] * count)
+    ids = [int(name.rpartition(":")[2]) for name in names]
+    archive, batch = Archive(client), b"A" * 16
+    assert calls.of(lambda: archive.withdraw(batch, budget * (LARGE + 4))) == budget
+    assert calls.most("jobs") == 0
+    found = calls.of(lambda: archive.jobs(batch))
+    assert [job.id for job in found] == ids[:budget]
+    assert 0 < calls.most("jobs") <= CALL_BYTES // LARGE + 1
+    held = calls.of(lambda: archive.read("held", 1, *(id_.to_bytes(8, "big") for id_ in ids)))
+    assert held == [b"\1" * count]
+    assert calls.most("jobs") == 0
+    calls.of(lambda: archive.write("finalize", batch, b""))
+    assert (calls.most("jobs"), calls.most("extras")) == (0, 0)
+    for number, job in enumerate(found, start=1):
+        assert calls.of(lambda one=job, at=number: archive.restore(at, [one])) == b"\1"  # type: ignore[misc]
+        assert (calls.most("jobs"), calls.most("extras")) == (0, 0)
+    assert len(client.lookup(names)) == count
+
+
+def test_batches_of_small_jobs_take_few_calls(client: Client, calls: Calls) -> None:
+    client.enqueue_many("q", [b"x" * SMALL] * 600)
+    archive, batch = Archive(client), b"A" * 16
+    archive.withdraw(b"B" * 16, 1)  # the server knows the script
+    assert calls.of(lambda: archive.withdraw(batch, CALL_BYTES)) == 500
+    assert [(verb, len(keys["jobs"])) for verb, keys in calls.read] == [("withdraw", 501)]
+    assert len(calls.of(lambda: archive.jobs(batch))) == 500
+    assert {verb for verb, _ in calls.read} == {"read_batch"}
+    assert sum(len(keys.get("jobs", [])) for _, keys in calls.read) == 500
+
+
+def test_no_call_of_the_archive_reads_many_statuses(client: Client, calls: Calls) -> None:
+    client.enqueue_many("q", [NewJob(b"", status=STATUS)] * 500)
+    archive, batch = Archive(client), b"A" * 16
+    assert calls.of(lambda: archive.withdraw(batch, CALL_BYTES)) == 500
+    assert calls.most("extras") == 0
+    found = calls.of(lambda: archive.jobs(batch))
+    assert (len(found), {job.extras.status for job in found if job.extras}) == (500, {STATUS.encode()})
+    assert calls.most("extras") <= CALL_BYTES // 3_000 + 1
+    assert calls.of(lambda: archive.write("abort", batch)) == (500).to_bytes(4, "big")
+    assert calls.most("extras") == 0

@@ -7,20 +7,18 @@ open, the next one ends. Risks: two of them at once do each other's work twice, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pinlater.archive.batches import Range
+from pinlater.archive.batches import Range, count_in
 from pinlater.archive.incarnations import Incarnation, incarnation_of
 from pinlater.archive.recovery import recover
 from pinlater.archive.restores import RESTORES_AT_ONCE, Wanted, begin, carry_out
 from pinlater.archive.spill import Run, Spill
-from pinlater.model.jobs import CountsByState
 from pinlater.operations.inspect import server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.archive_driver import ArchiveDatabase
-from pinlater.store.requests import read
 from pinlater.store.shards import QueueShard, Session
 
 #: A batch of another archiver is ended after this time without progress.
@@ -79,30 +77,37 @@ class Archiver:
         return sum(moved)
 
     async def _spill_shard(self, queue_shard: QueueShard, selection: Selection, limit: int) -> int:
-        incarnation = await self._prepare(queue_shard)
         now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
         assert queue_shard.stored is not None
         ranges = selection.ranges(queue_shard.stored.config.priorities, now_ms)
+        return await self.spill_ranges(queue_shard, ranges, limit)
+
+    async def spill_ranges(self, queue_shard: QueueShard, ranges: Sequence[Range], limit: int) -> int:
+        """Moves up to `limit` jobs of these ranges to the archive, in their order. Returns how many."""
         spill = Spill(
-            self.run, queue_shard, self.database, incarnation, limit, progress=self.progress, stopping=self.stopping
+            self.run,
+            queue_shard,
+            self.database,
+            await self.prepare(queue_shard),
+            limit,
+            progress=self.progress,
+            stopping=self.stopping,
         )
         return await spill.of(ranges)
 
     async def shares(self, queue: str, selection: Selection) -> dict[QueueShard, int]:
         """How many jobs of each queue shard may leave, by what each has."""
         queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
-        pending = {queue_shard: await self._pending(queue_shard) for queue_shard in queue_shards}
-        total = sum(pending.values())
-        excess = max(0, total - selection.keep)
-        if selection.limit is not None:
-            excess = min(excess, selection.limit)
-        return share_out(excess, pending)
+        chosen = {queue_shard: await self._chosen(queue_shard, selection) for queue_shard in queue_shards}
+        most = max(0, sum(chosen.values()) - selection.keep)
+        return share_out(most if selection.limit is None else min(most, selection.limit), chosen)
 
-    async def _pending(self, queue_shard: QueueShard) -> int:
-        """Pending jobs that Redis has."""
-        reply = await self.run(lambda end: read(queue_shard, "count", [], end))
-        counts = sum(CountsByState.unpack(reply[2]), CountsByState())
-        return counts.pending + counts.scheduled
+    async def _chosen(self, queue_shard: QueueShard, selection: Selection) -> int:
+        """How many jobs of a queue shard are in the ranges of a selection."""
+        now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))
+        assert queue_shard.stored is not None
+        ranges = selection.ranges(queue_shard.stored.config.priorities, now_ms)
+        return await self.run(lambda end: count_in(queue_shard, ranges, end))
 
     async def restore(self, queue: str, limit: int | None = None) -> int:
         """Brings archived jobs of a queue back, highest priority and earliest run-after first. Returns how many."""
@@ -112,16 +117,23 @@ class Archiver:
         return sum(restored)
 
     async def _restore_shard(self, queue_shard: QueueShard, left: Left) -> int:
-        incarnation = await self._prepare(queue_shard)
         assert queue_shard.stored is not None
+        wanted = [Wanted(priority) for priority in range(1, queue_shard.stored.config.priorities + 1)]
+        return await self.restore_wanted(queue_shard, wanted, left)
+
+    async def restore_wanted(self, queue_shard: QueueShard, wanted: Sequence[Wanted], left: Left) -> int:
+        """Brings these jobs back, in their order. Returns how many."""
+        incarnation = await self.prepare(queue_shard)
         restored = 0
-        for priority in range(1, queue_shard.stored.config.priorities + 1):
+        for each in wanted:
             while (most := left.take()) and not self.stopping.is_set():
-                count = await self._restore_some(queue_shard, incarnation, Wanted(priority), most)
+                count = await self._restore_some(queue_shard, incarnation, each, most)
                 left.give_back(most - count)
                 restored += count
                 if not count:
                     break
+            else:
+                left.give_back(most)
         return restored
 
     async def _restore_some(self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int) -> int:
@@ -130,7 +142,7 @@ class Archiver:
         self.progress(count)
         return count
 
-    async def _prepare(self, queue_shard: QueueShard) -> Incarnation:
+    async def prepare(self, queue_shard: QueueShard) -> Incarnation:
         """The incarnation of a queue shard, on which nothing is left open."""
         incarnation = await self.run(lambda end: incarnation_of(self.database, queue_shard, end))
         now_ms = await self.run(lambda end: server_time_ms(queue_shard.shard, end))

@@ -18,8 +18,10 @@ from typing import Final, NamedTuple
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.archive.queries import query
+from pinlater.model.errors import from_reply
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
-from pinlater.store.effects import Argument, Flow, Transaction
+from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, Transaction, send
+from pinlater.store.keys import queue_key
 from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard
 
@@ -51,6 +53,22 @@ class Range(NamedTuple):
     order: str = "latest"
     first: str = "-inf"
     last: str = "+inf"
+
+
+def count_in(queue_shard: QueueShard, ranges: Sequence[Range], deadline_s: float) -> Flow[int]:
+    """How many jobs are in these ranges."""
+    queue, shard = queue_shard.queue, queue_shard.shard
+    commands = [
+        ("ZCOUNT", queue_key(queue, shard.name, f"{each.line}:{each.priority}"), each.first, each.last)
+        for each in ranges
+    ]
+    answers = yield from send(shard.server, *commands, deadline_s=deadline_s)
+    for answer in answers:
+        if isinstance(answer, ReplyError):
+            raise from_reply(answer.text, f"ZCOUNT of {queue_shard}")
+        if isinstance(answer, NoAnswer):
+            raise answer.error
+    return sum(answers)
 
 
 @dataclass(frozen=True, slots=True)

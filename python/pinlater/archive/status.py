@@ -77,6 +77,13 @@ def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: f
     return found
 
 
+def rows_of(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: float) -> Flow[int]:
+    """How many jobs of a queue shard have rows."""
+    incarnation = yield from incarnation_of(database, queue_shard, deadline_s)
+    rows = yield from query(database, "count_rows", 0, incarnation.number)
+    return sum(int(count) for _, count, _ in rows)
+
+
 def archived_queues(database: ArchiveDatabase) -> Flow[list[str]]:
     """The queues that have archived jobs, sorted."""
     rows = yield from query(database, "select_queues")

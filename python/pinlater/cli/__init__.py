@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from pinlater.cli.archive import archive
 from pinlater.cli.command_base import DONE, Group, run_command_line
 from pinlater.cli.demo.command import demo
 from pinlater.cli.doctor.command import doctor
@@ -58,7 +59,7 @@ def cli(context: click.Context) -> int:
 
 
 job.add_command(enqueue)
-for command in (queue, job, task, run_, worker, monitor, demo, doctor, version):
+for command in (queue, job, task, run_, worker, monitor, archive, demo, doctor, version):
     cli.add_command(command)
 
 

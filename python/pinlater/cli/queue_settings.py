@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.cli.times import MILLISECONDS, WHOLE_SECONDS, written
+from pinlater.cli.times import COUNT, MILLISECONDS, WHOLE_SECONDS, written
 from pinlater.model.queue_config import QueueConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +34,9 @@ _HELP: Final = {
     "max_running": "Most jobs in progress at once.",
     "home": "Shard that counts for the limits. '': chosen when the queue gets its first limit.",
     "run_on_home_loss": "Go on with a share of the rate while the home shard does not answer.",
+    "spill_above": "Most pending jobs in Redis, such as 5M; a monitor moves others to the archive.",
+    "restore_below": "Bring archived jobs back while Redis has fewer pending ones.",
+    "horizon_ms": "Jobs that are due later than this wait in the archive, such as 24h.",
     "open_when_empty": "With --refuse-enqueue: accept new jobs again once the queue is empty.",
 }
 
@@ -76,6 +79,10 @@ def option_name(setting: str) -> str:
 
 def _type_of(setting: str, default: object) -> tuple[Any, str]:
     """The type and the metavar of an option."""
+    if setting == "horizon_ms":
+        return _OrNone(MILLISECONDS), "TIME|none"
+    if setting in ("spill_above", "restore_below"):
+        return _OrNone(COUNT), "N|none"
     if setting.endswith(("_ms", "_s")):
         return (MILLISECONDS if setting.endswith("_ms") else WHOLE_SECONDS), "TIME"
     if setting == "rate":
@@ -86,7 +93,7 @@ def _type_of(setting: str, default: object) -> tuple[Any, str]:
 
 
 def _default(setting: str, default: Any) -> str:
-    if setting.endswith(("_ms", "_s")):
+    if default is not None and setting.endswith(("_ms", "_s")):
         return written(default if setting.endswith("_ms") else 1000 * default)
     return str(default).lower()
 

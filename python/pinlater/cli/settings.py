@@ -18,6 +18,7 @@ from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
 from pinlater.model.urls import shown_url
+from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl
 from pinlater.store.shards import URL_VARIABLE, ChosenShards
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,7 @@ class Settings:
 
     url: str | None = field(default=None, repr=False)
     shards: dict[str, str] = field(default_factory=dict, repr=False)
+    archive_url: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     verbosity: int = 0
     as_json: bool = False
@@ -63,13 +65,17 @@ class Settings:
         """The shards of the command line, else of PINLATER_URL, else of TOML, else the default."""
         return settings_file.servers(self.url, self.shards or None)
 
+    def archive(self) -> ArchiveUrl | None:
+        """The archive of the command line, else of PINLATER_ARCHIVE_URL, else of TOML, else none."""
+        return settings_file.archive(self.archive_url)
+
     def client(self) -> Client:
         """A client for one command."""
-        return Client(shards=self.servers(), timeout_s=self.timeout_s)
+        return Client(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
 
     def client_settings(self) -> ClientSettings:
         """The settings of a client, for commands that make their own clients."""
-        return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s)
+        return ClientSettings(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -86,7 +92,9 @@ def check_servers_of_app(settings: Settings, app: str, named: bool) -> None:
 
 
 def common_options(*, hidden: bool) -> Callable[[F], F]:
-    """Adds --url, --shard, --timeout and -v. hidden: leave them out of the command's help; the main help shows them."""
+    """Adds --url, --shard, --archive, --timeout and -v. hidden: leave them out of the command's help; the main help
+    shows them.
+    """
     options = (
         click.option(
             "--url",
@@ -105,6 +113,15 @@ def common_options(*, hidden: bool) -> Callable[[F], F]:
             expose_value=False,
             callback=_add_shards,
             help="A shard; repeat it for each shard. Replaces --url.",
+        ),
+        click.option(
+            "--archive",
+            metavar="URL",
+            hidden=hidden,
+            expose_value=False,
+            callback=_set_archive,
+            help=f"The MySQL archive: mysql://user@host/database. [default: {ARCHIVE_VARIABLE}, else archive in "
+            "pinlater.toml, else none]",
         ),
         click.option(
             "--timeout",
@@ -156,6 +173,11 @@ def _add_shards(context: click.Context, _: click.Parameter, values: tuple[str, .
         if not (name and equals and url):
             raise click.BadParameter(f"expected NAME=URL, such as 1=redis://localhost:6379, got {shown_url(value)}")
         settings_of(context).shards[name] = url
+
+
+def _set_archive(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        settings_of(context).archive_url = value
 
 
 def _set_timeout(context: click.Context, _: click.Parameter, value: float | None) -> None:

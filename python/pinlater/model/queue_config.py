@@ -26,9 +26,12 @@ _EPOCH: Final = struct.Struct(">I")
 # highest id, generation, epoch. The version follows if it is not the highest id.
 _REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
-# rate and burst, max_running, home, run_on_home_loss, each with its length. A new setting goes behind them.
+# rate and burst, max_running, home, run_on_home_loss, the marks of the archive, each with its length. A new setting goes
+# behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
 _CRASH_LIMIT_BYTES: Final = 2
+# spill_above, restore_below, horizon_ms, each with 1 added; 0: none
+_MARKS: Final = struct.Struct(">QQQ")
 # count, per_ms, burst (0: the default)
 _RATE: Final = struct.Struct(">III")
 # Flags. A queue gives no jobs if it is paused, or if its rate is 0. _PAUSED_TOO: if both are so.
@@ -40,6 +43,10 @@ _OPEN_WHEN_EMPTY, _DELETED = 32, 128
 MAX_UNITS: Final = 2**48 - 1
 
 MAX_U32: Final = 2**32 - 1
+#: The highest mark of the archive.
+MAX_MARK: Final = 2**48 - 1
+#: Jobs that are due sooner never leave because of their time.
+LEAST_HORIZON_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,12 @@ class QueueConfig:
     - run_on_home_loss: while the home shard does not answer, go on with the rate, divided by the processes that it
       last saw. By default claims rest until it is back.
     - open_when_empty: accept new jobs again once no job is pending or in progress (with refuse_enqueue).
+    - spill_above: while Redis has more pending jobs, a monitor with an archive moves some there, the latest-due and
+      lowest-priority ones first. None: it does not.
+    - restore_below: while Redis has fewer pending jobs, it brings archived ones back; at most spill_above. None: only
+      those that `horizon_ms` brings back.
+    - horizon_ms: jobs that are due in more than this leave at once, and are back when half of it is left; at least
+      60,000. None: they stay.
     """
 
     lease_ms: int = 30_000
@@ -84,6 +97,9 @@ class QueueConfig:
     home: str = ""
     run_on_home_loss: bool = False
     open_when_empty: bool = False
+    spill_above: int | None = None
+    restore_below: int | None = None
+    horizon_ms: int | None = None
 
     def __post_init__(self) -> None:
         _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
@@ -96,6 +112,7 @@ class QueueConfig:
         if self.quarantine_queue != "":
             check_queue_name(self.quarantine_queue)
         self._check_limits()
+        self._check_marks()
         for name in ("paused", "refuse_enqueue", "run_on_home_loss", "open_when_empty"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -112,6 +129,20 @@ class QueueConfig:
             if rate is None:
                 raise InvalidArgument(f"burst: expected a rate beside it, got a burst of {_shorten(self.burst)} alone")
             _check_integer("burst", self.burst, 1, min(MAX_BURST, MAX_UNITS // rate.per_ms))
+
+    def _check_marks(self) -> None:
+        if self.spill_above is not None:
+            _check_integer("spill_above", self.spill_above, 0, MAX_MARK)
+        if self.restore_below is not None:
+            most = MAX_MARK if self.spill_above is None else self.spill_above
+            _check_integer("restore_below", self.restore_below, 0, most)
+        if self.horizon_ms is not None:
+            _check_integer("horizon_ms", self.horizon_ms, LEAST_HORIZON_MS, 2**44 - 1)
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether a monitor with an archive moves jobs of the queue by itself."""
+        return (self.spill_above, self.restore_below, self.horizon_ms) != (None, None, None)
 
     @property
     def exact_rate(self) -> Rate | None:
@@ -136,6 +167,7 @@ class QueueConfig:
             b"" if self.max_running is None else self.max_running.to_bytes(4, "big"),
             self.home.encode(),
             bytes([self.run_on_home_loss]),
+            _pack_marks(self.spill_above, self.restore_below, self.horizon_ms),
         )
         head = bytes([self._flags(), self.priorities])
         return head + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
@@ -193,9 +225,10 @@ class StoredConfig:
         """Reads the field `config` of the key `meta`. A setting that its tail does not have yet has its default."""
         _, flags, priorities, version, generation, epoch = _HEAD.unpack_from(packed)
         lease_ms, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(packed, _HEAD.size)
-        tail = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), *[b""] * 6)
-        crash_limit, quarantine_queue, packed_rate, max_running, home, options, *_ = tail
+        tail = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), *[b""] * 7)
+        crash_limit, quarantine_queue, packed_rate, max_running, home, options, packed_marks, *_ = tail
         rate, burst = _unpack_rate(packed_rate)
+        spill_above, restore_below, horizon_ms = _unpack_marks(packed_marks)
         stopped = rate is not None and not rate.count
         config = QueueConfig(
             lease_ms=lease_ms,
@@ -214,6 +247,9 @@ class StoredConfig:
             home=home.decode(),
             run_on_home_loss=bool(options[:1].strip(b"\0")),
             open_when_empty=bool(flags & _OPEN_WHEN_EMPTY),
+            spill_above=spill_above,
+            restore_below=restore_below,
+            horizon_ms=horizon_ms,
         )
         settings = bytes([flags & ~_PAUSED_FOR_A_TIME]) + packed[2:3] + packed[_HEAD.size :]
         return cls(version, generation, bool(flags & _DELETED), epoch, settings, config)
@@ -228,6 +264,15 @@ def _unpack_rate(packed: bytes) -> tuple[Rate | None, int | None]:
         return None, None
     count, per_ms, burst = _RATE.unpack_from(packed)
     return Rate(count, per_ms), burst or None
+
+
+def _pack_marks(*marks: int | None) -> bytes:
+    return b"" if marks == (None, None, None) else _MARKS.pack(*(0 if mark is None else mark + 1 for mark in marks))
+
+
+def _unpack_marks(packed: bytes) -> tuple[int | None, ...]:
+    marks = _MARKS.unpack_from(packed) if packed else (0, 0, 0)
+    return tuple(mark - 1 if mark else None for mark in marks)
 
 
 def _entries(tail: bytes) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ Promises:
     takes over, within one tick more.
     Any number of monitors at once do no harm: one is active a queue shard, the others look rarely and take over when it
     stops.
+    Where the client has an archive, it moves the jobs of queues with marks (archive/automatic.py).
     A queue that is drained opens within a tick after it is empty, if its configuration says so.
     An unexpected error is logged, and the monitor goes on.
 Risks: nothing expires at its first look, at the first one after an outage of its server (live workers renew first), and
@@ -25,6 +26,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
+from pinlater.archive.archiver import Archiver
+from pinlater.archive.automatic import AutomaticArchiver
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.clocks import boot_s
 from pinlater.model.errors import FormatUnsupported, InvalidArgument, PinLaterError, QueueNotFound
@@ -72,6 +75,13 @@ class Seen(NamedTuple):
         """
         earliest_ms = self.time_ms + int((from_s - self.read_s) * 1000) - JUMP_MS
         return max(0, earliest_ms), self.time_ms + int((to_s - self.sent_s) * 1000) + JUMP_MS
+
+
+def archiver_of(client: AsyncClient) -> AutomaticArchiver | None:
+    """What moves jobs of queues with marks; None: the client has no archive."""
+    if client.settings.database is None:
+        return None
+    return AutomaticArchiver(Archiver(client.run, client.session, client.settings.database))
 
 
 class ShardWatch:
@@ -141,6 +151,7 @@ class Monitor:
         #: How many looks did not find a queue.
         self._missing: Counter[str] = Counter()
         self._stopping = asyncio.Event()
+        self._archiver = archiver_of(client)
         self._task: asyncio.Task[None] | None = None
         #: Jobs whose lease ran out: enqueued again, or failed after their last attempt.
         self.redelivered = 0
@@ -181,6 +192,8 @@ class Monitor:
                     await self._stopping.wait()
             except TimeoutError:
                 continue
+        if self._archiver is not None:
+            await self._archiver.stop()
 
     async def run_once(self) -> float:
         """Looks at each queue shard whose turn it is; returns the seconds until the next turn."""
@@ -237,6 +250,10 @@ class Monitor:
                 self.watches[queue_shard] = ShardWatch(time.monotonic() + self._tick_s)
             elif isinstance(result, BaseException):
                 raise result
+        if self._archiver is not None:
+            for queue_shard in due:
+                if self._watch(queue_shard).active:
+                    self._archiver.look_at(queue_shard)
         # one monitor is active on the first shard, so one looks whether a drained queue is empty
         if queue_shards[0] in due and self._watch(queue_shards[0]).active:
             await self._open(queue_shards[0])
