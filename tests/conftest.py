@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from pinlater.store.archive_driver import ArchiveDatabase
+from tests.support.archive import migrated
 from tests.support.mariadb import MariaDB, given_url, is_given, made_database
 from tests.support.memory import CONFORMANCE, DAILY_ON_EVERY_STORE, AnyKind, MemoryKind
 from tests.support.requirements import PYMYSQL, closing_line, require
@@ -139,6 +141,15 @@ def mysql_url(request: pytest.FixtureRequest) -> Iterator[str]:
     url_of = given_url if is_given() else request.getfixturevalue("mariadb").start().url
     with made_database(url_of) as url:
         yield url
+
+
+@pytest.fixture
+def private(mariadb: MariaDB) -> Iterator[ArchiveDatabase]:
+    """A database with the archive's tables on the session's own server, whatever PINLATER_TEST_MYSQL_URL says."""
+    with made_database(mariadb.start().url) as url:
+        made = migrated(url)
+        yield made
+        made.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.archive_schema import migrate
 from pinlater.store.archive_url import parse_archive_url
+from tests.support.mariadb import connected, query
+from tests.support.servers import wait_until
 
 COMMITTED, FINALIZED = 1, 2
 EPOCH = 3
@@ -96,3 +99,34 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_batches_of": (1, [1, 2]),
     "delete_ids": (1, [1, 2]),
 }
+
+
+def insert(sql: Statements) -> int:
+    """A batch of its own."""
+    return sql.insert("insert_batch", (os.urandom(16), 1, 1, 1, b""))
+
+
+def batches_in(url: str) -> int:
+    with connected(url) as connection:
+        [(count,)] = query(connection, "SELECT COUNT(*) FROM batches")
+    return int(count)
+
+
+PROCESSES = "SELECT id FROM information_schema.processlist WHERE db = %s"
+
+
+def connections(database: ArchiveDatabase, count: int) -> set[int]:
+    """The server's numbers of the connections to this database, once there are so many: one takes a while to end."""
+    found: set[int] = set()
+
+    def are_so_many() -> bool:
+        nonlocal found
+        with connected(database.url.url, database=None) as connection:
+            rows = query(
+                connection, "SELECT id FROM information_schema.processlist WHERE db = %s", database.url.database
+            )
+        found = {number for (number,) in rows}
+        return len(found) == count
+
+    wait_until(are_so_many, f"{count} connections")
+    return found

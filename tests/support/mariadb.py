@@ -182,8 +182,7 @@ def connected(url: str, **options: Any) -> Iterator[Any]:
         port=parsed.port,
         user=parsed.user,
         password=parsed.password,
-        database=parsed.database,
-        **{"autocommit": True, "connect_timeout": 5, "read_timeout": 60, **options},
+        **{"database": parsed.database, "autocommit": True, "connect_timeout": 5, "read_timeout": 60, **options},
     )
     try:
         yield connection
