@@ -14,7 +14,11 @@ local ready, scheduled = {}, {}
 local some_extras = call('EXISTS', key_extras) == 1
 local scores = owned[1] and call('ZMSCORE', KEYS[withdrawn0 + at], unpack(owned)) or {}
 for i, score in ipairs(scores) do
-  if score then add_to_line(ready, scheduled, owned[i], score, some_extras and call('HEXISTS', key_extras, owned[i]) == 1) end
+  if score then
+    local id, ms = owned[i], tonumber(score)
+    local is_simple = ms == created_ms(id) and not (some_extras and call('HEXISTS', key_extras, id) == 1)
+    add_to_line(ready, scheduled, id, score, ms, is_simple)
+  end
 end
 
 call_in_chunks('ZREM', KEYS[withdrawn0 + at], owned)

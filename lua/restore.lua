@@ -1,6 +1,6 @@
 -- restore: jobs of the archive are pending again, under their old ids and as they were.
 -- KIND   admit
--- NEEDS  base call_in_chunks lane check_queue clock decorated created_ms notify admit before sizes_of add_to_line
+-- NEEDS  base call_in_chunks lane check_queue clock decorated notify admit before sizes_of add_to_line
 -- KEYS   meta waiters jobs extras restores ready* scheduled*
 -- ARGV   lane sequence version epoch restore jobs records…
 -- REPLY  u8 what (0 refused, as it is closed; 1 done; 2 done before, as it is open), then ids that were left out, as they have a record
@@ -11,7 +11,8 @@ if replay then return stored end
 local ITEM, LEAST_EXTRA, MOST_EXTRA, count = 18, 10, 3010, #ARGV - records0
 -- HERE check_epoch check_restore
 if count > 500 then return redis.error_reply('TOO_MANY jobs: expected at most 500, got ' .. count) end
-local ids, ats, scores, extras, seen, top_high, top_low, cursor = {}, {}, {}, {}, {}, h_high, h_low, 1
+local ids, ats, times, scores, extras, simple, seen = {}, {}, {}, {}, {}, {}, {}
+local top_high, top_low, cursor = h_high, h_low, 1
 for i = 1, count do
   local record = ARGV[records0 + i]
   if #jobs < cursor + ITEM - 1 then return redis.error_reply('BAD_REQUEST the jobs are cut off') end
@@ -27,7 +28,9 @@ for i = 1, count do
     return redis.error_reply('BAD_REQUEST record ' .. i - 1 .. ' is cut off, or of another format or priority')
   end
   ids[i], ats[i], seen[id] = id, at, true
-  scores[i] = sixteenths > 0 and string.format('%.4f', ms + sixteenths / 16) or string.format('%d', ms)
+  times[i] = ms + sixteenths / 16
+  scores[i] = string.format(sixteenths > 0 and '%.4f' or '%d', times[i])
+  simple[i] = length == 0 and times[i] == high * 8192 + floor(low / 524288)
   extras[i] = length > 0 and sub(jobs, cursor + ITEM, cursor + ITEM + length - 1)
   if high > top_high or high == top_high and low > top_low then top_high, top_low = high, low end
   cursor = cursor + ITEM + length
@@ -55,7 +58,7 @@ for i, size in ipairs(sizes_of(ids)) do
     fields[#fields + 1], fields[#fields + 2] = id, record
     if extras[i] then more[#more + 1], more[#more + 2] = id, extras[i] end
     if #record > largest then largest = #record end
-    add_to_line(line[1], line[2], id, scores[i], extras[i])
+    add_to_line(line[1], line[2], id, scores[i], times[i], simple[i])
   end
 end
 if fields[1] then call_in_chunks('HSET', key_jobs, fields) end

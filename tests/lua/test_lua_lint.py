@@ -227,8 +227,10 @@ def test_what_a_part_defines_is_there_where_it_is_called(script: Script) -> None
 
 
 # Scripts that decide everything before their first write. The others do so a priority or a lease at a time.
-READ_FIRST = ("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "pass_on")
-READ_FIRST += ("withdraw", "finalize", "abort", "restore", "close", "settled")
+READ_FIRST = [
+    *("create", "configure", "delete_queue", "enqueue", "load", "prepare", "release", "retry_failed", "pass_on"),
+    *("withdraw", "finalize", "abort", "restore", "close", "settled"),
+]
 
 
 @pytest.mark.parametrize("verb", READ_FIRST)

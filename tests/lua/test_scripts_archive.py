@@ -25,6 +25,7 @@ from tests.support.wire_format import (
     PENDING,
     RUNNING,
     SUCCEEDED,
+    SUSPECT,
     Info,
     Job,
     Moved,
@@ -91,10 +92,12 @@ def make_forms(wire: Wire) -> Forms:
     def put(name: str, **words: Any) -> None:
         (names[name],) = wire.enqueue(Job(**{"body": name.encode(), "allowed": 5, **words}))
 
-    put("crashed, attempts used")
+    put("crashed, an attempt used")
     wire.claim(1)
     wire.client.zadd(wire.key("leases"), dict.fromkeys(expiries(wire), 1))
     wire.expire()
+    extras: Any = wire.client.hget(wire.key("extras"), names["crashed, an attempt used"])
+    assert struct.unpack_from(">H6xH", extras) == (4, SUSPECT + 1)
     put("sixteenths")
     wire.client.zrem(wire.key("ready:1"), names["sixteenths"])
     created = created_ms(names["sixteenths"])
@@ -327,6 +330,8 @@ def test_a_batch_leaves_out_jobs_that_were_removed(wire: Wire) -> None:
     wire.client.hdel(wire.key("jobs"), ids[4])
     head, position, jobs = wire.read_batch(BATCH)
     assert (head, position, [job.id for job in jobs]) == ((1, 1, 5), b"", [ids[0], ids[3]])
+    wire.client.zrem(wire.key("withdrawn:1"), ids[3])  # by hand
+    assert [job.id for job in wire.batch_jobs(BATCH)] == ids[:1]
 
 
 @pytest.mark.parametrize("words", [(b"x", 0, 10), (BATCH, "x", 10), (BATCH, -1, 10), (BATCH, 0.5, 10), (BATCH, 0, "")])
@@ -492,9 +497,17 @@ def test_a_restore_to_a_server_that_lost_its_data_repeats_no_id(forms: Forms) ->
     again.create()
     ahead = (number(again.h) + (1000 << 19)).to_bytes(8, "big")  # by a clock that is a second ahead
     assert again.restore(1, *jobs, jobs[0]._replace(id=ahead, score=b"%d" % created_ms(ahead))) == (DONE, [])
+    assert (ahead, created_ms(ahead)) in content(again)["ready:1"]  # a simple job never waits for the clock
     (new,) = again.enqueue(Job())
     assert number(new) > number(ahead)
     assert {job.id for job in jobs} <= set(content(again)["jobs"])
+
+
+def test_the_highest_restored_id_counts_wherever_it_stands(wire: Wire) -> None:
+    high = (number(wire.h) >> 32) + 10
+    highest, lower = ((half << 32 | low).to_bytes(8, "big") for half, low in ((high, 5), (high - 1, 0xFFFF_0000)))
+    wire.restore(1, good(id=highest), good(id=lower))
+    assert number(wire.h) > number(highest)
 
 
 def test_a_restore_keeps_what_the_head_says(wire: Wire) -> None:
@@ -536,7 +549,7 @@ def test_one_waiter_is_notified_of_jobs_that_come_back(wire: Wire, how: str) -> 
         listener.pubsub.close()
 
 
-def test_a_job_that_redis_has_is_left_out(forms: Forms) -> None:
+def test_a_job_that_is_there_is_left_out(forms: Forms) -> None:
     wire = forms.wire
     jobs = withdraw_all(wire)
     wire.abort(OTHER)

@@ -201,3 +201,10 @@ def test_connections_that_block_on_keys_of_one_script_are_all_served(client: red
             assert connection.read_response() == [key.encode(), b"x"]
             assert connection.read_response() in (1, 2)
             assert connection.read_response() == 1
+
+
+@pytest.mark.parametrize("server", ["memory"], indirect=True)
+def test_what_the_memory_store_has_counts_as_on_disk(client: redis.Redis) -> None:
+    """It outlives its server as long as any disk would: nothing of it does."""
+    assert client.execute_command("WAITAOF", 1, 0, 100) == [1, 0]  # type: ignore[no-untyped-call]
+    assert client.config_get("appendonly", "appendfsync", "save") == {"appendonly": "yes", "appendfsync": "always"}
