@@ -2,12 +2,12 @@
 -- KIND   write
 -- NEEDS  base call_in_chunks lane check_queue clock new_ids before open_restores
 -- KEYS   meta restores
--- ARGV   lane sequence version restore
+-- ARGV   lane sequence version epoch restore
 -- REPLY  nothing
 -- restore: a number, 8 bytes; all up to this one are closed.
 
 if replay then return stored end
--- HERE check_restore
+-- HERE check_epoch check_restore
 local closed, ended = call('HGET', key_restores, 'closed'), {}
 for number in pairs(open_restores()) do
   if not before(restore, number) then ended[#ended + 1] = number end

@@ -3,7 +3,7 @@
 -- NEEDS  base clock
 -- KEYS   meta batches restores
 -- ARGV   nonce open ended numbers
--- REPLY  one string: u8 an item, 1 = as expected
+-- REPLY  u8 an item, 1 = as expected; u32 the epoch of the queue
 -- open: batches (16 each) that are there. ended: batches that are not. numbers: restores (8 each) that are open.
 
 local config = call('HGET', key_meta, 'config')
@@ -27,4 +27,4 @@ look(key_batches, open, 16, 1)
 look(key_batches, ended, 16, 0)
 look(key_restores, numbers, 8, 1)
 call('HSET', key_meta, 'settled', pack('>I6', now) .. nonce)
-return { nonce, concat(flags) }
+return { nonce, concat(flags), sub(config, CONFIG_EPOCH, CONFIG_EPOCH_END) }

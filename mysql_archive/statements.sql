@@ -199,8 +199,8 @@ DELETE FROM batches WHERE incarnation = %s ORDER BY number LIMIT %s
 DELETE FROM incarnations WHERE number = %s AND ended > 0
 
 -- name: delete_old_batches
--- created_ms, limit -> so many batches lose their rows that were not COMMITTED and are older; their jobs may come back
-DELETE FROM batches WHERE state <> 1 AND created_ms < %s ORDER BY number LIMIT %s
+-- created_ms, limit -> so many FINALIZED batches lose their rows that are older; their jobs may come back
+DELETE FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
 
 -- name: select_first
 -- incarnation, priority -> run_after_ms of its earliest job

@@ -17,6 +17,7 @@ from pinlater.archive.queries import query, query_in
 from pinlater.archive.restores import END_MS, carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
+from pinlater.operations.backlog import Seen
 from pinlater.operations.inspect import count_at, server_time_ms
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
@@ -34,8 +35,9 @@ class ArchiveBacklog:
 
     def lookup(
         self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
-    ) -> Flow[list[JobInfo]]:
+    ) -> Flow[tuple[list[JobInfo], Seen]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
         rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
         if any(row[0] for row in rows):  # of a batch that Redis may still have: then Redis knows whether the job exists
@@ -43,7 +45,12 @@ class ArchiveBacklog:
             open_batches = {batch.name for batch in moves.batches}
             rows = [row for row in rows if row[0] is None or bytes(row[0]) not in open_batches]
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
-        return [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
+        found = [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
+        return found, seen
+
+    def _seen(self, incarnation: Incarnation) -> Flow[Seen]:
+        [(last,)] = yield from query(self._database, "last_restore", incarnation.number)
+        return incarnation.number, last
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
@@ -102,11 +109,12 @@ class ArchiveBacklog:
 
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
-    ) -> Flow[set[bytes]]:
+    ) -> Flow[tuple[set[bytes], Seen]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        seen = yield from self._seen(incarnation)
         removed = yield from self._delete(incarnation, priority, _numbers(ids))
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
-        return {id_.to_bytes(8, "big") for id_ in removed}
+        return {id_.to_bytes(8, "big") for id_ in removed}, seen
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)

@@ -114,8 +114,8 @@ def read_jobs(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[l
 
 
 def commit(database: ArchiveDatabase, incarnation: Incarnation, name: bytes, jobs: Sequence[MovingJob]) -> Flow[None]:
-    """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, or if a job of
-    it has a row that an open restore names. Raises IncarnationEnded if the queue was deleted.
+    """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, or if an open
+    restore names one of its jobs. Raises IncarnationEnded if the queue was deleted.
     """
 
     def store(sql: Statements) -> None:

@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pinlater.archive.queries import query
-from pinlater.model.errors import ArchiveDuplicate, ArchiveError, QueueNotFound
-from pinlater.operations.queue_shards import exists
+from pinlater.archive.settle import settled_epoch
+from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
-from pinlater.store.requests import known_config, load_config
+from pinlater.store.requests import known_config
 from pinlater.store.shards import QueueShard
 
 
@@ -36,18 +36,15 @@ def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_
     """The current incarnation of a queue shard, as Redis and MySQL know it. Raises QueueNotFound.
 
     A later epoch than MySQL knows ends the incarnation before. An earlier one shows that Redis lost its data: the
-    incarnation goes on. Redis is read after MySQL, and MySQL is changed only if it still says the same. So an epoch
-    that this client read earlier decides nothing.
+    incarnation goes on. Redis is read after MySQL, and MySQL is changed only if it still says the same. So neither an
+    epoch that this client read earlier decides, nor one that a restart of Redis takes back.
     """
     epoch = (yield from known_config(queue_shard, deadline_s)).epoch
     while True:
         known = yield from _known(database, queue_shard)
         if known is not None and known.epoch == epoch:
             return known
-        stored = yield from load_config(queue_shard, deadline_s)
-        if stored is None or not exists(stored):
-            raise QueueNotFound(f"queue {queue_shard.queue!r}: not found on {queue_shard.shard}")
-        epoch = stored.epoch
+        epoch = yield from settled_epoch(queue_shard, deadline_s)
         if known is None or known.epoch != epoch:
             yield from _change(database, queue_shard, known, epoch)
 

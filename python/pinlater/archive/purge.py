@@ -1,7 +1,7 @@
 """Removes rows that nobody needs any more. Flows only, no I/O.
 
 Promises that each transaction removes at most PURGED_AT_ONCE rows.
-Risk: the row of a batch is kept for KEPT_MS, as it refuses a late COMMIT. A COMMIT that is later would be taken.
+The row of an ABORTED batch stays until its queue is deleted: it refuses a COMMIT, however late.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pinlater.store.archive_driver import ArchiveDatabase, Statements, Value
 from pinlater.store.effects import Flow, Transaction
 
 PURGED_AT_ONCE: Final = 1_000
-#: A request that its sender gave up is carried out late by seconds or minutes, never by a day.
+#: The row of a FINALIZED batch is kept for so long.
 KEPT_MS: Final = 24 * 3600 * 1000
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pinlater.model.errors import ArchiveError, ServerUnavailable, from_reply
-from pinlater.store.effects import Flow, NoAnswer, ReplyError, send
+from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, send
 from pinlater.store.requests import repeat
 from pinlater.store.servers import Server
 from pinlater.store.shards import QueueShard
@@ -40,12 +40,22 @@ def settle(
     Raises ServerUnavailable if the disk takes until the deadline, and ArchiveError if the server keeps nothing there.
     """
     numbers = b"".join(number.to_bytes(8, "big") for number in restored)
-    arguments = [b"".join(withdrawn), b"".join(finalized), numbers]
+    flags, _ = yield from _settled(queue_shard, [b"".join(withdrawn), b"".join(finalized), numbers], deadline_s)
+    return [flag == 1 for flag in flags]
+
+
+def settled_epoch(queue_shard: QueueShard, deadline_s: float) -> Flow[int]:
+    """The epoch of the queue, once it is on disk. Raises QueueNotFound."""
+    _, epoch = yield from _settled(queue_shard, [b"", b"", b""], deadline_s)
+    return int.from_bytes(epoch, "big")
+
+
+def _settled(queue_shard: QueueShard, arguments: list[Argument], deadline_s: float) -> Flow[tuple[bytes, bytes]]:
     while True:
         waiting = [("WAITAOF", 1, 0, WAIT_MS)]
         reply, [answer] = yield from repeat(queue_shard, "settled", arguments, deadline_s, then=waiting)
         if (yield from _on_disk(queue_shard.shard.server, answer, deadline_s)):
-            return [flag == 1 for flag in reply[1]]
+            return reply[1], reply[2]
         if time.monotonic() >= deadline_s:
             raise ServerUnavailable(f"{queue_shard}: its disk took nothing in {WAIT_MS / 1000:g} s")
 

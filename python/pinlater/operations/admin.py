@@ -16,6 +16,7 @@ import pinlater._core as _core
 from pinlater.model.errors import OutcomeUnknown, PartialOutcome, PinLaterError, checked
 from pinlater.model.jobs import NewJob, State
 from pinlater.model.queue_config import check_integer
+from pinlater.operations.backlog import Backlog
 from pinlater.operations.enqueue import MAX_BATCH, when
 from pinlater.operations.inspect import check_priority
 from pinlater.operations.queue_shards import known_queue_shards
@@ -117,11 +118,16 @@ def _delete_everywhere(
 ) -> Flow[set[bytes]]:
     """Removes jobs of one priority in Redis and in the backlog. Returns the ids of those that existed."""
     removed = yield from _delete_in_redis(queue_shard, priority, ids, deadline_s)
-    if session.backlog is None or len(removed) == len(ids):
-        return removed
-    removed |= yield from session.backlog.delete_named(queue_shard, priority, ids, deadline_s)
-    # a job may have come back to Redis meanwhile
-    return removed | (yield from _delete_in_redis(queue_shard, priority, ids, deadline_s))
+    backlog: Backlog | None = session.backlog
+    seen = None
+    while backlog is not None and len(removed) < len(ids):
+        archived, now_seen = yield from backlog.delete_named(queue_shard, priority, ids, deadline_s)
+        removed |= archived
+        if now_seen == seen:
+            break
+        seen = now_seen
+        removed |= yield from _delete_in_redis(queue_shard, priority, ids, deadline_s)
+    return removed
 
 
 def _delete_in_redis(queue_shard: QueueShard, priority: int, ids: list[bytes], deadline_s: float) -> Flow[set[bytes]]:

@@ -1,17 +1,20 @@
 """What operations ask of a store that keeps pending jobs of a queue outside Redis. `archive/` has one.
 
-A job may move between Redis and that store at any moment. So operations ask Redis first, then the backlog for what
-Redis did not have, then Redis again for what neither had.
+A job may move between Redis and that store at any moment, and even come back and leave again. So operations ask Redis
+and the backlog in turns for what neither had, until the backlog has begun to bring nothing back in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pinlater.model.jobs import CountsByState, JobInfo
 from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
+
+#: What the backlog of a queue shard had brought back at a look. If two looks have the same, no job came back between.
+Seen: TypeAlias = tuple[int, int]
 
 
 class Backlog(Protocol):
@@ -19,7 +22,7 @@ class Backlog(Protocol):
 
     def lookup(
         self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
-    ) -> Flow[list[JobInfo]]:
+    ) -> Flow[tuple[list[JobInfo], Seen]]:
         """Those of these jobs that are in the backlog. priorities: a byte an id."""
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
@@ -39,7 +42,7 @@ class Backlog(Protocol):
 
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
-    ) -> Flow[set[bytes]]:
+    ) -> Flow[tuple[set[bytes], Seen]]:
         """Removes those of these jobs that are in the backlog. Returns their ids. Those that were coming back are in
         Redis then.
         """

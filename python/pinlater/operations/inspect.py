@@ -16,6 +16,7 @@ import pinlater._core as _core
 from pinlater.model.errors import InvalidArgument, checked, from_reply
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.model.queue_config import check_integer
+from pinlater.operations.backlog import Backlog
 from pinlater.operations.enqueue import MAX_BATCH
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store.effects import Argument, Flow, NoAnswer, ReplyError, all_of, send
@@ -35,20 +36,44 @@ def lookup(
     session: Session, descriptors: Iterable[str], with_body: bool, deadline_s: float
 ) -> Flow[dict[str, JobInfo]]:
     """The JobInfo of each job, by descriptor. Unknown jobs are left out."""
-    asked = list(descriptors)
-    stores = [_lookup_at]
-    if session.backlog is not None:  # a job may move to Redis or from it meanwhile
-        stores = [_lookup_at, session.backlog.lookup, _lookup_at]
-    found: dict[str, JobInfo] = {}
-    for look in stores:
-        missing = [each for each in asked if each not in found] if found else asked
-        flows = [
-            look(session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
-            for queue, shard, priorities, ids, _ in checked(_core.group_descriptors, missing)
-        ]
-        parts: list[list[JobInfo]] = yield from all_of(flows, list)
-        found |= {info.descriptor: info for part in parts for info in part}
-    return found
+    flows = [
+        _lookup_everywhere(session, session.queue_shard(queue, shard), priorities, ids, with_body, deadline_s)
+        for queue, shard, priorities, ids, _ in checked(_core.group_descriptors, list(descriptors))
+    ]
+    found = yield from all_of(flows, lambda parts: [info for part in parts for info in part])
+    return {info.descriptor: info for info in found}
+
+
+def _lookup_everywhere(
+    session: Session, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
+) -> Flow[list[JobInfo]]:
+    """Those of these jobs that are in Redis or in the backlog."""
+    infos = yield from _lookup_at(queue_shard, priorities, ids, with_body, deadline_s)
+    backlog: Backlog | None = session.backlog
+    seen = None
+    while backlog is not None and len(infos) < len(ids):
+        found = {info.descriptor for info in infos}
+        names = _format_each(queue_shard, priorities, ids)
+        missing = [at for at, name in enumerate(names) if name not in found]
+        if not missing:
+            break
+        rest = bytes(priorities[at] for at in missing), [ids[at] for at in missing]
+        archived, now_seen = yield from backlog.lookup(queue_shard, *rest, with_body, deadline_s)
+        infos += archived
+        if now_seen == seen:
+            break
+        seen = now_seen
+        infos += yield from _lookup_at(queue_shard, *rest, with_body, deadline_s)
+    return list({info.descriptor: info for info in infos}.values())
+
+
+def _format_each(queue_shard: QueueShard, priorities: bytes, ids: list[bytes]) -> list[str]:
+    """The descriptors of jobs of a queue shard."""
+    queue, shard = queue_shard.queue, queue_shard.shard.name
+    return [
+        _core.format_descriptor(queue, shard, priority, int.from_bytes(id_, "big"))
+        for priority, id_ in zip(priorities, ids, strict=True)
+    ]
 
 
 def _lookup_at(
