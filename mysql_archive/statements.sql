@@ -59,7 +59,8 @@ WHERE batches.batch = %s AND jobs.id = %s
 UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
 
 -- name: select_due
--- incarnation, priority, least ms, most ms, limit -> id and bytes (body, status) of jobs that may come back, in their old order
+-- incarnation, priority, least ms, most ms, limit
+-- -> id and bytes (body, status) of jobs that may come back, in their old order
 SELECT jobs.id, jobs.bytes
 FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms >= %s AND jobs.run_after_ms <= %s
