@@ -194,7 +194,7 @@ class Stage:
             packed = [job.for_redis() for job in part]
             heads, records = b"".join(head for head, _ in packed), [record for _, record in packed]
             self.call("restore", 1, number.to_bytes(8, "big"), heads, *records)
-        self.call("close", number.to_bytes(8, "big"))
+        self.call("close", 1, number.to_bytes(8, "big"))
 
     def end_leases(self, started: bytes = b"") -> None:
         queue_shard, arguments = self.queue_shard(), [SOURCE, "was killed by SIGKILL", started]
