@@ -67,7 +67,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_committed": (1,),
     "delete_of_batch": (NAME, 1),
     "finalize_batch": (NAME,),
-    "select_due": (1, 1, 2**63 - 1, 10),
+    "select_due": (1, 1, 0, 2**63 - 1, 10),
     "select_finalized_by_id": (1, [1, 2]),
     "select_jobs_by_id": (1, 9, [1, 2]),
     "select_restores": (1,),
@@ -98,6 +98,8 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_first": (1, 1),
     "select_batches_of": (1, [1, 2]),
     "delete_ids": (1, [1, 2]),
+    "lock_committed": (NAME,),
+    "last_restore": (1,),
 }
 
 

@@ -351,7 +351,7 @@ class Wire:
         self, state: bytes, priority: int = 1, limit: int = 0, ids: Sequence[bytes] = (), channel: bytes = b""
     ) -> tuple[int, int]:
         """Returns how many went, and whether more of that state are left."""
-        deleted, more = struct.unpack(">IB", self.write("delete_jobs", state, priority, limit, channel, *ids)[0])
+        deleted, more = struct.unpack_from(">IB", self.write("delete_jobs", state, priority, limit, channel, *ids)[0])
         return deleted, more
 
     def store_results(self, *kept: tuple[End, bytes], ms: int = 60_000, channel: bytes = b"results:") -> list[int]:

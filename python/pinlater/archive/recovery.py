@@ -7,6 +7,7 @@ that lives is safe too: it is aborted, and the owner's COMMIT fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pinlater.archive.batches import (
     BatchState,
@@ -18,7 +19,7 @@ from pinlater.archive.batches import (
     state_of,
 )
 from pinlater.archive.incarnations import Incarnation
-from pinlater.archive.moves import held, moves_of
+from pinlater.archive.moves import Moves, held, moves_of
 from pinlater.archive.moving_job import unpack_ids
 from pinlater.archive.queries import query
 from pinlater.archive.restores import carry_out, close, open_restores
@@ -27,6 +28,9 @@ from pinlater.model.errors import ArchiveDuplicate
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.shards import QueueShard
+
+#: `settled` takes so many names.
+_ENDED_AT_ONCE: Final = 1_000
 
 
 def end_batches(
@@ -85,7 +89,7 @@ def end_unknown(
     same lose their rows.
     """
     rows = yield from query(database, "select_committed", incarnation.number)
-    ids_of = {bytes(name): unpack_ids(ids) for name, ids in rows}
+    ids_of = {bytes(name): unpack_ids(ids) for name, ids in rows[:_ENDED_AT_ONCE]}  # the others at the next look
     names = list(ids_of)
     settled = yield from settle(queue_shard, deadline_s, finalized=names)
     ended = [name for name, done in zip(names, settled, strict=True) if done]
@@ -108,23 +112,20 @@ def recover(
     yield from end_unknown(queue_shard, database, incarnation, deadline_s)
     restores = yield from open_restores(database, incarnation)
     restored = yield from carry_out(queue_shard, database, incarnation, restores, deadline_s)
-    yield from _close_ended(queue_shard, database, incarnation, moves.restores, deadline_s)
+    yield from _close_ended(queue_shard, database, incarnation, moves, deadline_s)
     return restored
 
 
 def _close_ended(
-    queue_shard: QueueShard,
-    database: ArchiveDatabase,
-    incarnation: Incarnation,
-    numbers: Sequence[int],
-    deadline_s: float,
+    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, moves: Moves, deadline_s: float
 ) -> Flow[None]:
-    """Closes restores whose rows were removed. numbers: those that were open in Redis.
+    """Closes the restores that have ended: nobody closed them, or Redis lost its data and forgot.
 
-    The restores of a transaction end in one transaction. So all numbers below one that has ended have ended too.
+    Restores of one transaction end in one transaction. So all numbers below the first open one have ended. A restore
+    that begins after the first query has a higher number than it gives.
     """
-    if not numbers:
-        return
-    still_open = {restore.number for restore in (yield from open_restores(database, incarnation))}
-    if ended := [number for number in numbers if number not in still_open]:
-        yield from close(queue_shard, incarnation, max(ended), deadline_s)
+    [(last,)] = yield from query(database, "last_restore", incarnation.number)
+    still_open = yield from query(database, "select_restores", incarnation.number)
+    ended = min([last, *(number - 1 for number, _, _ in still_open)])
+    if moves.closed < ended or any(number <= ended for number in moves.restores):
+        yield from close(queue_shard, incarnation, ended, deadline_s)

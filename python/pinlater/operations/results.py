@@ -42,7 +42,7 @@ SAFETY_S: Final = 5.0
 LOOK_AGAIN_S: Final = 0.5
 
 _ITEM: Final = struct.Struct(">B8s8s6s")
-_ANSWER, _FAILED, _NOT_ENDED = b"\1", b"\2", b"\3"
+_NEITHER, _ANSWER, _FAILED, _NOT_ENDED = b"\0", b"\1", b"\2", b"\3"
 
 #: A job, its result, and how long to keep it (ms).
 Kept: TypeAlias = tuple[Job, bytes, int]
@@ -104,6 +104,8 @@ def wait_for(session: Session, descriptor: str, wait_s: float, deadline_s: float
                 if not queue_shard.shard.server.contacted or time.monotonic() + LOOK_AGAIN_S >= deadline_s:
                     raise outcome.error
                 continue
+            if outcome == _NEITHER and session.backlog is not None:
+                outcome = yield from _outcome_in_backlog(session, descriptor, deadline_s)
             if outcome[:1] == _ANSWER:
                 return outcome[1:]
             _raise_end(descriptor, outcome)
@@ -160,6 +162,16 @@ def _look(queue_shard: QueueShard, asked: list[tuple[int, bytes, float]]) -> Flo
             return found + [NoAnswer(False, error)] * (len(ids) - done)
         found += reply[2:]
     return found
+
+
+def _outcome_in_backlog(session: Session, descriptor: str, deadline_s: float) -> Flow[bytes]:
+    """The outcome of a job that Redis did not have: the backlog has it, or it came back meanwhile."""
+    if (yield from lookup(session, [descriptor], False, deadline_s)):
+        return _NOT_ENDED
+    queue_shard, priority, id_ = _parsed(session, descriptor)
+    reply = yield from read(queue_shard, "outcome", [REPLY_BYTES, bytes([priority]), id_], deadline_s)
+    outcome: bytes = reply[2]
+    return outcome
 
 
 def _check_primary(server: Server, ends_s: list[float]) -> Flow[list[None]]:
