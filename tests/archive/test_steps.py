@@ -1,7 +1,7 @@
 """Each step of the protocol and each fault at it: all jobs run once, unchanged, and both audits are clean.
 
-An archiver spills, restores or recovers. At one of its steps a fault comes. Then a fresh archiver recovers and restores,
-and workers run everything. PINLATER_CAMPAIGN=1 has all of it; each day has a part.
+An archiver spills, restores or recovers. At one of its steps a fault comes. Then a fresh archiver recovers and
+restores, and workers run everything. PINLATER_CAMPAIGN=1 has all of it; each day has a part.
 
 Risks: one archiver at a time, or a zombie and its rescuer. `test_archive_machine.py` has more of them.
 """
