@@ -400,7 +400,8 @@ BAD_STEPS: dict[str, tuple[str, Callable[[Wire], Any]]] = {
     "finalize, half an id": ("BAD_REQUEST", lambda w: w.finalize(BATCH, [b"1234"])),
     "finalize, too many": ("TOO_MANY", lambda w: w.finalize(BATCH, [bytes(8)] * 501)),
     "abort, a name that is cut off": ("BAD_REQUEST", lambda w: w.abort(BATCH[1:])),
-    "close, a number that is cut off": ("BAD_REQUEST", lambda w: w.write("close", bytes(7))),
+    "close, a number that is cut off": ("BAD_REQUEST", lambda w: w.write("close", 1, bytes(7))),
+    "close, another epoch": ("EPOCH_CHANGED", lambda w: w.close(1, epoch=3)),
     "settled, a name that is cut off": ("BAD_REQUEST", lambda w: w.settled([BATCH[1:]])),
     "settled, an ended name that is cut off": ("BAD_REQUEST", lambda w: w.settled([], [BATCH[1:]])),
     "settled, a number that is cut off": ("BAD_REQUEST", lambda w: w.raw("settled", b"n", b"", b"", bytes(7))),
@@ -671,7 +672,7 @@ def test_settled_says_what_is_as_expected_and_writes_each_time(forms: Forms) -> 
     first = meta(wire, "settled")
     assert first[6:] == b"nonce008"
     assert after == {**before, "meta": {**before["meta"], b"settled": first}}
-    assert wire.raw("settled", b"another!", b"", b"", b"") == [b"another!", b""]
+    assert wire.raw("settled", b"another!", b"", b"", b"") == [b"another!", b"", (1).to_bytes(4, "big")]
     assert meta(wire, "settled") != first
 
 

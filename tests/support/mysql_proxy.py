@@ -17,6 +17,7 @@ from tests.support.servers import free_port
 
 HEADER_BYTES: Final = 4  # 3 of length, 1 of position in an exchange; 0 begins one
 COM_QUERY: Final = 3
+PART_BYTES: Final = 6  # of an answer: less than the shortest one
 
 
 class Cut(enum.Enum):
@@ -24,6 +25,7 @@ class Cut(enum.Enum):
 
     BEFORE = "the statement is not forwarded"
     AFTER = "the server carries out the statement, no byte of its answer arrives"
+    REPLY = "the server carries out the statement, a part of its answer arrives"
     SILENCE = "the server carries out the statement, no byte of its answer arrives, the connection stays open"
 
 
@@ -47,6 +49,11 @@ class MysqlProxy:
     def arm(self, start: bytes, cut: Cut) -> None:
         """Cut at the next statement that begins so."""
         self._arm = (start, cut)
+
+    def disarm(self) -> None:
+        """Cut at no statement any more."""
+        with self._lock:
+            self._arm = None
 
     def cut_all(self) -> None:
         """End every open connection now, and wait until they have ended."""
@@ -95,7 +102,7 @@ class _Connection:
 
     def __init__(self, proxy: MysqlProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
-        self._muted = False
+        self._muted: Cut | None = None
         self._answered = threading.Event()
         self._threads = [
             threading.Thread(target=self._forward_statements),
@@ -118,21 +125,23 @@ class _Connection:
             cut = self._proxy.cut_of(packet[HEADER_BYTES + 1 :]) if is_query else None
             if cut is Cut.BEFORE:
                 break
-            self._muted = self._muted or cut is not None
+            self._muted = self._muted or cut
             with suppress(OSError):
                 self._server.sendall(packet)
-            if cut is Cut.AFTER:
+            if cut in (Cut.AFTER, Cut.REPLY):
                 self._answered.wait()
                 break
         self._end()
 
     def _forward_answers(self) -> None:
         while data := _receive(self._server):
-            if self._muted:
-                self._answered.set()
-            else:
+            if self._muted is Cut.REPLY:
+                data = data[:PART_BYTES]
+            if self._muted in (None, Cut.REPLY):
                 with suppress(OSError):
                     self._client.sendall(data)
+            if self._muted:
+                self._answered.set()
         self._answered.set()
         self._end()
 

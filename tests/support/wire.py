@@ -414,14 +414,14 @@ class Wire:
         (reply,) = self.write("restore", epoch, restore.to_bytes(8, "big"), pack_moved(jobs), *records)
         return reply[0], [reply[at : at + 8] for at in range(1, len(reply), 8)]
 
-    def close(self, restore: int) -> None:
-        assert self.write("close", restore.to_bytes(8, "big")) == [b""]
+    def close(self, restore: int, epoch: int = 1) -> None:
+        assert self.write("close", epoch, restore.to_bytes(8, "big")) == [b""]
 
     def settled(
         self, open_batches: Sequence[bytes] = (), ended: Sequence[bytes] = (), restores: Sequence[int] = ()
     ) -> list[int]:
         names = [b"".join(open_batches), b"".join(ended), b"".join(each.to_bytes(8, "big") for each in restores)]
-        nonce, flags = self.raw("settled", b"nonce008", *names)
+        nonce, flags, _ = self.raw("settled", b"nonce008", *names)
         assert nonce == b"nonce008"
         return list(flags)
 

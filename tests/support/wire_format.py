@@ -213,13 +213,14 @@ def settings(
     """Settings as `create` and `configure` take them.
 
     crash_limit: None for no tail, as of a client that knows none of its settings, unless there are later ones.
-    rate: count, ms and burst (u32 each). max_running: its flag is set too. later: what a newer client adds.
+    rate: count, ms and burst (u32 each). max_running: its flag is set too. Marks of the archive: none. later: what a
+    newer client adds.
     """
     if max_running is not None:
         flags |= HAS_MAX_RUNNING
     packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
     limits = [rate, b"" if max_running is None else struct.pack(">I", max_running), home, b"\0"]
-    more = [*limits, *later] if any(limits[:3]) or later else []
+    more = [*limits, b"", *later] if any(limits[:3]) or later else []
     tail = [] if crash_limit is None and not more else [struct.pack(">H", crash_limit or 0), quarantine]
     tail += more
     return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)
