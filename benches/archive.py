@@ -43,9 +43,7 @@ ENQUEUED, TURN, MANY = 1_000, 60_000, 200_000
 ALONE_S = 3.0
 #: The incarnation of rows that a base line stores; no queue has it.
 PLAIN = 4_000_000
-COLUMNS = (
-    "batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body"
-)
+COLUMNS = "batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body"
 WORKER = """
 import asyncio, os, sys, time
 from pinlater import AsyncClient
@@ -186,9 +184,7 @@ def rates(mariadb: MariaDB, options: Options) -> list[Figure]:
     ]
 
 
-def _ratio(
-    name: str, ours: Sequence[float], base: Sequence[float], bar: float | None, aim: float | None
-) -> Figure:
+def _ratio(name: str, ours: Sequence[float], base: Sequence[float], bar: float | None, aim: float | None) -> Figure:
     note = f"{_thousands(ours)} jobs/s, base line {_thousands(base)} rows/s"
     return figure(name, "valkey", ratios(ours, base), bar, aim, at_least=True, note=note)
 
@@ -252,7 +248,9 @@ def longest(mariadb: MariaDB, options: Options) -> list[Figure]:
         seconds = on.spill()
         with on.server.client() as raw:
             calls: list[Any] = raw.slowlog_get(100_000)
-        slow = sorted((entry["duration"] / 1_000 for entry in calls if b"EVALSHA" in entry["command"].upper()), reverse=True)
+        slow = sorted(
+            (entry["duration"] / 1_000 for entry in calls if b"EVALSHA" in entry["command"].upper()), reverse=True
+        )
         on.query("ANALYZE TABLE jobs")
         [(size, count)] = on.query(
             "SELECT (SELECT SUM(data_length + index_length) FROM information_schema.tables"
