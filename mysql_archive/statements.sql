@@ -140,17 +140,13 @@ SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation 
 
 -- name: select_latest
 -- incarnation, priority, least ms, most ms; ms, sixteenths and id of the last job of the page before; limit
--- -> NULL, and the columns of each job, the latest first
-SELECT NULL, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
-FROM jobs FORCE INDEX (restore_order)
-WHERE incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
+-- -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job, the latest first
+SELECT batches.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left,
+  updated_ms, crashes, status, body
+FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
+WHERE jobs.incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
   AND (run_after_ms, sixteenths, id) < (%s, %s, %s)
 ORDER BY run_after_ms DESC, sixteenths DESC, id DESC LIMIT %s
-
--- name: select_earliest
--- incarnation, priority, limit -> ids of the earliest jobs
-SELECT id FROM jobs FORCE INDEX (restore_order) WHERE incarnation = %s AND priority = %s
-ORDER BY run_after_ms, sixteenths, id LIMIT %s
 
 -- name: select_ids
 -- incarnation, priority, ids -> those of them that have rows

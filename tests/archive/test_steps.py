@@ -1,149 +1,53 @@
 """Each step of the protocol and each fault at it: all jobs run once, unchanged, and both audits are clean.
 
-An archiver spills, restores or recovers. At one of its steps a fault comes. Then a fresh archiver recovers and restores,
-and workers run everything. PINLATER_CAMPAIGN=1 has all of it; each day has a part.
+An archiver spills, restores or recovers. At one of its steps a fault comes. Then a fresh archiver recovers and
+restores, and workers run everything. PINLATER_CAMPAIGN=1 has all of it; each day has a part.
 
 Risks: one archiver at a time, or a zombie and its rescuer. `test_archive_machine.py` has more of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pinlater import Client, JobInfo, NewJob
-from pinlater.archive.archiver import Archiver, Selection
-from pinlater.model.errors import PinLaterError
-from tests.archive.rig import DURABLE, Rig, flow_of_recovery
-from tests.archive.stepper import Fault, Killed, Perform, Stepper, errors_of
+from tests.archive.stepper import Fault, Killed, Perform, Stepper
+from tests.archive.world import (
+    Act,
+    World,
+    nothing,
+    recovery,
+    restore,
+    run,
+    small_batches,
+    spill,
+    spilled,
+    stopped,
+    world,
+)
 from tests.support import cut_proxy, mysql_proxy
-from tests.support.cut_proxy import CutProxy
-from tests.support.mariadb import MariaDB, made_database
-from tests.support.mysql_proxy import MysqlProxy
-from tests.support.requirements import PYMYSQL, require
-from tests.support.servers import Server
+
+__all__ = ["small_batches", "world"]
 
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
-#: Each day every so many steps, from another first step in each test.
-DAILY_STRIDE = 9
-JOBS = [
-    NewJob(bytes(range(256)), status="größer 💡", attempts=7),
-    NewJob(b"", run_after_ms=5),
-    NewJob(b"third", attempts=1),
-    NewJob(b"lower", priority=2),
-]
+#: A fault comes at every so many steps, from another first step in each test. A campaign has all steps.
+STRIDE, DEAR_STRIDE = (1, 1) if CAMPAIGN else (9, 18)
+#: A server that is away is away for longer.
+TIMEOUT_S = 1.0
+#: Every scenario has more steps than this.
+LEAST_STEPS = 5
 
-
-class World:
-    """A Redis and a MariaDB that may be killed, and proxies before them. The archiver under test goes through these."""
-
-    def __init__(self, server: Server, mariadb: MariaDB, rig: Rig, redis_proxy: CutProxy, proxy: MysqlProxy) -> None:
-        self.server, self.mariadb, self.rig = server, mariadb, rig
-        self.redis_proxy, self.mysql_proxy = redis_proxy, proxy
-        self.clients: list[Client] = []
-        self.queues = count()
-        self.begin()
-
-    def begin(self) -> None:
-        """A new queue with jobs."""
-        self.rig.queue = f"q{next(self.queues)}"
-        self.rig.create()
-        self.names = self.rig.client.enqueue_many(self.rig.queue, JOBS)
-        self.before = self.rig.infos(self.names)
-        self.ran: list[str] = []
-        self.held: list[Perform] = []
-
-    def client(self) -> Client:
-        """That of an archiver under test."""
-        archive = self.rig.archive_url.replace(f":{self.mariadb.port}/", f":{self.mysql_proxy.port}/")
-        self.clients.append(
-            Client(shards={"1": self.redis_proxy.url}, archive=archive, timeout_s=1.0, connect_timeout_s=5.0)
-        )
-        return self.clients[-1]
-
-    def end(self) -> None:
-        """Closes the clients of archivers."""
-        while self.clients:
-            self.clients.pop().close()
-
-    @property
-    def left(self) -> dict[str, JobInfo]:
-        """What jobs that have not run are."""
-        return {name: info for name, info in self.before.items() if name not in self.ran}
-
-    def look(self) -> None:
-        """Seen from outside each job that has not run is as it was, wherever it is."""
-        rig = self.rig
-        assert {name: info for name, info in rig.infos(self.names).items() if name not in self.ran} == self.left
-        counts = rig.client.count(rig.queue)
-        assert counts.pending == len(self.left)
-        rig.check()
-
-    def run_jobs(self, limit: int = 1_000) -> None:
-        """Workers run up to so many jobs."""
-        for job in self.rig.take(limit):
-            assert job.body == self.before[job.descriptor].body
-            self.ran.append(job.descriptor)
-
-    def late(self) -> None:
-        """What is under way to a store is carried out now."""
-        while self.held:
-            self.held.pop()()
-
-
-# What the archiver does, and what was done before.
-
-
-def nothing(_world: World) -> None:
-    """Nothing was done before."""
-
-
-def spilled(world: World) -> None:
-    assert world.rig.spill() == len(JOBS)
-
-
-def stopped(act: Act, at: str, before: Callable[[World], None] = nothing) -> Callable[[World], None]:
-    """An archiver was killed before the first step of this name."""
-
-    def prepare(world: World) -> None:
-        before(world)
-
-        def kill(_perform: Perform) -> Any:
-            raise Killed
-
-        stepper = Stepper(world.client(), lambda _, name: at in name, kill)
-        run(act, stepper, world)
-        assert at in stepper.faulty
-
-    return prepare
-
-
-async def spill(archiver: Archiver, world: World) -> None:
-    await archiver.spill(world.rig.queue, Selection())
-
-
-async def restore(archiver: Archiver, world: World) -> None:
-    await archiver.restore(world.rig.queue)
-
-
-async def recovery(archiver: Archiver, world: World) -> None:
-    await archiver.run(lambda end: flow_of_recovery(archiver.session, archiver.database, world.rig.queue, end))
-
-
-Act = Callable[[Archiver, World], Awaitable[None]]
 SCENARIOS: dict[str, tuple[Callable[[World], None], Act]] = {
     "spill": (nothing, spill),
     "restore": (spilled, restore),
     "abort": (stopped(spill, "read_batch"), recovery),
     "end of a committed batch": (stopped(spill, "finalize"), recovery),
-    "end of a batch that Redis has not": (stopped(spill, "WAITAOF", stopped(spill, "finalize")), recovery),
-    "end of a restore": (stopped(restore, "_drop", spilled), recovery),
-    "end of a restore without rows": (stopped(restore, "close", spilled), recovery),
+    "end of a batch that Redis has not": (stopped(spill, "finalize", "mark_finalized"), recovery),
+    "end of a restore": (stopped(restore, "restore", "_drop", before=spilled), recovery),
+    "end of a restore without rows": (stopped(restore, "close", before=spilled), recovery),
 }
 
 # What happens at a step. Each returns what stands for it.
@@ -268,7 +172,12 @@ def late(done: Callable[[World], None], *, twice: bool) -> FaultOf:
         def fault(perform: Perform) -> Any:
             if twice:
                 perform()
-            world.held.append(lambda: (done(world), perform()))
+
+            def come_late() -> None:
+                done(world)
+                perform()
+
+            world.held.append(come_late)
             raise Killed
 
         return fault
@@ -305,25 +214,12 @@ DEAR: dict[str, FaultOf] = {
 }
 
 
-def run(act: Act, stepper: Stepper, world: World) -> None:
-    """Runs the archiver to its end, or to its death. It ends by no error but ours."""
-    try:
-        asyncio.run(_awaited(act, stepper, world))
-    except BaseException as error:
-        if not all(isinstance(each, Killed) for each in errors_of(error)) and not isinstance(error, PinLaterError):
-            raise
-
-
-async def _awaited(act: Act, stepper: Stepper, world: World) -> None:
-    await act(stepper.archiver, world)
-
-
 def reaches(world: World, scenario: str, fault: FaultOf, number: int) -> bool:
     """One case. Returns whether the archiver reached that step."""
     prepare, act = SCENARIOS[scenario]
     world.begin()
     prepare(world)
-    stepper = Stepper(world.client(), lambda at, _: at == number, fault(world))
+    stepper = Stepper(world.client(TIMEOUT_S), lambda at, _: at == number, fault(world))
     try:
         run(act, stepper, world)
         world.look()
@@ -346,32 +242,33 @@ def reaches(world: World, scenario: str, fault: FaultOf, number: int) -> bool:
     return bool(stepper.faulty)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    require(PYMYSQL)
-    with (
-        MariaDB(tmp_path_factory.mktemp("mariadb")) as mariadb,
-        Server("valkey", tmp_path_factory.mktemp("valkey"), config=DURABLE) as server,
-        made_database(mariadb.url) as url,
-        Rig({"1": server.url}, url) as rig,
-        CutProxy(server.port) as redis_proxy,
-        MysqlProxy(mariadb.port) as proxy,
-    ):
-        yield World(server, mariadb, rig, redis_proxy, proxy)
+def all_steps(world: World, scenario: str, fault: FaultOf, first: int = 0, stride: int = 1) -> None:
+    """One case each for so many steps. Every scenario has LEAST_STEPS steps or more."""
+    number = first
+    while reaches(world, scenario, fault, number):
+        number += stride
+    assert number > LEAST_STEPS
 
 
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few jobs make several batches and restores."""
-    for module in ("batches", "restores"):
-        monkeypatch.setattr(f"pinlater.archive.{module}.BATCH_JOBS", 2)
+@pytest.mark.parametrize("scenario", ["spill", "restore"])
+def test_each_fault_at_some_step(scenario: str, world: World) -> None:
+    """A sample: the steps and the faults go round together."""
+    faults = list((CHEAP | DEAR).values())
+    reached = [reaches(world, scenario, fault, 3 + number) for number, fault in enumerate(faults)]
+    assert all(reached)
 
 
+@pytest.mark.thorough("archive-steps")
 @pytest.mark.parametrize("fault", CHEAP)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_fault_at_a_step(scenario: str, fault: str, world: World) -> None:
-    first = (list(SCENARIOS).index(scenario) + list(CHEAP).index(fault)) % DAILY_STRIDE
-    number = first
-    while reaches(world, scenario, CHEAP[fault], number):
-        number += DAILY_STRIDE
-    assert number > first or number >= 5
+def test_a_fault_at_each_step(scenario: str, fault: str, world: World) -> None:
+    first = (list(SCENARIOS).index(scenario) + list(CHEAP).index(fault)) % STRIDE
+    all_steps(world, scenario, CHEAP[fault], first, STRIDE)
+
+
+@pytest.mark.thorough("archive-steps")
+@pytest.mark.parametrize("fault", DEAR)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_server_is_killed_at_each_step(scenario: str, fault: str, world: World) -> None:
+    first = (list(SCENARIOS).index(scenario) + list(DEAR).index(fault)) % DEAR_STRIDE
+    all_steps(world, scenario, DEAR[fault], first, DEAR_STRIDE)

@@ -188,7 +188,7 @@ def test_the_choice_of_jobs_reads_the_key_alone(database: ArchiveDatabase) -> No
     assert "filesort" not in str(plan)
 
 
-@pytest.mark.parametrize("name", ["select_due", "select_latest", "select_earliest"])
+@pytest.mark.parametrize("name", ["select_due", "select_latest"])
 def test_pages_follow_the_key(database: ArchiveDatabase, name: str) -> None:
     """A page costs as much as it has rows: nothing is sorted."""
     incarnation = new_incarnation(database)

@@ -84,7 +84,6 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "count_rows": (5, 1),
     "select_places": (1, [1, 2]),
     "select_latest": (1, 1, 0, 9, 9, 9, 9, 10),
-    "select_earliest": (1, 1, 10),
     "select_ids": (1, 1, [1, 2]),
     "select_page": (1, 0, 10),
     "select_queues": (),

@@ -153,7 +153,7 @@ def _installed(folder: str) -> Path:
     """A data folder with the user of the tests, which is made once a process."""
     data = Path(folder) / f"mariadb-installed-{os.getpid()}"
     install = ["mariadb-install-db", "--no-defaults", *_as_root(), f"--datadir={data}", "--skip-test-db"]
-    subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
+    _run([*install, "--auth-root-authentication-method=normal"], "")
     grants = (
         f"CREATE USER '{USER}'@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';"
         f"CREATE USER '{USER}'@'localhost' IDENTIFIED BY '{PASSWORD}';"
@@ -161,8 +161,15 @@ def _installed(folder: str) -> Path:
         f"GRANT ALL ON *.* TO '{USER}'@'localhost' WITH GRANT OPTION;"
     ).replace(";", ";\n")
     bootstrap = ["mariadbd", "--no-defaults", *_as_root(), f"--datadir={data}", "--bootstrap"]
-    subprocess.run(bootstrap, check=True, capture_output=True, input=f"FLUSH PRIVILEGES;\n{grants}".encode())
+    _run(bootstrap, f"FLUSH PRIVILEGES;\n{grants}")
     return data
+
+
+def _run(command: list[str], text: str) -> None:
+    """Runs a command of MariaDB with this text as its input. Its error is in the message."""
+    ended = subprocess.run(command, capture_output=True, text=True, input=text)
+    if ended.returncode:
+        raise RuntimeError(f"expected {command[0]} to exit with 0, got {ended.returncode}: {ended.stderr[-2000:]}")
 
 
 def _as_root() -> list[str]:

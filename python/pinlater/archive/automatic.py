@@ -54,10 +54,14 @@ class AutomaticArchiver:
         if work.task is None or work.task.done():
             work.task = asyncio.create_task(self._look(queue_shard, work), name=f"pinlater-archive-{queue_shard.queue}")
 
-    async def stop(self) -> None:
-        """Ends the looks under way, in order."""
-        self.archiver.stopping.set()
+    async def idle(self) -> None:
+        """Waits until no look is under way."""
         await asyncio.gather(*(work.task for work in self._works.values() if work.task is not None))
+
+    async def stop(self) -> None:
+        """Ends the looks under way, in order: they begin no further batch or restore."""
+        self.archiver.stopping.set()
+        await self.idle()
 
     async def _look(self, queue_shard: QueueShard, work: _Work) -> None:
         try:

@@ -14,12 +14,13 @@ from pinlater.archive.incarnations import Incarnation, check_current, end, incar
 from pinlater.archive.moves import Moves, moves_of
 from pinlater.archive.moving_job import MovingJob, unpack_ids
 from pinlater.archive.queries import query, query_in
+from pinlater.archive.recovery import end_unknown
 from pinlater.archive.restores import END_MS, carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations.backlog import Seen
 from pinlater.operations.inspect import count_at, server_time_ms
-from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.shards import QueueShard
 
@@ -40,13 +41,29 @@ class ArchiveBacklog:
         seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
         rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
-        if any(row[0] for row in rows):  # of a batch that Redis may still have: then Redis knows whether the job exists
-            moves = yield from moves_of(queue_shard, deadline_s)
-            open_batches = {batch.name for batch in moves.batches}
-            rows = [row for row in rows if row[0] is None or bytes(row[0]) not in open_batches]
+        rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         found = [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
         return found, seen
+
+    def _judged(
+        self, queue_shard: QueueShard, incarnation: Incarnation, rows: Sequence[Row], deadline_s: float
+    ) -> Flow[list[Row]]:
+        """The rows of jobs that are in the archive alone. Redis knows of the others whether they exist: of a batch that
+        it still has, and of an open restore that it has carried out.
+
+        rows: the name of the job's batch if it is COMMITTED, then the id.
+        """
+        if not rows:
+            return []
+        restores = yield from query(self._database, "select_restores", incarnation.number)
+        moves = yield from moves_of(queue_shard, deadline_s)
+        batches = {batch.name for batch in moves.batches}
+        restored: set[int] = set()
+        for number, _, packed in restores:
+            if number in moves.restores or number <= moves.closed:
+                restored.update(unpack_ids(packed))
+        return [row for row in rows if row[1] not in restored and (row[0] is None or bytes(row[0]) not in batches)]
 
     def _seen(self, incarnation: Incarnation) -> Flow[Seen]:
         [(last,)] = yield from query(self._database, "last_restore", incarnation.number)
@@ -103,8 +120,9 @@ class ArchiveBacklog:
         least_ms = now_ms + 1 if future else 0
         parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
         rows = yield from query(self._database, "select_latest", *parameters)
+        following = ":".join(map(str, _place(MovingJob.from_row(rows[-1][1:])))).encode() if len(rows) == limit else b""
+        rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
-        following = ":".join(map(str, _place(jobs[-1]))).encode() if len(jobs) == limit else b""
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
 
     def delete_named(
@@ -112,15 +130,20 @@ class ArchiveBacklog:
     ) -> Flow[tuple[set[bytes], Seen]]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
-        removed = yield from self._delete(incarnation, priority, _numbers(ids))
+        rows = yield from query_in(self._database, "select_batches_of", (incarnation.number,), _numbers(ids))
+        ordered = [(batch, id_) for id_, _, batch in rows]
+        archived = yield from self._judged(queue_shard, incarnation, ordered, deadline_s)
+        removed = yield from self._delete(incarnation, priority, [id_ for _, id_ in archived])
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         return {id_.to_bytes(8, "big") for id_ in removed}, seen
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
         incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        yield from end_unknown(queue_shard, self._database, incarnation, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
-        rows = yield from query(self._database, "select_earliest", incarnation.number, priority, limit)
-        return len((yield from self._delete(incarnation, priority, [id_ for (id_,) in rows])))
+        # not those of a COMMITTED batch: Redis has them, and has deleted them
+        rows = yield from query(self._database, "select_due", incarnation.number, priority, 0, END_MS, limit)
+        return len((yield from self._delete(incarnation, priority, [id_ for id_, _ in rows])))
 
     def _delete(self, incarnation: Incarnation, priority: int, ids: Sequence[int]) -> Flow[list[int]]:
         """Removes rows that no open restore names. Returns the ids of those that were there."""

@@ -1,0 +1,134 @@
+"""Jobs that are archived, or on their way, are pending jobs for every call of both clients.
+
+Promises: an archiver stops at each state of the protocol, and the calls say and do what they do without an archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pinlater import CountsByState, NewJob, QueueConfig, State
+from pinlater.archive.purge import purge
+from tests.archive.rig import MAX_TIME_MS, PRIORITIES
+from tests.archive.world import World, restore, small_batches, spill, spilled, stopped, world
+from tests.support.both_clients import Calls, kind, make
+
+__all__ = ["kind", "make", "small_batches", "world"]
+
+#: By name: what an archiver did before it was killed.
+STATES: dict[str, Callable[[World], None]] = {
+    "withdrawn": stopped(spill, "read_batch"),
+    "committed": stopped(spill, "finalize"),
+    "not finalized": stopped(spill, "finalize", "mark_finalized"),
+    "archived": spilled,
+    "restore begun": stopped(restore, "restore", before=spilled),
+    "restore loaded": stopped(restore, "restore", "_drop", before=spilled),
+    "restore not closed": stopped(restore, "close", before=spilled),
+}
+SCHEDULED = NewJob(b"scheduled", run_after_ms=MAX_TIME_MS)
+EACH_STATE = pytest.mark.parametrize("state", STATES)
+
+
+@pytest.fixture
+def calls(world: World, make: Callable[..., Calls]) -> Calls:
+    """A client with the archive, of each kind. There is a job that is due late, besides those of the world."""
+    world.begin()
+    world.add([SCHEDULED])
+    return make(shards=world.rig.shards, archive=world.rig.archive_url)
+
+
+def ended(world: World, expected: list[str]) -> None:
+    """An archiver ends what is open and restores; these jobs are there, as they were, and run."""
+    world.end()
+    world.rig.recover()
+    world.rig.restore()
+    assert world.rig.infos(world.names) == {name: world.before[name] for name in expected}
+    world.run_jobs()
+    due = [name for name in expected if world.before[name].run_after_ms != MAX_TIME_MS]
+    assert sorted(world.ran) == sorted(due)
+    world.rig.check()
+
+
+@EACH_STATE
+def test_looking(state: str, world: World, calls: Calls) -> None:
+    queue, due, late = world.rig.queue, world.names[:-1], world.names[-1]
+    STATES[state](world)
+    for _ in range(2):
+        assert calls.lookup(world.names, with_body=True) == world.before
+        assert calls.count(queue) == CountsByState(pending=len(due), scheduled=1)
+        assert calls.count(queue, priority=2) == CountsByState(pending=1)
+        for page_size in (1, 100):
+            found = calls.scan(queue, with_body=True, page_size=page_size)
+            assert {info.descriptor: info for info in found} == {name: world.before[name] for name in due}
+            assert len(found) == len(due)
+            assert calls.scan(queue, with_body=True, future=True, page_size=page_size) == [world.before[late]]
+        assert [info.descriptor for info in calls.scan(queue, priority=2)] == [due[-1]]
+        assert calls.scan(queue, State.FAILED) == []
+    ended(world, world.names)
+
+
+@EACH_STATE
+def test_deleting_by_name(state: str, world: World, calls: Calls) -> None:
+    STATES[state](world)
+    first, second, *others = world.names
+    assert calls.delete_jobs(descriptors=[first]) == 1
+    assert calls.lookup([first]) == {}
+    assert calls.delete_jobs(descriptors=[first, second, others[-1]]) == 2
+    assert calls.delete_jobs(descriptors=[first, second, others[-1]]) == 0
+    left = others[:-1]
+    assert calls.lookup(world.names, with_body=True) == {name: world.before[name] for name in left}
+    assert calls.count(world.rig.queue).pending == len(left)
+    ended(world, left)
+
+
+@EACH_STATE
+def test_deleting_by_state(state: str, world: World, calls: Calls) -> None:
+    STATES[state](world)
+    queue = world.rig.queue
+    assert calls.delete_jobs(queue, "failed") == 0
+    assert calls.delete_jobs(queue, "pending", priority=2) == 1
+    assert calls.delete_jobs(queue, "pending", priority=1, limit=2) == 2
+    left = calls.lookup(world.names)
+    assert len(left) == len(world.names) - 3
+    ended(world, list(left))
+
+
+@EACH_STATE
+def test_purging(state: str, world: World, calls: Calls) -> None:
+    STATES[state](world)
+    assert calls.purge(world.rig.queue) == len(world.names)
+    assert calls.lookup(world.names) == {}
+    assert calls.count(world.rig.queue) == CountsByState()
+    ended(world, [])
+
+
+@EACH_STATE
+def test_deleting_the_queue(state: str, world: World, calls: Calls) -> None:
+    """Its jobs never come back, to the queue of the same name either."""
+    STATES[state](world)
+    queue = world.rig.queue
+    assert calls.delete_queue(queue)
+    calls.create_queue(queue, QueueConfig(priorities=PRIORITIES))
+    assert calls.lookup(world.names) == {}
+    assert calls.count(queue) == CountsByState()
+    assert calls.scan(queue) == []
+    ended(world, [])
+    world.add([NewJob(b"new")])
+    world.rig.spill()
+    calls.run(lambda _: purge(world.rig.database))
+    ended(world, world.names[-1:])
+
+
+@EACH_STATE
+def test_a_queue_that_is_deleted_without_the_archive(state: str, world: World, make: Callable[..., Calls]) -> None:
+    """Who looks next with the archive finds a later epoch."""
+    world.begin()
+    STATES[state](world)
+    queue = world.rig.queue
+    bare = make(shards=world.rig.shards)
+    assert bare.delete_queue(queue)
+    bare.create_queue(queue, QueueConfig(priorities=PRIORITIES))
+    assert world.rig.infos(world.names) == {}
+    ended(world, [])
