@@ -104,7 +104,7 @@ class Stage:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """What the archive has of the queue, in the order in which it was stored."""
-        return self.query(f"SELECT {COLUMNS} FROM jobs WHERE incarnation <> {PLAIN} ORDER BY batch, id DESC")
+        return self.query(f"SELECT {COLUMNS} FROM jobs WHERE incarnation <> {PLAIN} ORDER BY batch, id DESC")  # noqa: S608
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         with connected(self.url) as connection:
@@ -210,7 +210,7 @@ def _columns(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def executemany(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
     """Seconds that PyMySQL takes to store the rows."""
-    text = f"INSERT INTO jobs (incarnation, {COLUMNS}) VALUES ({', '.join(['%s'] * len(rows[0]))})"
+    text = f"INSERT INTO jobs (incarnation, {COLUMNS}) VALUES ({', '.join(['%s'] * len(rows[0]))})"  # noqa: S608
     with connected(on.url, autocommit=False) as connection, connection.cursor() as cursor:
         began_s = time.perf_counter()
         for part in groups(rows):
@@ -222,7 +222,7 @@ def executemany(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
 def update(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
     """Seconds that it takes to read and change the rows, which are there."""
     parts = [[row[2] for row in part] for part in groups(rows)]
-    change = f"UPDATE jobs SET attempts = attempts + 1 WHERE incarnation = {PLAIN} AND id IN ({{}})"
+    change = f"UPDATE jobs SET attempts = attempts + 1 WHERE incarnation = {PLAIN} AND id IN ({{}})"  # noqa: S608
     began_s = time.perf_counter()
     for ids in parts:
 
@@ -292,11 +292,10 @@ def meanwhile(mariadb: MariaDB, options: Options) -> list[Figure]:
             lines = [line.split() for line in worker.stdout.readlines()]
             worker.wait()
             points = [(float(line[0]), int(line[1])) for line in lines if len(line) == 2]
-            left = on.client.count("q")
         alone.append(_rate(points, began_s, spilled_s))
         beside.append(_rate(points, spilled_s, ended_s))
         shares.append(beside[-1] / alone[-1])
-    note = f"{_thousands(beside)} jobs/s, alone {_thousands(alone)}; spill {ended_s - spilled_s:.1f} s, left {left.pending}"
+    note = f"{_thousands(beside)} jobs/s, alone {_thousands(alone)}; spill {ended_s - spilled_s:.1f} s"
     return [figure("4 worker during a spill / alone", "valkey", shares, 0.7, 0.85, at_least=True, note=note)]
 
 
