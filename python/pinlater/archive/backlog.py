@@ -143,7 +143,7 @@ class ArchiveBacklog:
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         # not those of a COMMITTED batch: Redis has them, and has deleted them
         rows = yield from query(self._database, "select_due", incarnation.number, priority, 0, END_MS, limit)
-        return len((yield from self._delete(incarnation, priority, [id_ for id_, _ in rows])))
+        return len((yield from self._delete(incarnation, priority, [row[0] for row in rows])))
 
     def _delete(self, incarnation: Incarnation, priority: int, ids: Sequence[int]) -> Flow[list[int]]:
         """Removes rows that no open restore names. Returns the ids of those that were there."""
