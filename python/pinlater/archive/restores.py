@@ -126,6 +126,8 @@ def finish(
     deadline_s: float,
 ) -> Flow[int]:
     """Ends restores that Redis has, as carry_out does."""
+    if not restores:
+        return 0
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
@@ -137,8 +139,7 @@ def finish(
         if not again:
             break
     yield from _drop(database, incarnation, restores)
-    if numbers:
-        yield from close(queue_shard, incarnation, max(numbers), deadline_s)
+    yield from close(queue_shard, incarnation, max(numbers), deadline_s)
     return sum(len(restore.ids) for restore in restores)
 
 
