@@ -27,7 +27,7 @@ RESTORE_BYTES: Final = 1024 * 1024
 RESTORES_AT_ONCE: Final = 20
 #: Later than any job is due.
 END_MS: Final = 2**63 - 1
-_REFUSED: Final = 0
+_REFUSED, _NOTHING_CLOSED = 0, 3
 
 
 class Restore(NamedTuple):
@@ -114,14 +114,14 @@ def carry_out(
     open, and nothing is lost.
     """
     for restore in restores:
-        yield from _load(queue_shard, incarnation, restore, deadline_s)
+        yield from _load(queue_shard, database, incarnation, restore, deadline_s)
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
         again = False
         for restore, done in zip(restores, settled, strict=True):
             if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
-                again = (yield from _load(queue_shard, incarnation, restore, deadline_s)) or again
+                again = (yield from _load(queue_shard, database, incarnation, restore, deadline_s)) or again
         if not again:
             break
     yield from _drop(database, incarnation, restores)
@@ -130,8 +130,14 @@ def carry_out(
     return sum(len(restore.jobs) for restore in restores)
 
 
-def _load(queue_shard: QueueShard, incarnation: Incarnation, restore: Restore, deadline_s: float) -> Flow[bool]:
-    """Returns False if the restore is closed."""
+def _load(
+    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, restore: Restore, deadline_s: float
+) -> Flow[bool]:
+    """Returns False if the restore is closed.
+
+    A server that lost its data knows no closed restore. It takes none before MySQL has said which ones have ended: this
+    one may be among them, and its jobs may have run.
+    """
     packed = [job.for_redis() for job in restore.jobs]
     arguments: list[Argument] = [
         incarnation.epoch,
@@ -139,8 +145,24 @@ def _load(queue_shard: QueueShard, incarnation: Incarnation, restore: Restore, d
         b"".join(head for head, _ in packed),
         *(record for _, record in packed),
     ]
-    reply = yield from write(queue_shard, "restore", arguments, deadline_s)
-    return bool(reply[2][0] != _REFUSED)
+    while True:
+        reply = yield from write(queue_shard, "restore", arguments, deadline_s)
+        if reply[2][0] != _NOTHING_CLOSED:
+            return bool(reply[2][0] != _REFUSED)
+        ended = yield from _last_ended(database, incarnation)
+        yield from close(queue_shard, incarnation, ended, deadline_s, known=reply[2][1:])
+
+
+def _last_ended(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[int]:
+    """All restores up to this number have ended. Raises IncarnationEnded."""
+
+    def find(sql: Statements) -> int:
+        check_current(sql, incarnation)
+        [(number,)] = sql.run("last_ended", (incarnation.number,))
+        return int(number)
+
+    number: int = yield Transaction(database, find)
+    return number
 
 
 def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequence[Restore]) -> Flow[None]:
@@ -155,6 +177,11 @@ def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequenc
     yield Transaction(database, delete)
 
 
-def close(queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float) -> Flow[None]:
-    """Makes Redis refuse late copies of restores up to this number."""
-    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big")], deadline_s)
+def close(
+    queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float, *, known: bytes = b""
+) -> Flow[None]:
+    """Makes Redis refuse late copies of restores up to this number.
+
+    known: what the script `restore` answered where nothing is closed. Without it, nothing is closed there.
+    """
+    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big"), known], deadline_s)
