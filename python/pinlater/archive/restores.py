@@ -28,7 +28,7 @@ RESTORE_BYTES: Final = 1024 * 1024
 RESTORES_AT_ONCE: Final = 128
 #: Later than any job is due.
 END_MS: Final = 2**63 - 1
-_REFUSED: Final = 0
+_REFUSED, _NOTHING_CLOSED = 0, 3
 
 
 class Restore(NamedTuple):
@@ -107,6 +107,7 @@ def carry_out(
     open, and nothing is lost.
     """
     for restore in restores:
+<<<<<<< HEAD
         jobs = yield from jobs_of(database, incarnation, restore)
         yield from load(queue_shard, incarnation, restore, jobs, deadline_s)
     return (yield from finish(queue_shard, database, incarnation, restores, deadline_s))
@@ -128,14 +129,21 @@ def finish(
     """Ends restores that Redis has, as carry_out does."""
     if not restores:
         return 0
+=======
+        yield from _load(queue_shard, database, incarnation, restore, deadline_s)
+>>>>>>> faults
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
         again = False
         for restore, done in zip(restores, settled, strict=True):
             if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
+<<<<<<< HEAD
                 jobs = yield from jobs_of(database, incarnation, restore)
                 again = (yield from load(queue_shard, incarnation, restore, jobs, deadline_s)) or again
+=======
+                again = (yield from _load(queue_shard, database, incarnation, restore, deadline_s)) or again
+>>>>>>> faults
         if not again:
             break
     yield from _drop(database, incarnation, restores)
@@ -143,6 +151,7 @@ def finish(
     return sum(len(restore.ids) for restore in restores)
 
 
+<<<<<<< HEAD
 def load(
     queue_shard: QueueShard,
     incarnation: Incarnation,
@@ -154,14 +163,41 @@ def load(
     if not jobs:
         return False
     packed = [job.for_redis() for job in jobs]
+=======
+def _load(
+    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, restore: Restore, deadline_s: float
+) -> Flow[bool]:
+    """Returns False if the restore is closed.
+
+    A server that lost its data knows no closed restore. It takes none before MySQL has said which ones have ended: this
+    one may be among them, and its jobs may have run.
+    """
+    packed = [job.for_redis() for job in restore.jobs]
+>>>>>>> faults
     arguments: list[Argument] = [
         incarnation.epoch,
         restore.number.to_bytes(8, "big"),
         b"".join(head for head, _ in packed),
         *(record for _, record in packed),
     ]
-    reply = yield from write(queue_shard, "restore", arguments, deadline_s)
-    return bool(reply[2][0] != _REFUSED)
+    while True:
+        reply = yield from write(queue_shard, "restore", arguments, deadline_s)
+        if reply[2][0] != _NOTHING_CLOSED:
+            return bool(reply[2][0] != _REFUSED)
+        ended = yield from _last_ended(database, incarnation)
+        yield from close(queue_shard, incarnation, ended, deadline_s, known=reply[2][1:])
+
+
+def _last_ended(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[int]:
+    """All restores up to this number have ended. Raises IncarnationEnded."""
+
+    def find(sql: Statements) -> int:
+        check_current(sql, incarnation)
+        [(number,)] = sql.run("last_ended", (incarnation.number,))
+        return int(number)
+
+    number: int = yield Transaction(database, find)
+    return number
 
 
 def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequence[Restore]) -> Flow[None]:
@@ -175,6 +211,11 @@ def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequenc
     yield Transaction(database, delete)
 
 
-def close(queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float) -> Flow[None]:
-    """Makes Redis refuse late copies of restores up to this number."""
-    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big")], deadline_s)
+def close(
+    queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float, *, known: bytes = b""
+) -> Flow[None]:
+    """Makes Redis refuse late copies of restores up to this number.
+
+    known: what the script `restore` answered where nothing is closed. Without it, nothing is closed there.
+    """
+    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big"), known], deadline_s)
