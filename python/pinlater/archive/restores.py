@@ -107,9 +107,8 @@ def carry_out(
     open, and nothing is lost.
     """
     for restore in restores:
-<<<<<<< HEAD
         jobs = yield from jobs_of(database, incarnation, restore)
-        yield from load(queue_shard, incarnation, restore, jobs, deadline_s)
+        yield from load(queue_shard, database, incarnation, restore, jobs, deadline_s)
     return (yield from finish(queue_shard, database, incarnation, restores, deadline_s))
 
 
@@ -129,21 +128,14 @@ def finish(
     """Ends restores that Redis has, as carry_out does."""
     if not restores:
         return 0
-=======
-        yield from _load(queue_shard, database, incarnation, restore, deadline_s)
->>>>>>> faults
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
         again = False
         for restore, done in zip(restores, settled, strict=True):
             if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
-<<<<<<< HEAD
                 jobs = yield from jobs_of(database, incarnation, restore)
-                again = (yield from load(queue_shard, incarnation, restore, jobs, deadline_s)) or again
-=======
-                again = (yield from _load(queue_shard, database, incarnation, restore, deadline_s)) or again
->>>>>>> faults
+                again = (yield from load(queue_shard, database, incarnation, restore, jobs, deadline_s)) or again
         if not again:
             break
     yield from _drop(database, incarnation, restores)
@@ -151,29 +143,22 @@ def finish(
     return sum(len(restore.ids) for restore in restores)
 
 
-<<<<<<< HEAD
 def load(
     queue_shard: QueueShard,
+    database: ArchiveDatabase,
     incarnation: Incarnation,
     restore: Restore,
     jobs: Sequence[MovingJob],
     deadline_s: float,
 ) -> Flow[bool]:
-    """Gives the jobs of a restore to Redis. Returns False if the restore is closed, or ended."""
-    if not jobs:
-        return False
-    packed = [job.for_redis() for job in jobs]
-=======
-def _load(
-    queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, restore: Restore, deadline_s: float
-) -> Flow[bool]:
-    """Returns False if the restore is closed.
+    """Gives the jobs of a restore to Redis. Returns False if the restore is closed, or ended.
 
     A server that lost its data knows no closed restore. It takes none before MySQL has said which ones have ended: this
     one may be among them, and its jobs may have run.
     """
-    packed = [job.for_redis() for job in restore.jobs]
->>>>>>> faults
+    if not jobs:
+        return False
+    packed = [job.for_redis() for job in jobs]
     arguments: list[Argument] = [
         incarnation.epoch,
         restore.number.to_bytes(8, "big"),
