@@ -43,9 +43,7 @@ ENQUEUED, TURN, MANY = 1_000, 60_000, 200_000
 ALONE_S = 3.0
 #: The incarnation of rows that a base line stores; no queue has it.
 PLAIN = 4_000_000
-COLUMNS = (
-    "batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body"
-)
+COLUMNS = "batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body"
 WORKER = """
 import asyncio, os, sys, time
 from pinlater import AsyncClient
@@ -106,7 +104,7 @@ class Stage:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """What the archive has of the queue, in the order in which it was stored."""
-        return self.query(f"SELECT {COLUMNS} FROM jobs WHERE incarnation <> {PLAIN} ORDER BY batch, id DESC")
+        return self.query(f"SELECT {COLUMNS} FROM jobs WHERE incarnation <> {PLAIN} ORDER BY batch, id DESC")  # noqa: S608
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         with connected(self.url) as connection:
@@ -186,9 +184,7 @@ def rates(mariadb: MariaDB, options: Options) -> list[Figure]:
     ]
 
 
-def _ratio(
-    name: str, ours: Sequence[float], base: Sequence[float], bar: float | None, aim: float | None
-) -> Figure:
+def _ratio(name: str, ours: Sequence[float], base: Sequence[float], bar: float | None, aim: float | None) -> Figure:
     note = f"{_thousands(ours)} jobs/s, base line {_thousands(base)} rows/s"
     return figure(name, "valkey", ratios(ours, base), bar, aim, at_least=True, note=note)
 
@@ -214,7 +210,7 @@ def _columns(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def executemany(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
     """Seconds that PyMySQL takes to store the rows."""
-    text = f"INSERT INTO jobs (incarnation, {COLUMNS}) VALUES ({', '.join(['%s'] * len(rows[0]))})"
+    text = f"INSERT INTO jobs (incarnation, {COLUMNS}) VALUES ({', '.join(['%s'] * len(rows[0]))})"  # noqa: S608
     with connected(on.url, autocommit=False) as connection, connection.cursor() as cursor:
         began_s = time.perf_counter()
         for part in groups(rows):
@@ -226,7 +222,7 @@ def executemany(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
 def update(on: Stage, rows: Sequence[tuple[Any, ...]]) -> float:
     """Seconds that it takes to read and change the rows, which are there."""
     parts = [[row[2] for row in part] for part in groups(rows)]
-    change = f"UPDATE jobs SET attempts = attempts + 1 WHERE incarnation = {PLAIN} AND id IN ({{}})"
+    change = f"UPDATE jobs SET attempts = attempts + 1 WHERE incarnation = {PLAIN} AND id IN ({{}})"  # noqa: S608
     began_s = time.perf_counter()
     for ids in parts:
 
@@ -252,7 +248,9 @@ def longest(mariadb: MariaDB, options: Options) -> list[Figure]:
         seconds = on.spill()
         with on.server.client() as raw:
             calls: list[Any] = raw.slowlog_get(100_000)
-        slow = sorted((entry["duration"] / 1_000 for entry in calls if b"EVALSHA" in entry["command"].upper()), reverse=True)
+        slow = sorted(
+            (entry["duration"] / 1_000 for entry in calls if b"EVALSHA" in entry["command"].upper()), reverse=True
+        )
         on.query("ANALYZE TABLE jobs")
         [(size, count)] = on.query(
             "SELECT (SELECT SUM(data_length + index_length) FROM information_schema.tables"
@@ -294,11 +292,10 @@ def meanwhile(mariadb: MariaDB, options: Options) -> list[Figure]:
             lines = [line.split() for line in worker.stdout.readlines()]
             worker.wait()
             points = [(float(line[0]), int(line[1])) for line in lines if len(line) == 2]
-            left = on.client.count("q")
         alone.append(_rate(points, began_s, spilled_s))
         beside.append(_rate(points, spilled_s, ended_s))
         shares.append(beside[-1] / alone[-1])
-    note = f"{_thousands(beside)} jobs/s, alone {_thousands(alone)}; spill {ended_s - spilled_s:.1f} s, left {left.pending}"
+    note = f"{_thousands(beside)} jobs/s, alone {_thousands(alone)}; spill {ended_s - spilled_s:.1f} s"
     return [figure("4 worker during a spill / alone", "valkey", shares, 0.7, 0.85, at_least=True, note=note)]
 
 

@@ -60,19 +60,12 @@ UPDATE batches SET state = 2, ids = '' WHERE batch = %s AND state = 1
 
 -- name: select_due
 -- incarnation, priority, least ms, most ms, limit
--- -> id and bytes (body, status) of jobs that may come back, in their old order
-SELECT jobs.id, jobs.bytes
+-- -> id, bytes (body, status) and batch number of jobs that may come back, in their old order
+SELECT jobs.id, jobs.bytes, jobs.batch
 FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND jobs.priority = %s AND jobs.run_after_ms >= %s AND jobs.run_after_ms <= %s
   AND batches.number IS NULL
 ORDER BY jobs.run_after_ms, jobs.sixteenths, jobs.id LIMIT %s
-
--- name: select_finalized_by_id
--- incarnation, ids -> batch number, and the columns of each job that may come back
-SELECT jobs.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body
-FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
-WHERE jobs.incarnation = %s AND jobs.id IN %s AND batches.number IS NULL
-ORDER BY run_after_ms, sixteenths, id
 
 -- name: select_jobs_by_id
 -- incarnation, last_batch, ids -> batch number, and the columns of each job, of batches up to last_batch

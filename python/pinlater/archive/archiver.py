@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from pinlater.archive.batches import Range, count_in
 from pinlater.archive.incarnations import Incarnation, incarnation_of
+from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import recover
-from pinlater.archive.restores import RESTORES_AT_ONCE, Wanted, begin, carry_out
+from pinlater.archive.restores import RESTORES_AT_ONCE, Restore, Wanted, begin, finish, jobs_of, load
 from pinlater.archive.spill import Run, Spill
 from pinlater.operations.inspect import server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
@@ -138,7 +141,15 @@ class Archiver:
 
     async def _restore_some(self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int) -> int:
         restores = await self.run(lambda _: begin(self.database, incarnation, wanted, limit))
-        count = await self.run(lambda end: carry_out(queue_shard, self.database, incarnation, restores, end))
+
+        async def read(restore: Restore) -> list[MovingJob]:
+            return await self.run(lambda _: jobs_of(self.database, incarnation, restore))
+
+        async def give(restore: Restore, jobs: list[MovingJob]) -> None:
+            await self.run(partial(load, queue_shard, incarnation, restore, jobs))
+
+        await read_ahead(restores, read, give)
+        count = await self.run(partial(finish, queue_shard, self.database, incarnation, restores))
         self.progress(count)
         return count
 

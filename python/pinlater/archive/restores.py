@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pinlater.archive.batches import BATCH_JOBS
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
+from pinlater.archive.queries import query, query_in
 from pinlater.archive.settle import settle
-from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
 from pinlater.store.effects import Argument, Flow, Transaction
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
 
 #: A restore has so many bytes of bodies and statuses, but always one job.
 RESTORE_BYTES: Final = 1024 * 1024
-#: One transaction begins so many restores at most.
-RESTORES_AT_ONCE: Final = 20
+#: One transaction begins so many restores at most: they share one wait for the disk of Redis.
+RESTORES_AT_ONCE: Final = 128
 #: Later than any job is due.
 END_MS: Final = 2**63 - 1
 _REFUSED: Final = 0
@@ -37,7 +38,7 @@ class Restore(NamedTuple):
 
     number: int
     last_batch: int
-    jobs: list[MovingJob]
+    ids: list[int]
 
 
 class Wanted(NamedTuple):
@@ -51,15 +52,8 @@ class Wanted(NamedTuple):
 def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[list[Restore]]:
     """The restores that somebody began and nobody ended."""
 
-    def find(sql: Statements) -> list[Restore]:
-        found = []
-        for number, last_batch, ids in sql.run("select_restores", (incarnation.number,)):
-            rows = sql.run_in("select_jobs_by_id", (incarnation.number, last_batch), unpack_ids(ids))
-            found.append(Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows]))
-        return found
-
-    restores: list[Restore] = yield Transaction(database, find)
-    return restores
+    rows = yield from query(database, "select_restores", incarnation.number)
+    return [Restore(number, last_batch, unpack_ids(ids)) for number, last_batch, ids in rows]
 
 
 def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int) -> Flow[list[Restore]]:
@@ -72,34 +66,33 @@ def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, l
         if sql.run("select_restores", (incarnation.number,)):
             return []
         most = min(limit, BATCH_JOBS * RESTORES_AT_ONCE)
-        sizes = sql.run("select_due", (incarnation.number, wanted.priority, wanted.first_ms, wanted.last_ms, most))
-        return [_begin_one(sql, incarnation, part) for part in _parts(sizes)]
+        rows = sql.run("select_due", (incarnation.number, wanted.priority, wanted.first_ms, wanted.last_ms, most))
+        return [_begin_one(sql, incarnation, part) for part in _parts(rows)]
 
     started: list[Restore] = yield Transaction(database, start)
     return started or (yield from open_restores(database, incarnation))
 
 
-def _begin_one(sql: Statements, incarnation: Incarnation, ids: Sequence[int]) -> Restore:
+def _begin_one(sql: Statements, incarnation: Incarnation, rows: Sequence[Row]) -> Restore:
     number = sql.insert("number_restore", (incarnation.number,))
-    rows = sql.run_in("select_finalized_by_id", (incarnation.number,), ids)
-    last_batch = max(row[0] for row in rows)
+    ids, last_batch = [row[0] for row in rows], max(row[2] for row in rows)
     now_ms = int(time.time() * 1000)
     sql.run("insert_restore", (incarnation.number, number, last_batch, pack_ids(ids), now_ms))
-    return Restore(number, last_batch, [MovingJob.from_row(row[1:]) for row in rows])
+    return Restore(number, last_batch, ids)
 
 
-def _parts(sizes: Iterable[Sequence[Any]]) -> list[list[int]]:
-    """Splits (id, bytes) pairs into restores."""
-    parts: list[list[int]] = []
+def _parts(rows: Iterable[Row]) -> list[list[Row]]:
+    """Splits rows of (id, bytes, …) into restores."""
+    parts: list[list[Row]] = []
     room = 0
-    for id_, size in sizes:
-        if not parts or len(parts[-1]) == BATCH_JOBS or size > room:
+    for row in rows:
+        if not parts or len(parts[-1]) == BATCH_JOBS or row[1] > room:
             if len(parts) == RESTORES_AT_ONCE:
                 break
             parts.append([])
             room = RESTORE_BYTES
-        parts[-1].append(id_)
-        room -= size
+        parts[-1].append(row)
+        room -= row[1]
     return parts
 
 
@@ -114,25 +107,53 @@ def carry_out(
     open, and nothing is lost.
     """
     for restore in restores:
-        yield from _load(queue_shard, incarnation, restore, deadline_s)
+        jobs = yield from jobs_of(database, incarnation, restore)
+        yield from load(queue_shard, incarnation, restore, jobs, deadline_s)
+    return (yield from finish(queue_shard, database, incarnation, restores, deadline_s))
+
+
+def jobs_of(database: ArchiveDatabase, incarnation: Incarnation, restore: Restore) -> Flow[list[MovingJob]]:
+    """The jobs of an open restore; none if it ended."""
+    rows = yield from query_in(database, "select_jobs_by_id", (incarnation.number, restore.last_batch), restore.ids)
+    return [MovingJob.from_row(row[1:]) for row in rows]
+
+
+def finish(
+    queue_shard: QueueShard,
+    database: ArchiveDatabase,
+    incarnation: Incarnation,
+    restores: Sequence[Restore],
+    deadline_s: float,
+) -> Flow[int]:
+    """Ends restores that Redis has, as carry_out does."""
+    if not restores:
+        return 0
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
         again = False
         for restore, done in zip(restores, settled, strict=True):
             if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
-                again = (yield from _load(queue_shard, incarnation, restore, deadline_s)) or again
+                jobs = yield from jobs_of(database, incarnation, restore)
+                again = (yield from load(queue_shard, incarnation, restore, jobs, deadline_s)) or again
         if not again:
             break
     yield from _drop(database, incarnation, restores)
-    if numbers:
-        yield from close(queue_shard, incarnation, max(numbers), deadline_s)
-    return sum(len(restore.jobs) for restore in restores)
+    yield from close(queue_shard, incarnation, max(numbers), deadline_s)
+    return sum(len(restore.ids) for restore in restores)
 
 
-def _load(queue_shard: QueueShard, incarnation: Incarnation, restore: Restore, deadline_s: float) -> Flow[bool]:
-    """Returns False if the restore is closed."""
-    packed = [job.for_redis() for job in restore.jobs]
+def load(
+    queue_shard: QueueShard,
+    incarnation: Incarnation,
+    restore: Restore,
+    jobs: Sequence[MovingJob],
+    deadline_s: float,
+) -> Flow[bool]:
+    """Gives the jobs of a restore to Redis. Returns False if the restore is closed, or ended."""
+    if not jobs:
+        return False
+    packed = [job.for_redis() for job in jobs]
     arguments: list[Argument] = [
         incarnation.epoch,
         restore.number.to_bytes(8, "big"),
@@ -148,8 +169,7 @@ def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequenc
 
     def delete(sql: Statements) -> None:
         for restore in restores:
-            ids = [job.id for job in restore.jobs]
-            sql.run_in("delete_jobs_by_id", (incarnation.number, restore.last_batch), ids)
+            sql.run_in("delete_jobs_by_id", (incarnation.number, restore.last_batch), restore.ids)
             sql.run("delete_restore", (incarnation.number, restore.number))
 
     yield Transaction(database, delete)

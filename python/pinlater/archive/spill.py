@@ -1,7 +1,7 @@
 """A spill: many batches of one queue shard leave Redis, several at a time.
 
-Four tasks work side by side: one withdraws batches, one waits for the disk of Redis, one stores batches in MySQL, one
-ends them. Each takes all that waits for it, so one wait for the disk serves many batches.
+Five tasks work side by side: one withdraws batches, one waits for the disk of Redis, one stores batches in MySQL, one
+ends them, one waits for the disk again. A task that waits takes all that is there, so one wait serves many batches.
 
 Promises that a spill which fails or is cancelled leaves only batches that `recover` ends. Risks: up to OPEN_BATCHES
 batches cannot be claimed meanwhile.
@@ -17,6 +17,8 @@ from typing import Final, Protocol, TypeVar
 
 from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
 from pinlater.archive.incarnations import Incarnation
+from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import end_batches, until_finalized
 from pinlater.archive.settle import settle
 from pinlater.model.errors import ArchiveDuplicate, ArchiveOutcomeUnknown
@@ -26,8 +28,12 @@ from pinlater.store.shards import QueueShard
 
 T = TypeVar("T")
 
-#: So many batches are withdrawn and not yet in MySQL, at most.
-OPEN_BATCHES: Final = 64
+#: So many batches are withdrawn and not yet ended in Redis, at most.
+OPEN_BATCHES: Final = 128
+#: One wait for the disk serves so many batches at most.
+WAITING_BATCHES: Final = 500
+#: So many batches are stored before the next stage has them. Each is read while the one before is stored.
+READ_AHEAD: Final = 8
 
 
 class Run(Protocol):
@@ -58,12 +64,13 @@ class Spill:
 
     async def of(self, ranges: Iterable[Range]) -> int:
         """Withdraws from these ranges in their order. Returns how many jobs left."""
-        withdrawn, settled, committed, ended = (_Batches() for _ in range(4))
+        withdrawn, settled, committed, ended, marked = (_Batches() for _ in range(5))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._withdraw(ranges, withdrawn))
             tasks.create_task(self._stage(withdrawn, settled, self._settle))
-            tasks.create_task(self._stage(settled, committed, self._commit, at_once=1))
-            tasks.create_task(self._stage(committed, ended, self._end))
+            tasks.create_task(self._stage(settled, committed, self._commit, at_once=READ_AHEAD))
+            tasks.create_task(self._stage(committed, ended, self._end, at_once=1))
+            tasks.create_task(self._stage(ended, marked, self._mark))
         return self.moved
 
     async def _stage(
@@ -71,15 +78,12 @@ class Spill:
         source: _Batches,
         to: _Batches,
         work: Callable[[list[Withdrawn]], Awaitable[list[Withdrawn]]],
-        at_once: int = OPEN_BATCHES,
+        at_once: int = WAITING_BATCHES,
     ) -> None:
         """Passes the batches that wait to `work`, at most so many at once, and what it returns to the next stage."""
         while (first := await source.get()) is not None:
             batches = [first, *source.waiting(at_once - 1)]
-            done = await work(batches)
-            for _ in range(len(batches) - len(done)):
-                self._room.release()
-            for batch in done:
+            for batch in await work(batches):
                 to.put_nowait(batch)
         to.put_nowait(None)
 
@@ -101,13 +105,26 @@ class Spill:
         """Those that are on disk. The others went back to their lines, as Redis went back in time."""
         names = [batch.name for batch in batches]
         done = await self.run(lambda end: settle(self.queue_shard, end, withdrawn=names))
+        for _ in range(done.count(False)):
+            self._room.release()
         return [batch for batch, settled in zip(batches, done, strict=True) if settled]
 
     async def _commit(self, batches: list[Withdrawn]) -> list[Withdrawn]:
-        return [batch for batch in batches if await self._commit_one(batch.name)]
+        committed: list[Withdrawn] = []
 
-    async def _commit_one(self, name: bytes) -> bool:
-        jobs = await self.run(lambda end: read_jobs(self.queue_shard, name, end))
+        async def read(batch: Withdrawn) -> list[MovingJob] | None:
+            return await self.run(partial(read_jobs, self.queue_shard, batch.name))
+
+        async def store(batch: Withdrawn, jobs: list[MovingJob] | None) -> None:
+            if await self._commit_one(batch.name, jobs):
+                committed.append(batch)
+            else:
+                self._room.release()
+
+        await read_ahead(batches, read, store)
+        return committed
+
+    async def _commit_one(self, name: bytes, jobs: list[MovingJob] | None) -> bool:
         if jobs is None:  # another archiver took it for abandoned
             return False
         try:
@@ -120,6 +137,10 @@ class Spill:
     async def _end(self, batches: list[Withdrawn]) -> list[Withdrawn]:
         for batch in batches:
             await self.run(partial(finalize, self.queue_shard, self.database, batch.name))
+            self._room.release()
+        return batches
+
+    async def _mark(self, batches: list[Withdrawn]) -> list[Withdrawn]:
         names = [batch.name for batch in batches]
         await self.run(lambda end: until_finalized(self.queue_shard, self.database, names, end))
         count = sum(batch.jobs for batch in batches)
