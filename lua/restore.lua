@@ -3,7 +3,9 @@
 -- NEEDS  base call_in_chunks lane check_queue clock decorated notify admit before sizes_of add_to_line
 -- KEYS   meta waiters jobs extras restores ready* scheduled*
 -- ARGV   lane sequence version epoch restore jobs records…
--- REPLY  u8 what (0 refused, as it is closed; 1 done; 2 done before, as it is open), then ids that were left out, as they have a record
+-- REPLY  u8 what (0 refused, as it is closed; 1 done; 2 done before, as it is open; 3 refused, as nothing was ever closed), then ids that were left out,
+--        as they have a record; of 3 the version
+-- 3: the server may have lost its data, and so does not know which restores have ended. The caller closes those first, for this version.
 -- restore: its number, 8 bytes. jobs, for each record: u8 priority, id (8), u48 run-after, u8 sixteenths of a ms, u16 length, extras ('' = none).
 -- h rises to the highest of these ids: a server that lost its data began again with ids by its clock.
 
@@ -38,7 +40,9 @@ end
 if cursor ~= #jobs + 1 then return redis.error_reply('BAD_REQUEST the jobs do not fit ' .. count .. ' records') end
 
 local closed, what = call('HGET', key_restores, 'closed'), 1
-if closed and not before(closed, restore) then
+if not closed then
+  what = 3
+elseif not before(closed, restore) then
   what = 0
 elseif call('HEXISTS', key_restores, restore) == 1 then
   what = 2
@@ -46,6 +50,7 @@ else
   h_high, h_low = top_high, top_low
 end
 -- HERE new_ids
+if what == 3 then return finish('\3' .. sub(config, CONFIG_VERSION, CONFIG_VERSION_END)) end
 if what ~= 1 then return finish(string.char(what)) end
 
 local left_out, fields, more, lines = {}, {}, {}, {}

@@ -118,6 +118,11 @@ SELECT RELEASE_LOCK(CONCAT('pinlater:', SHA1(DATABASE())))
 -- incarnation -> the number of its last restore
 SELECT last_restore FROM incarnations WHERE number = %s
 
+-- name: last_ended
+-- incarnation -> the number up to which all its restores have ended
+SELECT COALESCE((SELECT MIN(number) - 1 FROM restores WHERE restores.incarnation = incarnations.number), last_restore)
+FROM incarnations WHERE number = %s
+
 -- name: select_incarnation
 -- queue, shard -> number and epoch of the current incarnation
 SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0

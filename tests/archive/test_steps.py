@@ -165,6 +165,13 @@ def all_ran(world: World) -> None:
     world.run_jobs()
 
 
+def lost(world: World) -> None:
+    """Redis knows no more what ended."""
+    all_ran(world)
+    world.server.call("FLUSHALL")
+    world.rig.create()
+
+
 def late(done: Callable[[World], None], *, twice: bool) -> FaultOf:
     """The archiver is killed. Its request reaches the store after all that others did. twice: and before it too."""
 
@@ -198,10 +205,12 @@ CHEAP: dict[str, FaultOf] = {
     "zombie of a worker": zombie(half_ran),
     "zombie of a spill": zombie(spilled_again),
     "zombie of all": zombie(all_ran),
+    "zombie of a loss": zombie(lost),
     "late": late(recovered, twice=False),
     "late to a worker": late(half_ran, twice=False),
     "late to a spill": late(spilled_again, twice=False),
     "late to all": late(all_ran, twice=False),
+    "late to a loss": late(lost, twice=False),
     "twice": late(recovered, twice=True),
     "twice with a worker": late(half_ran, twice=True),
     "twice with a spill": late(spilled_again, twice=True),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,9 @@ def test_jobs_of_a_deleted_queue_are_purged(run: Run, fill: Fill) -> None:
 def test_the_marks_are_settings_of_the_queue(run: Run, url: str) -> None:
     out = run("queue", "set", "mail", "--spill-above", "5M", "--restore-below", "500k", "--horizon", "24h").out
     assert out == "queue mail: spill_above = 5000000, restore_below = 500000, horizon_ms = 86400000\n"
+    assert re.findall(r"^archive +(.+)", run("queue", "info", "mail").out, re.M) == [
+        "spill above 5,000,000, restore below 500,000, horizon 1 day"
+    ]
     wrong = run("queue", "set", "mail", "--spill-above", "5X")
     assert (wrong.code, "expected a number such as 5M, 500k or 1000, got '5X'" in wrong.err) == (USAGE, True)
     assert run("queue", "set", "mail", "--horizon", "none").code == DONE
@@ -146,3 +150,17 @@ def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None
     [status] = run("archive", "status", "mail", "--json").document
     assert (status["batches"], status["restores"], status["committed"]) == (0, 0, 0)
     assert run("archive", "verify", "mail").code == DONE
+
+
+def test_without_the_archive_the_numbers_say_what_they_leave_out(
+    run: Run, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(20)
+    run("queue", "create", "other")
+    run("archive", "spill", "mail", "--keep", "5")
+    assert run("queue", "ls").err == ""
+    monkeypatch.delenv("PINLATER_ARCHIVE_URL")
+    expected = "without their archived jobs: mail; --archive URL counts them too\n"
+    assert run("queue", "ls").err == expected
+    shown = run("queue", "info", "mail")
+    assert (shown.err, re.findall(r"^all +(\d+)", shown.out, re.M)) == (expected, ["5"])

@@ -82,6 +82,7 @@ def make_scene(client: redis.Redis) -> Scene:
     client.hset(setup.key("meta"), "lost", 2)
     client.hset(setup.key("quarantined"), b"\1" + ended.jobs[3].id, b"")
     assert wire.withdraw(BATCH, priority=3, order="latest", limit=1) == (1, 1)
+    wire.close(0)
     assert wire.restore(1) == (1, [])
     return Scene(wire, claimed, [job.id for job in ended.jobs[3:]], reservation)
 

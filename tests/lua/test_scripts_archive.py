@@ -37,7 +37,7 @@ from tests.support.wire_format import (
 
 BATCH, OTHER, THIRD = b"A" * 16, b"B" * 16, b"C" * 16
 UNKNOWN, ENDED, NOT_ENDED = 0, 1, 2
-REFUSED, DONE, DONE_BEFORE = 0, 1, 2
+REFUSED, DONE, DONE_BEFORE, NOTHING_CLOSED = 0, 1, 2, 3
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 def wire(client: redis.Redis) -> Wire:
     made = Wire(client)
     made.create()
+    made.close(0)
     return made
 
 
@@ -496,6 +497,7 @@ def test_a_restore_to_a_server_that_lost_its_data_repeats_no_id(forms: Forms) ->
     wire.client.flushdb()
     again = Wire(wire.client)
     again.create()
+    again.close(0)
     ahead = (number(again.h) + (1000 << 19)).to_bytes(8, "big")  # by a clock that is a second ahead
     assert again.restore(1, *jobs, jobs[0]._replace(id=ahead, score=b"%d" % created_ms(ahead))) == (DONE, [])
     assert (ahead, created_ms(ahead)) in content(again)["ready:1"]  # a simple job never waits for the clock
@@ -872,3 +874,19 @@ def test_an_audit_reads_few_batches_a_call(wire: Wire) -> None:
     found = wire.audit(ids)[0]
     assert 5 < len(found) < 15
     assert set(found) == {SOUND}
+
+
+def test_no_restore_before_something_is_closed(client: redis.Redis) -> None:
+    """The server may have lost its data, and with it which restores have ended."""
+    wire = Wire(client)
+    wire.create()
+    moved = Moved(bytes(7) + b"\1", b"5", record(Job()))
+    before = content(wire)
+    assert wire.restore(5, moved) == (NOTHING_CLOSED, [])
+    assert content(wire) == before
+    for known in (b"", bytes(8)):  # it was looked up before the loss
+        wire.close(5, known=known)
+        assert wire.restore(5, moved) == (NOTHING_CLOSED, [])
+    wire.close(5)
+    assert wire.restore(5, moved) == (REFUSED, [])
+    assert wire.restore(6, moved) == (DONE, [])

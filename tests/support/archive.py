@@ -97,6 +97,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "select_batches_of": (1, [1, 2]),
     "delete_ids": (1, [1, 2]),
     "lock_committed": (NAME,),
+    "last_ended": (1,),
     "last_restore": (1,),
 }
 

@@ -117,6 +117,7 @@ class MariaDB:
             "--no-defaults",
             *_as_root(),
             f"--datadir={self.directory / 'data'}",
+            _temporary(self.directory),
             f"--socket={self.socket_path}",
             f"--port={self.port}",
             f"--pid-file={self.directory / 'server.pid'}",
@@ -152,7 +153,8 @@ class MariaDB:
 def _installed(folder: str) -> Path:
     """A data folder with the user of the tests, which is made once a process."""
     data = Path(folder) / f"mariadb-installed-{os.getpid()}"
-    install = ["mariadb-install-db", "--no-defaults", *_as_root(), f"--datadir={data}", "--skip-test-db"]
+    own = ["--no-defaults", *_as_root(), f"--datadir={data}", _temporary(Path(folder))]
+    install = ["mariadb-install-db", *own, "--skip-test-db"]
     _run([*install, "--auth-root-authentication-method=normal"], "")
     grants = (
         f"CREATE USER '{USER}'@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';"
@@ -160,7 +162,7 @@ def _installed(folder: str) -> Path:
         f"GRANT ALL ON *.* TO '{USER}'@'127.0.0.1' WITH GRANT OPTION;"
         f"GRANT ALL ON *.* TO '{USER}'@'localhost' WITH GRANT OPTION;"
     ).replace(";", ";\n")
-    bootstrap = ["mariadbd", "--no-defaults", *_as_root(), f"--datadir={data}", "--bootstrap"]
+    bootstrap = ["mariadbd", *own, "--bootstrap"]
     _run(bootstrap, f"FLUSH PRIVILEGES;\n{grants}")
     return data
 
@@ -170,6 +172,13 @@ def _run(command: list[str], text: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, input=text)
     if ended.returncode:
         raise RuntimeError(f"expected {command[0]} to exit with 0, got {ended.returncode}: {ended.stderr[-2000:]}")
+
+
+def _temporary(directory: Path) -> str:
+    """A folder of its own for temporary tables: a server that starts removes those of all others in the same folder."""
+    temporary = directory / f"temporary-{os.getpid()}"
+    temporary.mkdir(exist_ok=True)
+    return f"--tmpdir={temporary}"
 
 
 def _as_root() -> list[str]:

@@ -409,13 +409,18 @@ class Wire:
         return number(self.write("abort", batch)[0])
 
     def restore(self, restore: int, *jobs: Moved, epoch: int = 1) -> tuple[int, list[bytes]]:
-        """What (0 refused, 1 done, 2 done before), and the ids that were left out."""
+        """What (0 refused, 1 done, 2 done before, 3 nothing is closed), and the ids that were left out."""
         records = [job.record for job in jobs]
         (reply,) = self.write("restore", epoch, restore.to_bytes(8, "big"), pack_moved(jobs), *records)
+        if reply[0] == 3:
+            assert reply[1:] == self.version
+            return 3, []
         return reply[0], [reply[at : at + 8] for at in range(1, len(reply), 8)]
 
-    def close(self, restore: int, epoch: int = 1) -> None:
-        assert self.write("close", epoch, restore.to_bytes(8, "big")) == [b""]
+    def close(self, restore: int, epoch: int = 1, known: bytes | None = None) -> None:
+        """known: by default what `restore` answers where nothing is closed."""
+        known = self.version if known is None else known
+        assert self.write("close", epoch, restore.to_bytes(8, "big"), known) == [b""]
 
     def settled(
         self, open_batches: Sequence[bytes] = (), ended: Sequence[bytes] = (), restores: Sequence[int] = ()

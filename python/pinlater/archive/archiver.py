@@ -146,7 +146,7 @@ class Archiver:
             return await self.run(lambda _: jobs_of(self.database, incarnation, restore))
 
         async def give(restore: Restore, jobs: list[MovingJob]) -> None:
-            await self.run(partial(load, queue_shard, incarnation, restore, jobs))
+            await self.run(partial(load, queue_shard, self.database, incarnation, restore, jobs))
 
         await read_ahead(restores, read, give)
         count = await self.run(partial(finish, queue_shard, self.database, incarnation, restores))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pinlater._core as _core
-from pinlater.archive.incarnations import Incarnation, check_current, end, incarnation_of
+from pinlater.archive.incarnations import Incarnation, check_current, end, known_incarnation
 from pinlater.archive.moves import Moves, moves_of
 from pinlater.archive.moving_job import MovingJob, unpack_ids
 from pinlater.archive.queries import query, query_in
@@ -37,7 +37,7 @@ class ArchiveBacklog:
     def lookup(
         self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
     ) -> Flow[tuple[list[JobInfo], Seen]]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
         rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
@@ -66,11 +66,11 @@ class ArchiveBacklog:
         return [row for row in rows if row[1] not in restored and (row[0] is None or bytes(row[0]) not in batches)]
 
     def _seen(self, incarnation: Incarnation) -> Flow[Seen]:
-        [(last,)] = yield from query(self._database, "last_restore", incarnation.number)
-        return incarnation.number, last
+        rows = yield from query(self._database, "last_restore", incarnation.number)
+        return incarnation.number, rows[0][0] if rows else 0
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         before = yield from moves_of(queue_shard, deadline_s)
         for _ in range(COUNT_TRIES):
             now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
@@ -114,7 +114,7 @@ class ArchiveBacklog:
         cursor: bytes,
         deadline_s: float,
     ) -> Flow[tuple[list[JobInfo], bytes]]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
         before = _position(cursor) if cursor else ((END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
@@ -128,7 +128,7 @@ class ArchiveBacklog:
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
     ) -> Flow[tuple[set[bytes], Seen]]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         rows = yield from query_in(self._database, "select_batches_of", (incarnation.number,), _numbers(ids))
         ordered = [(batch, id_) for id_, _, batch in rows]
@@ -138,7 +138,7 @@ class ArchiveBacklog:
         return {id_.to_bytes(8, "big") for id_ in removed}, seen
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
-        incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         yield from end_unknown(queue_shard, self._database, incarnation, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         # not those of a COMMITTED batch: Redis has them, and has deleted them
@@ -147,6 +147,8 @@ class ArchiveBacklog:
 
     def _delete(self, incarnation: Incarnation, priority: int, ids: Sequence[int]) -> Flow[list[int]]:
         """Removes rows that no open restore names. Returns the ids of those that were there."""
+        if not ids:
+            return []
 
         def remove(sql: Statements) -> list[int]:
             check_current(sql, incarnation, exclusive=True)
@@ -167,7 +169,7 @@ class ArchiveBacklog:
 
     def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
         try:
-            incarnation = yield from incarnation_of(self._database, queue_shard, deadline_s)
+            incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         except QueueNotFound:
             return (yield from delete)
         existed = yield from delete

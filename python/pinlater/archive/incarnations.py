@@ -49,6 +49,13 @@ def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_
             yield from _change(database, queue_shard, known, epoch)
 
 
+def known_incarnation(database: ArchiveDatabase, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
+    """Like incarnation_of, for those who only read. A queue that MySQL does not know has number 0, which no row has."""
+    if (yield from _known(database, queue_shard)) is None:
+        return Incarnation(0, 0)
+    return (yield from incarnation_of(database, queue_shard, deadline_s))
+
+
 def _known(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[Incarnation | None]:
     return _first((yield from query(database, "select_incarnation", *_names(queue_shard))))
 

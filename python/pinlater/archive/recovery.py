@@ -91,6 +91,8 @@ def end_unknown(
     rows = yield from query(database, "select_committed", incarnation.number)
     ids_of = {bytes(name): unpack_ids(ids) for name, ids in rows[:_ENDED_AT_ONCE]}  # the others at the next look
     names = list(ids_of)
+    if not names:
+        return
     settled = yield from settle(queue_shard, deadline_s, finalized=names)
     ended = [name for name, done in zip(names, settled, strict=True) if done]
     for name in ended:

@@ -28,7 +28,7 @@ RESTORE_BYTES: Final = 1024 * 1024
 RESTORES_AT_ONCE: Final = 128
 #: Later than any job is due.
 END_MS: Final = 2**63 - 1
-_REFUSED: Final = 0
+_REFUSED, _NOTHING_CLOSED = 0, 3
 
 
 class Restore(NamedTuple):
@@ -108,7 +108,7 @@ def carry_out(
     """
     for restore in restores:
         jobs = yield from jobs_of(database, incarnation, restore)
-        yield from load(queue_shard, incarnation, restore, jobs, deadline_s)
+        yield from load(queue_shard, database, incarnation, restore, jobs, deadline_s)
     return (yield from finish(queue_shard, database, incarnation, restores, deadline_s))
 
 
@@ -126,6 +126,8 @@ def finish(
     deadline_s: float,
 ) -> Flow[int]:
     """Ends restores that Redis has, as carry_out does."""
+    if not restores:
+        return 0
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
@@ -133,23 +135,27 @@ def finish(
         for restore, done in zip(restores, settled, strict=True):
             if not done:  # Redis went back in time, or the restore is closed: then somebody else saw it on disk
                 jobs = yield from jobs_of(database, incarnation, restore)
-                again = (yield from load(queue_shard, incarnation, restore, jobs, deadline_s)) or again
+                again = (yield from load(queue_shard, database, incarnation, restore, jobs, deadline_s)) or again
         if not again:
             break
     yield from _drop(database, incarnation, restores)
-    if numbers:
-        yield from close(queue_shard, incarnation, max(numbers), deadline_s)
+    yield from close(queue_shard, incarnation, max(numbers), deadline_s)
     return sum(len(restore.ids) for restore in restores)
 
 
 def load(
     queue_shard: QueueShard,
+    database: ArchiveDatabase,
     incarnation: Incarnation,
     restore: Restore,
     jobs: Sequence[MovingJob],
     deadline_s: float,
 ) -> Flow[bool]:
-    """Gives the jobs of a restore to Redis. Returns False if the restore is closed, or ended."""
+    """Gives the jobs of a restore to Redis. Returns False if the restore is closed, or ended.
+
+    A server that lost its data knows no closed restore. It takes none before MySQL has said which ones have ended: this
+    one may be among them, and its jobs may have run.
+    """
     if not jobs:
         return False
     packed = [job.for_redis() for job in jobs]
@@ -159,8 +165,24 @@ def load(
         b"".join(head for head, _ in packed),
         *(record for _, record in packed),
     ]
-    reply = yield from write(queue_shard, "restore", arguments, deadline_s)
-    return bool(reply[2][0] != _REFUSED)
+    while True:
+        reply = yield from write(queue_shard, "restore", arguments, deadline_s)
+        if reply[2][0] != _NOTHING_CLOSED:
+            return bool(reply[2][0] != _REFUSED)
+        ended = yield from _last_ended(database, incarnation)
+        yield from close(queue_shard, incarnation, ended, deadline_s, known=reply[2][1:])
+
+
+def _last_ended(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[int]:
+    """All restores up to this number have ended. Raises IncarnationEnded."""
+
+    def find(sql: Statements) -> int:
+        check_current(sql, incarnation)
+        [(number,)] = sql.run("last_ended", (incarnation.number,))
+        return int(number)
+
+    number: int = yield Transaction(database, find)
+    return number
 
 
 def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequence[Restore]) -> Flow[None]:
@@ -174,6 +196,11 @@ def _drop(database: ArchiveDatabase, incarnation: Incarnation, restores: Sequenc
     yield Transaction(database, delete)
 
 
-def close(queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float) -> Flow[None]:
-    """Makes Redis refuse late copies of restores up to this number."""
-    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big")], deadline_s)
+def close(
+    queue_shard: QueueShard, incarnation: Incarnation, number: int, deadline_s: float, *, known: bytes = b""
+) -> Flow[None]:
+    """Makes Redis refuse late copies of restores up to this number.
+
+    known: what the script `restore` answered where nothing is closed. Without it, nothing is closed there.
+    """
+    yield from write(queue_shard, "close", [incarnation.epoch, number.to_bytes(8, "big"), known], deadline_s)

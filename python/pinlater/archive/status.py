@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pinlater.archive.incarnations import incarnation_of
+from pinlater.archive.incarnations import known_incarnation
 from pinlater.archive.moves import moves_of
 from pinlater.archive.queries import query
 from pinlater.operations.inspect import server_time_ms
@@ -55,7 +55,7 @@ def status(session: Session, database: ArchiveDatabase, queue: str, deadline_s: 
 
 
 def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: float) -> Flow[ArchiveStatus]:
-    incarnation = yield from incarnation_of(database, queue_shard, deadline_s)
+    incarnation = yield from known_incarnation(database, queue_shard, deadline_s)
     moves = yield from moves_of(queue_shard, deadline_s)
     now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
 
@@ -79,7 +79,7 @@ def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: f
 
 def rows_until(queue_shard: QueueShard, database: ArchiveDatabase, until_ms: int, deadline_s: float) -> Flow[int]:
     """How many jobs of a queue shard have rows and are due by then."""
-    incarnation = yield from incarnation_of(database, queue_shard, deadline_s)
+    incarnation = yield from known_incarnation(database, queue_shard, deadline_s)
     rows = yield from query(database, "count_rows", until_ms, incarnation.number)
     return sum(int(due) for _, _, due in rows)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pinlater._core as _core
-from pinlater.archive.incarnations import Incarnation, incarnation_of
+from pinlater.archive.incarnations import Incarnation, known_incarnation
 from pinlater.archive.moves import held, moves_of
 from pinlater.archive.moving_job import unpack_ids
 from pinlater.archive.queries import query, query_in
@@ -46,7 +46,7 @@ class _Verification:
         self._queue_shard, self._database, self._patience_s = queue_shard, database, patience_s
 
     def run(self) -> Flow[list[Finding]]:
-        incarnation = yield from incarnation_of(self._database, self._queue_shard, self._deadline_s())
+        incarnation = yield from known_incarnation(self._database, self._queue_shard, self._deadline_s())
         findings: list[Finding] = []
         last = 0
         while True:

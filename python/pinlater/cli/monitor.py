@@ -28,4 +28,5 @@ def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
     from pinlater.running.monitor_command import run_monitor
 
     log_at_least_info(settings)
+    settings.export_archive()
     return finish(settings, "monitor", run_monitor(list(queues) or None, shards=settings.servers()))

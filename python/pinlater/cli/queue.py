@@ -6,6 +6,7 @@ Promises to empty or delete a queue only if the user agrees. Risks: counts of se
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -17,8 +18,10 @@ from pinlater.cli.queue_limits import limit_facts, modes
 from pinlater.cli.queue_settings import config_document, config_options, given, option_name, shown
 from pinlater.cli.queue_stops import drain, pause, resume
 from pinlater.cli.settings import Settings
+from pinlater.client.client import Client
 from pinlater.model.jobs import CountsByState
 from pinlater.model.queue_config import CONFIG_FIELDS, QueueConfig
+from pinlater.operations.backlog import leaves_out
 from pinlater.operations.limits import QueueLimits
 
 #: A configuration's version is an id: milliseconds above 19 bits of sequence.
@@ -63,6 +66,7 @@ def ls(settings: Settings) -> int:
             (name, client.count(name), client.queue_config(name), client.queue_limits(name))
             for name in client.queue_names()
         ]
+        _remark_archive(client, [name for name, *_ in found])
     if settings.as_json:
         print_json([_in_list(*each) for each in found])
     elif not found:
@@ -74,6 +78,13 @@ def ls(settings: Settings) -> int:
         ]
         print_table(("queue", *_HEADINGS, "mode"), rows)
     return DONE
+
+
+def _remark_archive(client: Client, names: list[str]) -> None:
+    """Says which queues may have archived jobs that the numbers leave out."""
+    left_out = [name for name in names if client.run(partial(leaves_out, client.session, name))]
+    if left_out:
+        remark(f"without their archived jobs: {', '.join(left_out)}; --archive URL counts them too")
 
 
 def _in_list(name: str, counts: CountsByState, config: QueueConfig, limits: QueueLimits) -> dict[str, Any]:
@@ -91,6 +102,7 @@ def info(settings: Settings, name: str) -> int:
         config = client.queue_config(name)
         by_priority = [client.count(name, priority=priority) for priority in range(1, config.priorities + 1)]
         limits = client.queue_limits(name)
+        _remark_archive(client, [name])
     total = sum(by_priority, CountsByState())
     shards = queue_states(settings.client_settings(), name)
     if settings.as_json:
@@ -215,7 +227,18 @@ def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
         ("failed kept", duration(config.failed_ttl_s * 1000)),
         ("largest body", size(config.body_limit)),
         ("crash limit", _crash_limit(config)),
+        *([("archive", _marks(config))] if config.is_archived else []),
     ]
+
+
+def _marks(config: QueueConfig) -> str:
+    """What monitors move by themselves."""
+    marks = {
+        "spill above": None if config.spill_above is None else count(config.spill_above),
+        "restore below": None if config.restore_below is None else count(config.restore_below),
+        "horizon": None if config.horizon_ms is None else duration(config.horizon_ms),
+    }
+    return ", ".join(f"{name} {value}" for name, value in marks.items() if value is not None)
 
 
 def _crash_limit(config: QueueConfig) -> str:

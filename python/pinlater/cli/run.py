@@ -93,11 +93,15 @@ def run_(settings: Settings, /, config: Path | None, **given: Any) -> int:
 
 
 def _name_servers(settings: Settings, app: str, config: Path | None, named: bool) -> None:
-    """Sets PINLATER_URL for the app and for worker processes. named: whether the app names its servers itself."""
-    from pinlater.running.read_options import servers_of
+    """Sets PINLATER_URL and PINLATER_ARCHIVE_URL for the app and for worker processes. named: whether the app names its
+    servers itself.
+    """
+    from pinlater.running.read_options import archive_of, servers_of
 
     check_servers_of_app(settings, app, named)
     if settings.named:
         settings.servers().export()
     elif not named:
         servers_of(config).export()
+    if (archive := archive_of(config, settings.archive_url)) is not None:
+        archive.export()

@@ -69,6 +69,13 @@ class Settings:
         """The archive of the command line, else of PINLATER_ARCHIVE_URL, else of TOML, else none."""
         return settings_file.archive(self.archive_url)
 
+    def export_archive(self) -> None:
+        """Makes the archive of the command line, if it names one, that of all clients of this process and of those that
+        it starts.
+        """
+        if self.archive_url is not None and (archive := self.archive()) is not None:
+            archive.export()
+
     def client(self) -> Client:
         """A client for one command."""
         return Client(shards=self.servers(), timeout_s=self.timeout_s, archive=self.archive())

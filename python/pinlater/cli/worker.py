@@ -90,6 +90,7 @@ def worker(
     shards = settings.servers()
     log_at_least_info(settings)
     shards.export()
+    settings.export_archive()
     verbose = ["-v"] * settings.verbosity
     command = [
         sys.executable,

@@ -10,11 +10,25 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from pinlater.model.jobs import CountsByState, JobInfo
-from pinlater.store.effects import Flow
-from pinlater.store.shards import QueueShard
+from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.store.effects import Flow, send
+from pinlater.store.keys import queue_key
+from pinlater.store.shards import QueueShard, Session
 
 #: What the backlog of a queue shard had brought back at a look. If two looks have the same, no job came back between.
 Seen: TypeAlias = tuple[int, int]
+
+
+def leaves_out(session: Session, queue: str, deadline_s: float) -> Flow[bool]:
+    """Whether jobs of a queue may wait in an archive that this client does not have: an archiver worked on it."""
+    if session.backlog is not None:
+        return False
+    for queue_shard in (yield from known_queue_shards(session, queue, deadline_s)):
+        command = ("HMGET", queue_key(queue, queue_shard.shard.name, "meta"), "settled")
+        [answer] = yield from send(queue_shard.shard.server, command, deadline_s=deadline_s)
+        if isinstance(answer, list) and answer[0] is not None:
+            return True
+    return False
 
 
 class Backlog(Protocol):

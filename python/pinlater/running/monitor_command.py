@@ -12,6 +12,7 @@ from typing import Final
 
 import uvloop
 
+from pinlater.client import settings_file
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.jobs import Job
 from pinlater.store.shards import resolve_shards
@@ -27,7 +28,7 @@ def run_monitor(queues: Sequence[str] | None, *, shards: Mapping[str, str], tick
     """Monitors queues (None: all) until a signal. Returns the exit code."""
 
     async def work() -> None:
-        async with AsyncClient(shards=shards) as client:
+        async with AsyncClient(shards=shards, archive=settings_file.archive()) as client:
             # without an app it only logs them
             failures = LateFailures(client, _no_task, ThreadPool(1, asyncio.get_running_loop()))
             monitor = Monitor(client, queues, tick_s=tick_s, on_failed=failures.report)

@@ -19,6 +19,7 @@ from pinlater.model.times import parse_duration
 from pinlater.model.urls import shown_url
 from pinlater.running.options import QueueOptions, RunOptions
 from pinlater.running.worker_process import REPORT_VARIABLE
+from pinlater.store.archive_url import ArchiveUrl, resolve_archive
 from pinlater.store.shards import ChosenShards, resolve_shards
 
 #: Options whose values may be written as `"30s"`.
@@ -96,6 +97,11 @@ def _is_found(path: Path) -> bool:
 def servers_of(path: Path | None) -> ChosenShards:
     """The servers of PINLATER_URL, else of the file that read_config() reads, else the default."""
     return resolve_shards(None, None, lambda: settings_file.servers_of(*_file(path)))
+
+
+def archive_of(path: Path | None, url: str | None) -> ArchiveUrl | None:
+    """The archive of `url`, else of PINLATER_ARCHIVE_URL, else of the file that read_config() reads, else none."""
+    return resolve_archive(url, lambda: settings_file.archive_of(*_file(path)))
 
 
 def _file(path: Path | None) -> tuple[str, dict[str, Any]]:

@@ -73,7 +73,7 @@ def _work(
     must_exist = [] if create else queues
 
     def new_client() -> AsyncClient:
-        return AsyncClient(shards=shards)
+        return AsyncClient(shards=shards, archive=settings_file.archive())
 
     @asynccontextmanager
     async def open_worker(config: WorkerConfig) -> AsyncIterator[Worker]:

@@ -78,6 +78,10 @@ class ArchiveUrl:
         """For messages: `mysql://***@db:3306/pinlater (from PINLATER_ARCHIVE_URL)`."""
         return f"{shown_url(self.url)} ({self.origin})"
 
+    def export(self) -> None:
+        """Makes this the archive of the processes that this process starts, and of its own clients."""
+        os.environ[ARCHIVE_VARIABLE] = self.url
+
 
 def no_file() -> ArchiveUrl | None:
     """Stands for a settings file that names no archive."""

@@ -1,4 +1,4 @@
-"""Checks of queues: configuration, mode, limits, monitor, lost records."""
+"""Checks of queues: configuration, mode, limits, archive, monitor, lost records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from redis.exceptions import RedisError
 
+from pinlater.cli.doctor.archive_checks import ArchiveChecks
 from pinlater.cli.doctor.check_result import ERROR, NOTE, OK, WARNING, CheckResult
 from pinlater.cli.doctor.limit_checks import LimitChecks
 from pinlater.cli.doctor.queue_states import QueueShardState, queue_state
@@ -18,7 +19,9 @@ from pinlater.store.servers import Server
 from pinlater.store.shards import Session
 
 
-def check_queues(session: Session, reached: dict[Server, ReachedServer], queues: Sequence[str]) -> list[CheckResult]:
+def check_queues(
+    session: Session, reached: dict[Server, ReachedServer], queues: Sequence[str], archive: ArchiveChecks
+) -> list[CheckResult]:
     """Checks the named queues; all if none is named."""
     results: list[CheckResult] = []
     try:
@@ -27,7 +30,7 @@ def check_queues(session: Session, reached: dict[Server, ReachedServer], queues:
         for queue in queues or sorted(names):
             states = [queue_state(reached[shard.server], shard, queue) for shard in session.shards.values()]
             if queues or any(state.config or state.error for state in states):
-                results += _check_queue(session, reached, queue, states)
+                results += _check_queue(session, reached, queue, states, archive)
     except (RedisError, OSError) as error:
         found = f"unknown: {hide_user(str(error))}"
         results.append(CheckResult(WARNING, "queues", "configuration", found, "name queues with --queue"))
@@ -48,7 +51,11 @@ def _read_registries(session: Session, reached: dict[Server, ReachedServer]) -> 
 
 
 def _check_queue(
-    session: Session, reached: dict[Server, ReachedServer], queue: str, states: list[QueueShardState]
+    session: Session,
+    reached: dict[Server, ReachedServer],
+    queue: str,
+    states: list[QueueShardState],
+    archive: ArchiveChecks,
 ) -> Iterator[CheckResult]:
     subject = f"queue {queue}"
     existing = [state for state in states if state.config is not None]
@@ -63,6 +70,7 @@ def _check_queue(
     assert existing[0].config is not None
     yield from _check_mode(queue, subject, existing[0].config)
     yield from LimitChecks(session, reached, queue, existing).run(existing[0].config)
+    yield from archive.of_queue(queue, existing[0].config)
     yield _check_monitor(queue, subject, existing)
     yield from _check_lost_records(queue, subject, existing)
 
