@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find rust lua Cargo.toml Cargo.lock pyproject.toml -type f -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: demo check test test-all bench bench-instructions bench-stalls faults campaign clean setup wheel
+.PHONY: demo demo-archive check test test-all bench bench-instructions bench-stalls faults campaign clean setup wheel
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@printf '%s\n' 'make demo      thumbnails of 200 images by two worker processes, one killed on the way' \
+	  'make demo-archive  a backlog of four times the memory of Redis goes to MariaDB and comes back (2 minutes)' \
 	  'make check     formats, lint and types' \
 	  'make test      the checks and the tests of each day (they start and stop their own servers); T=PATH runs a part' \
 	  'make test-all  the checks and every test, as CI does' \
@@ -55,6 +56,10 @@ setup: | check-machine
 demo: setup
 	$(BIN)/pinlater demo $(FOLDER)
 
+# It needs MariaDB (apt-get install mariadb-server).
+demo-archive: setup
+	$(BIN)/python -m pinlater.cli.demo.archive
+
 check: setup
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/mypy
@@ -85,6 +90,7 @@ bench: setup
 	$(BIN)/python benches/tasks.py
 	$(BIN)/python benches/worker.py $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python benches/redelivery.py
+	$(BIN)/python benches/archive.py
 
 # BEFORE=FILE compares with what an earlier run wrote by --json; TREE=FOLDER counts another built checkout.
 bench-instructions: setup

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +34,7 @@ from pinlater.archive.archiver import Archiver, Selection
 from pinlater.archive.batches import BATCH_JOBS
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.archive_schema import migrate
+from pinlater.store.scripts import load_scripts
 from tests.support.archive import database_of
 from tests.support.mariadb import MariaDB, connected, made_database, query
 from tests.support.servers import Server
@@ -242,30 +244,39 @@ def longest(mariadb: MariaDB, options: Options) -> list[Figure]:
     jobs = options.scaled(options_jobs, 2_000)
     with stage(mariadb) as on:
         on.enqueue(jobs)
+        with suppress(PermissionError):  # else another process that takes its core away counts
+            os.setpriority(os.PRIO_PROCESS, on.server.pid, -20)
         on.server.call("CONFIG", "SET", "slowlog-log-slower-than", 500)
         on.server.call("CONFIG", "SET", "slowlog-max-len", 100_000)
         on.server.call("SLOWLOG", "RESET")
         seconds = on.spill()
-        with on.server.client() as raw:
-            calls: list[Any] = raw.slowlog_get(100_000)
-        slow = sorted(
-            (entry["duration"] / 1_000 for entry in calls if b"EVALSHA" in entry["command"].upper()), reverse=True
-        )
+        slow = slow_calls(on.server)
         on.query("ANALYZE TABLE jobs")
         [(size, count)] = on.query(
             "SELECT (SELECT SUM(data_length + index_length) FROM information_schema.tables"
             " WHERE table_schema = DATABASE()), (SELECT COUNT(*) FROM jobs)"
         )
         assert count == jobs
-    further = ", ".join(f"{ms:.1f}" for ms in slow[1:4])
-    note = f"{jobs:,} jobs in {seconds:.1f} s; next ones {further} ms; {len(slow)} of more than 0.5 ms"
+    further = ", ".join(f"{verb} {ms:.1f}" for ms, verb in slow[:4])
+    note = f"{jobs:,} jobs in {seconds:.1f} s: {further}; {len(slow)} of more than 0.5 ms"
     return [
-        Figure("3 longest script of a spill", "valkey", slow[0] if slow else 0.0, 5.0, 2.0, unit="ms", note=note),
+        Figure("3 longest script of a spill", "valkey", slow[0][0] if slow else 0.0, 5.0, 2.0, unit="ms", note=note),
         Figure("3 bytes a job in MySQL", "mariadb", float(size) / jobs, 350, 250, unit="B", note="data and indexes"),
     ]
 
 
 options_jobs = MANY
+
+
+def slow_calls(server: Server) -> list[tuple[float, str]]:
+    """ms and verb of the calls of scripts that the slow log has, the longest first."""
+    verbs = {script.sha: verb for verb, script in load_scripts().items()}
+    with server.client() as raw:
+        entries: list[Any] = raw.slowlog_get(100_000)
+    found = [
+        (entry["duration"] / 1_000, verb) for entry in entries for sha, verb in verbs.items() if sha in entry["command"]
+    ]
+    return sorted(found, reverse=True)
 
 
 # 4. a worker meanwhile
