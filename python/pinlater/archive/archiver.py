@@ -18,6 +18,7 @@ from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import recover
 from pinlater.archive.restores import RESTORES_AT_ONCE, Restore, Wanted, begin, finish, jobs_of, load
+from pinlater.archive.run_together import run_together
 from pinlater.archive.spill import Run, Spill
 from pinlater.operations.inspect import server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
@@ -74,7 +75,7 @@ class Archiver:
     async def spill(self, queue: str, selection: Selection) -> int:
         """Moves pending jobs of a queue to the archive. Returns how many."""
         shares = await self.shares(queue, selection)
-        moved = await asyncio.gather(
+        moved = await run_together(
             *(self._spill_shard(queue_shard, selection, limit) for queue_shard, limit in shares.items() if limit)
         )
         return sum(moved)
@@ -116,7 +117,7 @@ class Archiver:
         """Brings archived jobs of a queue back, highest priority and earliest run-after first. Returns how many."""
         queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
         left = Left(limit)
-        restored = await asyncio.gather(*(self._restore_shard(queue_shard, left) for queue_shard in queue_shards))
+        restored = await run_together(*(self._restore_shard(queue_shard, left) for queue_shard in queue_shards))
         return sum(restored)
 
     async def _restore_shard(self, queue_shard: QueueShard, left: Left) -> int:

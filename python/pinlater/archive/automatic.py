@@ -66,11 +66,11 @@ class AutomaticArchiver:
     async def _look(self, queue_shard: QueueShard, work: _Work) -> None:
         try:
             await self._move(queue_shard)
-        except* PinLaterError as group:
+        except PinLaterError as error:
             if not work.troubled:
-                log.warning("%s: archiving waits: %s", queue_shard, _first(group))
+                log.warning("%s: archiving waits: %s", queue_shard, error)
             work.troubled = True
-        except* Exception:
+        except Exception:
             log.exception("%s: the archiver met an unexpected error", queue_shard)
         else:
             if work.troubled:
@@ -148,10 +148,3 @@ class AutomaticArchiver:
             room = max(0, int(config.spill_above * SPILL_DOWN_TO) - await self._pending(queue_shard))
         wanted = [Wanted(priority, back_ms, least_ms) for priority in range(1, config.priorities + 1)]
         await self.archiver.restore_wanted(queue_shard, wanted, Left(room))
-
-
-def _first(group: BaseExceptionGroup[PinLaterError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

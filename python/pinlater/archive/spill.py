@@ -20,6 +20,7 @@ from pinlater.archive.incarnations import Incarnation
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import end_batches, until_finalized
+from pinlater.archive.run_together import run_together
 from pinlater.archive.settle import settle
 from pinlater.model.errors import ArchiveDuplicate, ArchiveOutcomeUnknown
 from pinlater.store.archive_driver import ArchiveDatabase
@@ -65,12 +66,13 @@ class Spill:
     async def of(self, ranges: Iterable[Range]) -> int:
         """Withdraws from these ranges in their order. Returns how many jobs left."""
         withdrawn, settled, committed, ended, marked = (_Batches() for _ in range(5))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._withdraw(ranges, withdrawn))
-            tasks.create_task(self._stage(withdrawn, settled, self._settle))
-            tasks.create_task(self._stage(settled, committed, self._commit, at_once=READ_AHEAD))
-            tasks.create_task(self._stage(committed, ended, self._end, at_once=1))
-            tasks.create_task(self._stage(ended, marked, self._mark))
+        await run_together(
+            self._withdraw(ranges, withdrawn),
+            self._stage(withdrawn, settled, self._settle),
+            self._stage(settled, committed, self._commit, at_once=READ_AHEAD),
+            self._stage(committed, ended, self._end, at_once=1),
+            self._stage(ended, marked, self._mark),
+        )
         return self.moved
 
     async def _stage(

@@ -34,7 +34,7 @@ from pinlater.store.archive_schema import migrate as migrate_database
 T = TypeVar("T")
 
 _NO_ARCHIVE: Final = (
-    "no archive is named: --archive mysql://user@host/database, PINLATER_ARCHIVE_URL, or archive in pinlater.toml"
+    "no archive is named: --archive mysql://HOST/DATABASE, PINLATER_ARCHIVE_URL, or archive in pinlater.toml"
 )
 _HEADINGS: Final = ("queue", "#archived", "#due", "late", "#in open batches", "#open batches", "#open restores")
 
@@ -221,10 +221,7 @@ def _run(settings: Settings, work: Callable[[Archiver], Awaitable[T]]) -> tuple[
             _stop_at_signals(archiver.stopping)
             return await work(archiver), archiver.stopping.is_set()
 
-    try:
-        return asyncio.run(run())
-    except* Exception as group:
-        raise _first(group) from None
+    return asyncio.run(run())
 
 
 def _stop_at_signals(stopping: asyncio.Event) -> None:
@@ -238,12 +235,3 @@ def _stop_at_signals(stopping: asyncio.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    """The first error of those that tasks raised side by side."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
-    return error
