@@ -203,7 +203,7 @@ class Demo:
             faults.append(f"{twice:,} jobs ran more than once")
         command = [sys.executable, "-m", "pinlater", "archive", "verify", QUEUE]
         audit = subprocess.run(command, env=self.environment, check=False, capture_output=True, text=True)
-        self.console.print((audit.stdout + audit.stderr).strip())
+        self.console.print("\n" + (audit.stdout + audit.stderr).strip())
         if audit.returncode:
             faults.append("the audit over both stores is not clean")
         return faults
