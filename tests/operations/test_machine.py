@@ -33,10 +33,10 @@ from tests.support.servers import Server
 FEW = 20  # examples of each day
 #: Thoroughly, by server kind and shards: a minute and a half a kind.
 EXAMPLES = {
-    ("valkey", 1): 300,
-    ("valkey", 2): 120,
-    ("redis", 1): 150,
-    ("redis", 2): 60,
+    ("valkey", 1): 150,
+    ("valkey", 2): 60,
+    ("redis", 1): 75,
+    ("redis", 2): 30,
     ("memory", 1): 15,
     ("memory", 2): 10,
 }

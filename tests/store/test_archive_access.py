@@ -172,7 +172,7 @@ def test_tls(fresh_mariadb: Callable[..., MariaDB], authority: Authority, tmp_pa
 
 def test_a_server_without_tls_is_refused_if_tls_is_asked_for(private: ArchiveDatabase) -> None:
     with_tls = database_of(f"{private.url.url}?tls=true")
-    with pytest.raises(ArchiveRefused, match="expected a server with TLS, this one has none"):
+    with pytest.raises(ArchiveRefused, match="expected a server with TLS"):
         with_tls.transaction(insert)
     assert batches_in(private.url.url) == 0
 

@@ -210,7 +210,7 @@ def connected(url: str, **options: Any) -> Iterator[Any]:
 def query(connection: Any, text: str, params: Any = None) -> Any:
     """The rows of a statement, as a tuple of tuples."""
     with connection.cursor() as cursor:
-        cursor.execute(text, params)
+        cursor.execute(text, (params,) if isinstance(params, str | bytes | int) else params)
         return cursor.fetchall()
 
 

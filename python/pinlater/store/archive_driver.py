@@ -123,13 +123,18 @@ class ArchiveDatabase:
         else:
             self._drop(connection)
 
+    @property
+    def _tls_options(self) -> dict[str, Any]:
+        """Without TLS it is switched off: PyMySQL would take what the server offers."""
+        return {"ssl_disabled": True} if self._tls is None else {"ssl": self._tls}
+
     def _take(self) -> _Connection:
         """A free connection that is still open, or a new one."""
         while True:
             with self._lock:
                 connection = self._free.pop() if self._free else None
             if connection is None:
-                return _Connection(self._pymysql, self.url, {**self._timeouts, "ssl": self._tls})
+                return _Connection(self._pymysql, self.url, {**self._timeouts, **self._tls_options})
             if connection.is_open():
                 return connection
             self._drop(connection)

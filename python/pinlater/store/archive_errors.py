@@ -72,6 +72,7 @@ _TABLE: Final[dict[int, tuple[type[ArchiveError], str]]] = {
     1227: (ArchiveRefused, _GRANTS),
     1698: (ArchiveRefused, "check user and password"),
     1820: (ArchiveRefused, ""),  # the password has expired
+    2026: (ArchiveRefused, "expected a server with TLS"),
     # the schema
     1049: (ArchiveNotReady, f"create the database, then {_MIGRATE}"),
     1054: (ArchiveNotReady, _MIGRATE),
