@@ -2,14 +2,15 @@
 
 Promises: ids, versions and epochs of the queue only grow, with a clock that goes forwards or backwards, also if answers
 are lost, requests are carried out late, or a client dies. What the queue's own keys forget is in the registry. A queue
-that is there has its name on the list of names.
-Risks: a memory store, and one shard; test_deleted_queues.py has real servers.
+that is : a memory store, and one shard; test_deleted_queues.py has real servers.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ META, PERMIT = (queue_key("q", "1", name) for name in ("meta", "permit"))
 REMNANTS = remnant_keys("q", "1")[0]
 NEVER = float("inf")
 CLOCKS = pytest.mark.parametrize("step_us", [7, -1_000_000], ids=["forwards", "backwards"])
+
+
+unpacked = lru_cache(StoredConfig.unpack)
 
 
 def create(session: Session) -> Flow[bool]:
@@ -67,7 +71,7 @@ class Witness:
             left = StoredConfig.deleted_as(remnant)
             known = Marks(left.epoch, left.version, remnant[:8])
         if b"config" in meta:
-            stored = StoredConfig.unpack(meta[b"config"])
+            stored = unpacked(meta[b"config"])
             present = Marks(stored.epoch, stored.version, meta[b"head"][:8])
             if stored.deleted:
                 self.alive = 0
@@ -82,22 +86,22 @@ class Witness:
 
 
 def every(
-    step_us: int, before: Calls, make: Callable[[], list[Runner]]
+    step_us: int, before: Calls, make: Callable[[], list[Runner]], sample: int | None = None
 ) -> Iterator[tuple[World, Witness, list[Runner]]]:
-    """All orders: the end of each, and what was seen on the way."""
+    """All orders, or so many of them: the end of each, and what was seen on the way."""
     world, witnesses = World(step_us), list[Witness]()
 
     def witness() -> Callable[[World], None]:
         witnesses[:] = [Witness()]
         return witnesses[0].look
 
-    for runners in every_order(world, before, make, witness):
+    for runners in every_order(world, before, make, witness, sample):
         yield world, witnesses[0], runners
 
 
 def is_there(world: World) -> bool:
     packed = world.store.values.get(META, {}).get(b"config")  # type: ignore[union-attr]
-    return packed is not None and not StoredConfig.unpack(packed).deleted
+    return packed is not None and not unpacked(packed).deleted
 
 
 def has_name(world: World) -> bool:
@@ -110,24 +114,35 @@ def is_tidy(world: World) -> bool:
 
 
 MANY_ORDERS = pytest.mark.thorough("orders")
-#: They take up to half a minute alone, and several times that on a busy machine.
-LONG = (MANY_ORDERS, pytest.mark.timeout(600))
+CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
+#: So many of the thousands of orders of a long race; None: all.
+SAMPLE = None if CAMPAIGN else 600
+
+
+def short(*values: Any, id: str) -> Any:
+    return pytest.param(*values, None, id=id)
+
+
+def long(*values: Any, id: str) -> Any:
+    return pytest.param(*values, SAMPLE, id=id, marks=(MANY_ORDERS, pytest.mark.timeout(3600 if CAMPAIGN else 300)))
+
+
 RACES: list[Any] = [
-    pytest.param([], [[create], [create]], id="two create"),
-    pytest.param([create, delete], [[create], [create]], id="two create again"),
-    pytest.param([create], [[delete], [delete]], id="two delete"),
-    pytest.param([create], [[delete], [create]], id="one deletes, one creates"),
-    pytest.param([], [[create], [create, delete]], id="one creates, one creates and deletes"),
-    pytest.param([create, delete], [[create], [create, delete]], id="the same of a deleted queue", marks=LONG),
-    pytest.param([create], [[delete], [create], [delete]], id="two delete, one creates", marks=LONG),
+    short([], [[create], [create]], id="two create"),
+    short([create, delete], [[create], [create]], id="two create again"),
+    short([create], [[delete], [delete]], id="two delete"),
+    short([create], [[delete], [create]], id="one deletes, one creates"),
+    short([], [[create], [create, delete]], id="one creates, one creates and deletes"),
+    long([create, delete], [[create], [create, delete]], id="the same of a deleted queue"),
+    long([create], [[delete], [create], [delete]], id="two delete, one creates"),
 ]
 
 
 @CLOCKS
-@pytest.mark.parametrize(("before", "calls"), RACES)
-def test_nothing_comes_back_in_any_order(before: Calls, calls: list[Calls], step_us: int) -> None:
+@pytest.mark.parametrize(("before", "calls", "sample"), RACES)
+def test_nothing_comes_back_in_any_order(before: Calls, calls: list[Calls], sample: int | None, step_us: int) -> None:
     orders = 0
-    for world, _, runners in every(step_us, before, lambda: [Runner(each) for each in calls]):
+    for world, _, runners in every(step_us, before, lambda: [Runner(each) for each in calls], sample):
         orders += 1
         assert all(isinstance(result, bool) for runner in runners for result in runner.results)
         check_the_end(world, runners)
@@ -146,30 +161,30 @@ def check_the_end(world: World, runners: list[Runner]) -> None:
 #: Before, a client's calls, another's, and what happens to the first one's requests: 1 reads, 2 is a permit or a
 #: deletion, 3 a creation or a remnant, 4 the end of a deletion. A repeated one has the next number.
 LATE: list[Any] = [
-    pytest.param([create, delete], [create], [delete], {2: "late"}, id="a permit"),
-    pytest.param([create, delete], [create], [delete], {3: "late"}, id="a creation"),
-    pytest.param([create, delete], [create], [delete], {2: "late", 4: "late"}, id="a permit and its creation"),
-    pytest.param([create, delete], [create], [delete], {2: "answer lost"}, id="the answer to a permit"),
-    pytest.param([create, delete], [create], [delete], {3: "answer lost"}, id="the answer to a creation"),
-    pytest.param([create], [delete], [create], {2: "late"}, id="a deletion"),
-    pytest.param([create], [delete], [create], {3: "late"}, id="a remnant"),
-    pytest.param([create], [delete], [create], {4: "late"}, id="the end of a deletion"),
-    pytest.param([create], [delete], [create], {2: "answer lost"}, id="the answer to a deletion"),
-    pytest.param([create], [delete], [create], {3: "answer lost"}, id="the answer to a remnant"),
-    pytest.param([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two", marks=LONG),
-    pytest.param([create], [delete], [create, delete], {2: "late"}, id="a deletion of two", marks=LONG),
-    pytest.param([create], [delete], [create, delete], {3: "late"}, id="a remnant of two", marks=LONG),
-    pytest.param([create], [delete], [create, delete], {4: "late"}, id="an end of two", marks=LONG),
+    short([create, delete], [create], [delete], {2: "late"}, id="a permit"),
+    short([create, delete], [create], [delete], {3: "late"}, id="a creation"),
+    long([create, delete], [create], [delete], {2: "late", 4: "late"}, id="a permit and its creation"),
+    short([create, delete], [create], [delete], {2: "answer lost"}, id="the answer to a permit"),
+    short([create, delete], [create], [delete], {3: "answer lost"}, id="the answer to a creation"),
+    short([create], [delete], [create], {2: "late"}, id="a deletion"),
+    short([create], [delete], [create], {3: "late"}, id="a remnant"),
+    short([create], [delete], [create], {4: "late"}, id="the end of a deletion"),
+    short([create], [delete], [create], {2: "answer lost"}, id="the answer to a deletion"),
+    short([create], [delete], [create], {3: "answer lost"}, id="the answer to a remnant"),
+    long([create, delete], [create], [create, delete], {3: "late"}, id="a creation of two"),
+    long([create], [delete], [create, delete], {2: "late"}, id="a deletion of two"),
+    long([create], [delete], [create, delete], {3: "late"}, id="a remnant of two"),
+    long([create], [delete], [create, delete], {4: "late"}, id="an end of two"),
 ]
 
 
 @CLOCKS
-@pytest.mark.parametrize(("before", "calls", "others", "fates"), LATE)
+@pytest.mark.parametrize(("before", "calls", "others", "fates", "sample"), LATE)
 def test_nothing_comes_back_by_a_request_that_is_late_or_whose_answer_is_lost(
-    before: Calls, calls: Calls, others: Calls, fates: dict[int, Fate], step_us: int
+    before: Calls, calls: Calls, others: Calls, fates: dict[int, Fate], sample: int | None, step_us: int
 ) -> None:
     orders = 0
-    for _ in every(step_us, before, lambda: [Runner(calls, fates), Runner(others)]):
+    for _ in every(step_us, before, lambda: [Runner(calls, fates), Runner(others)], sample):
         orders += 1
     assert orders > 5
 

@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 
 from pinlater import QueueConfig
-from pinlater._core import pack_commands
 from pinlater.model.queue_config import StoredConfig
 from pinlater.operations.claim_round import claim_round
 from pinlater.operations.enqueue import enqueue_many
 from pinlater.operations.limits import return_tokens
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.operations.queues import configure_queue, create_queue
-from pinlater.store.effects import Command, Flow
+from pinlater.store.effects import Flow
 from pinlater.store.keys import queue_key
 from pinlater.store.shards import Session
-from tests.support.interleaving import Calls, Fate, Runner, World, every_order, word_of
-from tests.support.resp import parse_command
+from tests.support.interleaving import Calls, Fate, Runner, Words, World, every_order, verb_of
 
 META, RUNNING = (queue_key("q", "1", name) for name in ("meta", "running:1"))
 NEVER = float("inf")
@@ -45,11 +43,11 @@ class Ledger(World):
         self.granted = self.claimed = 0
         self._seen.clear()
 
-    def answer(self, command: Command) -> Any:
-        words, verb, before = parse_command(pack_commands([command])), word_of(command), self._running
+    def answer(self, words: Words) -> Any:
+        verb, before = verb_of(words), self._running
         packed: Any = self.store.values.get(META, {})
         rate = b"config" in packed and StoredConfig.unpack(packed[b"config"]).config.rate
-        answer = super().answer(command)
+        answer = super().answer(words)
         if verb == "claim" and rate is not None:
             self.claimed += self._running - before
         if verb == "grant" and isinstance(answer, bytes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final, Literal, NamedTuple
 
 from pinlater._core import pack_commands
@@ -42,6 +43,8 @@ FOOTPRINTS: Final = {
 }
 MOST_REFUSALS: Final = 1
 
+#: A command as the server reads it.
+Words = list[bytes]
 #: A client's calls, one after the other: each makes a flow.
 Calls = Sequence[Callable[[Session], Flow[Any]]]
 #: What happens to a client's n-th request: its answer is lost, or it is carried out later than the client gave it up.
@@ -74,8 +77,8 @@ class World:
         self.store.clear()
         self.store.clock = StepClock(self._step_us)
 
-    def answer(self, command: Command) -> Any:
-        name, *arguments = parse_command(pack_commands([command]))
+    def answer(self, words: Words) -> Any:
+        name, *arguments = words
         try:
             if name == b"EVALSHA":
                 return self._scripts.run(arguments[0], arguments[1:])
@@ -87,7 +90,7 @@ class World:
 class Step(NamedTuple):
     """Commands that are carried out at once. places: where they read or write."""
 
-    commands: list[Command]
+    commands: list[Words]
     places: frozenset[tuple[str, bool]]
 
     def is_independent(self, other: Step) -> bool:
@@ -98,20 +101,23 @@ class Step(NamedTuple):
 
 def steps_of(commands: Sequence[Command]) -> list[Step]:
     """A pipeline as steps: each script, and what is behind it."""
-    groups: list[list[Command]] = []
+    groups: list[list[Words]] = []
     was_script = True
-    for command in commands:
-        is_script = word_of(command) not in ("HGET", "SADD", "SREM")
+    for words in map(_words, commands):
+        is_script = words[0] == b"EVALSHA"
         if is_script or was_script or not groups:
             groups.append([])
-        groups[-1].append(command)
+        groups[-1].append(words)
         was_script = is_script
-    return [Step(group, frozenset(FOOTPRINTS[word_of(command)] for command in group)) for group in groups]
+    return [Step(group, frozenset(FOOTPRINTS[verb_of(words)] for words in group)) for group in groups]
 
 
-def word_of(command: Command) -> str:
+def _words(command: Command) -> Words:
+    return parse_command(pack_commands([command]))
+
+
+def verb_of(words: Words) -> str:
     """The verb of a script, or the name of a command."""
-    words = parse_command(pack_commands([command]))
     return VERBS[words[1]] if words[0] == b"EVALSHA" else words[0].decode()
 
 
@@ -143,7 +149,7 @@ class Runner:
 
     def step(self, world: World) -> None:
         step = self._steps.pop(0)
-        answers = [world.answer(command) for command in step.commands]
+        answers = [world.answer(words) for words in step.commands]
         self._answers += answers
         self._refusals += any(isinstance(one, ReplyError) and one.text.startswith("CONFIG_CHANGED") for one in answers)
         self._done += 1
@@ -184,26 +190,52 @@ def _lost() -> NoAnswer:
     return NoAnswer(True, ServerUnavailable("the answer was lost"))
 
 
+#: What chooses the next client: the number of steps before, and the clients that may be next.
+Choose = Callable[[int, list[int]], int]
+
+
 def every_order(
-    world: World, before: Calls, make: Callable[[], list[Runner]], witness: Callable[[], Callable[[World], None]]
+    world: World,
+    before: Calls,
+    make: Callable[[], list[Runner]],
+    witness: Callable[[], Callable[[World], None]],
+    sample: int | None = None,
 ) -> Iterator[list[Runner]]:
     """Runs the clients in every order; yields them at the end of each.
 
     before: what another client has done. witness: makes what looks at the world at first and after each step.
+    sample: so many orders at random instead, the same ones each time.
     """
-    choices: list[tuple[int, list[int]]] = []  # what was chosen at each step, and what is left to choose
-    while True:
+    for choose in _all_choices() if sample is None else _some_choices(sample):
         world.clear()
         run_alone(world, before)
         runners = make()
-        if _one_order(world, runners, witness(), choices):
+        if _one_order(world, runners, witness(), choose):
             yield runners
-        while choices and not choices[-1][1]:
-            choices.pop()
-        if not choices:
+
+
+def _all_choices() -> Iterator[Choose]:
+    made: list[tuple[int, list[int]]] = []  # what was chosen at each step, and what is left to choose
+
+    def choose(depth: int, open_: list[int]) -> int:
+        if depth == len(made):
+            made.append((open_[0], open_[1:]))
+        return made[depth][0]
+
+    while True:
+        yield choose
+        while made and not made[-1][1]:
+            made.pop()
+        if not made:
             return
-        _, left = choices.pop()
-        choices.append((left[0], left[1:]))
+        _, left = made.pop()
+        made.append((left[0], left[1:]))
+
+
+def _some_choices(count: int) -> Iterator[Choose]:
+    chance = Random(0)
+    for _ in range(count):
+        yield lambda _, open_: chance.choice(open_)
 
 
 def run_alone(world: World, calls: Calls) -> list[Any]:
@@ -214,9 +246,7 @@ def run_alone(world: World, calls: Calls) -> list[Any]:
     return runner.results
 
 
-def _one_order(
-    world: World, runners: list[Runner], check: Callable[[World], None], choices: list[tuple[int, list[int]]]
-) -> bool:
+def _one_order(world: World, runners: list[Runner], check: Callable[[World], None], choose: Choose) -> bool:
     """Runs one order. Returns False if another one is the same."""
     late: list[list[Step]] = []  # each goes on as one more client
     last: tuple[int, Step] | None = None
@@ -235,15 +265,13 @@ def _one_order(
         ]
         if not open_:
             return not any(steps)
-        if depth == len(choices):
-            choices.append((open_[0], open_[1:]))
-        number, _ = choices[depth]
+        number = choose(depth, open_)
         step = steps[number]
         assert step is not None
         if number < len(runners):
             runners[number].step(world)
         else:
-            for command in late[number - len(runners)].pop(0).commands:
-                world.answer(command)
+            for words in late[number - len(runners)].pop(0).commands:
+                world.answer(words)
         last, depth = (number, step), depth + 1
         check(world)
