@@ -215,4 +215,4 @@ def test_suspects_run_one_after_the_other_and_other_jobs_elsewhere(
         app_runs.wait("ran", 100)
         assert len(app_runs.notes("began", "hold")) == 4
         (app_runs.folder / "go").touch()
-        wait_until(lambda: all(handle.status() is State.SUCCEEDED for handle in holding), "the suspects", 60)
+        wait_until(lambda: all(handle.status() is State.SUCCEEDED for handle in holding), "the suspects")

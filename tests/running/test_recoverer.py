@@ -91,7 +91,7 @@ def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
         client.create_queue("default", QueueConfig(lease_ms=600_000, crash_limit=limit))
         app_runs.start("--processes", "2")
         handle = app.send("die", how)
-        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine")
         info = handle.info()
         assert info is not None
         check_evidence(info, ending, [str(note.pid) for note in app_runs.notes("died")])
@@ -99,7 +99,7 @@ def test_a_job_that_kills_its_process_is_quarantined_with_evidence(
             app.send("fine")
             app_runs.wait("ran", deadline_s=60)
             assert client.retry_jobs([handle.descriptor], attempts=1) == 1
-            wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew", 60)
+            wait_until(lambda: (now := handle.info()) is not None and now.crashes == 1, "a crash, counted anew")
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -108,12 +108,12 @@ def test_jobs_of_a_queue_that_came_with_a_reload_come_back_too(server: Server, r
     with PinLater(server.url) as app, Client(server.url) as client:
         client.create_queue("new", QueueConfig(lease_ms=600_000, crash_limit=1))
         process = app_runs.start("--processes", "2")
-        wait_until(lambda: app_runs.log.count("working on default:") == 2, "two processes", 60)
+        wait_until(lambda: app_runs.log.count("working on default:") == 2, "two processes")
         app_runs.write(TASKS.replace('name="fine"', 'name="fine", queue="new"'))
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: app_runs.log.count("stopped: ") == 2, "two others", 60)
+        wait_until(lambda: app_runs.log.count("stopped: ") == 2, "two others")
         handle = app.by_name("die").using(queue="new").enqueue("kill")
-        wait_until(lambda: handle.status() is State.FAILED, "the quarantine", 60)
+        wait_until(lambda: handle.status() is State.FAILED, "the quarantine")
 
 
 @on_loop
@@ -150,11 +150,11 @@ def test_only_jobs_that_a_dead_process_had_started_have_crashed(
         beside, bad = app.send("beside"), app.send("die_beside", how)
         behind = fine.enqueue_many([()] * 500)
         app_runs.start("--processes", "1", "--max-memory", "10000", "--concurrency", "2")
-        wait_until(lambda: client.count("default").succeeded == 500, "those in front", 60)
+        wait_until(lambda: client.count("default").succeeded == 500, "those in front")
         (app_runs.folder / "again").touch()
         (app_runs.folder / "first").touch()
-        wait_until(lambda: bad.status() is State.FAILED, "the quarantine", 60)
-        wait_until(lambda: client.count("default").succeeded == 1001, "all others", 60)
+        wait_until(lambda: bad.status() is State.FAILED, "the quarantine")
+        wait_until(lambda: client.count("default").succeeded == 1001, "all others")
         assert len(app_runs.notes("died")) == limit
         infos = client.lookup([handle.descriptor for handle in (*behind, beside, bad)])
         assert [info.crashes for info in infos.values()] == [0] * 500 + [1, limit]
@@ -190,7 +190,7 @@ def test_task_processes_of_a_dead_worker_leave_no_zombies(server: Server, runs: 
         supervisor = app_runs.start_program()
         (began,) = app_runs.wait("began")
         app.send("kill_worker")
-        wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end", 20)
+        wait_until(lambda: not Path(f"/proc/{began.pid}").exists(), "its end")
         assert supervisor.poll() is None
 
 
@@ -232,7 +232,7 @@ def test_a_failure_by_crash_is_logged_and_counted_and_its_task_hears_of_it(
                 return str(answer.read().decode())
 
         line = 'pinlater_failed_by_crash_total{task="plain",queue="default"} 1\n'
-        wait_until(lambda: line in metrics(), "its count", 20)
+        wait_until(lambda: line in metrics(), "its count")
 
 
 def test_failed_jobs_wait_for_a_ready_process_and_are_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -294,7 +294,7 @@ def test_jobs_of_every_worker_in_a_process_count_as_started(server: Server, runs
         app_runs.wait("began")
         deadly = client.enqueue("default", b"")
         jobs = [beside.descriptor, deadly]
-        wait_until(lambda: all(info.crashes for info in client.lookup(jobs).values()), "a crash of each", 20)
+        wait_until(lambda: all(info.crashes for info in client.lookup(jobs).values()), "a crash of each")
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -310,7 +310,7 @@ def test_a_synchronous_handler_that_dies_at_once_has_started(server: Server, tmp
         log = tmp_path / "log"
         with log.open("wb") as out, subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=out) as supervisor:
             try:
-                wait_until(lambda: " 0 jobs tried again, 2 failed, 0 not started" in log.read_text(), "its end", 20)
+                wait_until(lambda: " 0 jobs tried again, 2 failed, 0 not started" in log.read_text(), "its end")
             finally:
                 supervisor.kill()
         assert [info.crashes for info in client.lookup(jobs).values()] == [1, 1]

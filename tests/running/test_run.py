@@ -195,7 +195,7 @@ def work() -> None: ...
             return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
     before = looks()
-    wait_until(lambda: looks() > before + 2, "three looks of the monitor", 60)
+    wait_until(lambda: looks() > before + 2, "three looks of the monitor")
     (app.folder / "go").touch()
     wait_until(lambda: app.log.count("working on mail: 1 task") == 2, "two workers")
     assert "WARNING" not in app.log
@@ -245,7 +245,7 @@ def test_a_task_whose_worker_is_killed_goes_on_at_its_checkpoint(
         wait_until(lambda: "deadly" in client.queue_names(), "the queue")
         assert client.queue_config("deadly").lease_ms == 500
         app.by_name("die").using(queue="deadly").enqueue(str(out))
-        wait_until(lambda: len(lines(out)) == 2, "two attempts", 30)
+        wait_until(lambda: len(lines(out)) == 2, "two attempts")
         assert lines(out) == ["1 None", "1 half"]
         wait_until(lambda: client.count("deadly") == CountsByState(), "its end")
 

@@ -174,7 +174,7 @@ def test_a_monitor_without_an_app_logs_the_name_of_the_task(server: Server, tmp_
         monitor = subprocess.Popen(command, cwd=ROOT, stderr=log)
         try:
             error = f"job {handle.descriptor}: task mail failed for good: lease ran out (crash 1 of 1)"
-            wait_until(lambda: error in (tmp_path / "log").read_text(), "the record", 30)
+            wait_until(lambda: error in (tmp_path / "log").read_text(), "the record")
         finally:
             monitor.terminate()
             assert monitor.wait() == 0
@@ -215,8 +215,8 @@ def test_processes_that_nobody_saw_die(server: Server, runs: Callable[..., AppRu
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                 return str(answer.read().decode())
 
-        wait_until(lambda: "pinlater_redelivered_jobs_total" in metrics(), "metrics", 20)
+        wait_until(lambda: "pinlater_redelivered_jobs_total" in metrics(), "metrics")
         if "pinlater_redelivered_jobs_total 2" in metrics():  # the monitor of the first one saw it
             line = 'pinlater_failed_by_crash_total{task="hang",queue="default"} 2\n'
-            wait_until(lambda: line in metrics(), "its count", 20)
+            wait_until(lambda: line in metrics(), "its count")
         assert len(app_runs.notes("failed")) == 2
