@@ -29,6 +29,17 @@ def idle() -> None: ...
 
 def handle(job: Job) -> None: ...
 """
+PRINTS = """
+
+import sys
+from pinlater.client import settings_file
+
+
+@app.lifespan
+async def shows():
+    print("the archive is", settings_file.archive(), file=sys.stderr)
+    yield {}
+"""
 COMMANDS = {
     "monitor": ["monitor"],
     "worker": ["worker", "jobs:handle", "--queue", "mail", "--processes", "2"],
@@ -80,3 +91,16 @@ def test_its_monitor_archives(tmp_path: Path, url: str, archive: str, command: s
     finally:
         process.terminate()
         process.wait(DEADLINE_S)
+
+
+def test_the_archive_of_another_file_is_not_that_of_the_servers(tmp_path: Path, url: str, archive: str) -> None:
+    """`--config` names servers without an archive. That of pinlater.toml is for others."""
+    (tmp_path / "jobs.py").write_text(APP + PRINTS)
+    (tmp_path / "pinlater.toml").write_text(f'archive = "{archive}"\n')
+    (tmp_path / "other.toml").write_text(f'url = "{url}"\n')
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PINLATER")}
+    command = [sys.executable, "-m", "pinlater", "run", "jobs:app", "--config", "other.toml", "--burst"]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert "the archive is None" in ran.stderr

@@ -22,7 +22,8 @@ from pinlater.cli.settings import Settings, common_options, json_option
 def monitor(settings: Settings, queues: tuple[str, ...]) -> int:
     """Recover the jobs of dead workers.
 
-    It also removes finished jobs when their time is over. Each worker runs a monitor itself; this command is for queues
+    It also removes finished jobs when their time is over, and moves jobs to the archive and back where the queue has
+    marks. Each worker runs a monitor itself; this command is for queues
     without workers. Several may run; one is active. SIGTERM or Ctrl-C stops it.
     """
     from pinlater.running.monitor_command import run_monitor

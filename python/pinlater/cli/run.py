@@ -97,11 +97,11 @@ def _name_servers(settings: Settings, app: str, config: Path | None, named: bool
     servers itself.
     """
     from pinlater.running.read_options import archive_of, servers_of
+    from pinlater.store.archive_url import export_archive
 
     check_servers_of_app(settings, app, named)
     if settings.named:
         settings.servers().export()
     elif not named:
         servers_of(config).export()
-    if (archive := archive_of(config, settings.archive_url)) is not None:
-        archive.export()
+    export_archive(archive_of(config, settings.archive_url))

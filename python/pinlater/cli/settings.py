@@ -18,7 +18,7 @@ from pinlater.client import settings_file
 from pinlater.client.base import MAX_TIMEOUT_S, ClientSettings
 from pinlater.client.client import Client
 from pinlater.model.urls import shown_url
-from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl
+from pinlater.store.archive_url import ARCHIVE_VARIABLE, ArchiveUrl, export_archive
 from pinlater.store.shards import URL_VARIABLE, ChosenShards
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,8 +73,8 @@ class Settings:
         """Makes the archive of the command line, if it names one, that of all clients of this process and of those that
         it starts.
         """
-        if self.archive_url is not None and (archive := self.archive()) is not None:
-            archive.export()
+        if self.archive_url is not None:
+            export_archive(self.archive())
 
     def client(self) -> Client:
         """A client for one command."""

@@ -78,10 +78,6 @@ class ArchiveUrl:
         """For messages: `mysql://***@db:3306/pinlater (from PINLATER_ARCHIVE_URL)`."""
         return f"{shown_url(self.url)} ({self.origin})"
 
-    def export(self) -> None:
-        """Makes this the archive of the processes that this process starts, and of its own clients."""
-        os.environ[ARCHIVE_VARIABLE] = self.url
-
 
 def no_file() -> ArchiveUrl | None:
     """Stands for a settings file that names no archive."""
@@ -89,15 +85,22 @@ def no_file() -> ArchiveUrl | None:
 
 
 def resolve_archive(url: str | None = None, of_file: Callable[[], ArchiveUrl | None] = no_file) -> ArchiveUrl | None:
-    """The archive of an argument, else of PINLATER_ARCHIVE_URL, else of the settings file, else none.
+    """The archive of an argument, else of PINLATER_ARCHIVE_URL, else of the settings file, else none. There is none
+    either if the variable is empty.
 
     of_file: reads the settings file. Raises InvalidArgument for a URL that cannot be used.
     """
     if url is not None:
         return parse_archive_url(url, ARGUMENT)
-    if text := os.environ.get(ARCHIVE_VARIABLE):
-        return parse_archive_url(text, f"from {ARCHIVE_VARIABLE}")
-    return of_file()
+    text = os.environ.get(ARCHIVE_VARIABLE)
+    if text is None:
+        return of_file()
+    return parse_archive_url(text, f"from {ARCHIVE_VARIABLE}") if text else None
+
+
+def export_archive(archive: ArchiveUrl | None) -> None:
+    """Makes this the archive of the processes that this process starts, and of its own clients."""
+    os.environ[ARCHIVE_VARIABLE] = archive.url if archive else ""
 
 
 def parse_archive_url(url: object, origin: str) -> ArchiveUrl:
