@@ -28,7 +28,7 @@ local id_count = 1
 -- HERE next_ids
 local token = h
 -- flags: a queue that is paused, or that has a limit which its shards count, needs another look
-if (not limit or limit == '1' and quotas == '') and earliest > now and flags == 0 then
+if (not limit or limit == '1' and quotas == '') and earliest > now and (flags == 0 or flags == FLAG_REFUSE_ABOVE) then
   -- HERE claim_one
 end
 if not limit then
@@ -44,7 +44,7 @@ if quotas ~= '' and #quotas ~= 2 * priorities then return redis.error_reply('BAD
 
 -- places: how many more jobs may run; nil: any
 local limited, rest_ms, places = paused and 1 or 0, 0, nil
-if flags >= CLAIMS_FLAGS and not paused then
+if flags >= CLAIMS_FLAGS and flags ~= FLAG_REFUSE_ABOVE and not paused then
   -- HERE claim_limits
 end
 if limited > 0 then

@@ -20,9 +20,13 @@ local sent = select(2, skip_entries(settings, SETTINGS_TAIL, MAX_ENTRIES))
 local unknown = sub(config, (skip_entries(config, CONFIG_TAIL, sent)))
 local old = config
 config = config_of(drawn, sub(config, CONFIG_GENERATION, CONFIG_GENERATION_END), settings .. unknown, sub(config, CONFIG_EPOCH, CONFIG_EPOCH_END))
--- a pause that ends is no setting: it stays. So do the flags that came with limits, if the caller knows no limits.
+-- a pause that ends is no setting: it stays. So do the flags that came later than what the caller knows.
 local kept = byte(old, CONFIG_FLAGS) % 32 >= FLAG_PAUSE and FLAG_PAUSE or 0
-if sent < ENTRY_RATE then new_flags, kept = new_flags % FIRST_LIMIT_FLAG, floor(byte(old, CONFIG_FLAGS) / FIRST_LIMIT_FLAG) * FIRST_LIMIT_FLAG end
+if sent < ENTRY_RATE then
+  new_flags, kept = new_flags % FIRST_LIMIT_FLAG, floor(byte(old, CONFIG_FLAGS) / FIRST_LIMIT_FLAG) * FIRST_LIMIT_FLAG
+elseif sent < ENTRY_REFUSE_ABOVE then
+  new_flags, kept = new_flags % FLAG_REFUSE_ABOVE, kept + floor(byte(old, CONFIG_FLAGS) / FLAG_REFUSE_ABOVE) * FLAG_REFUSE_ABOVE
+end
 if kept > 0 then config = sub(config, CONFIG_FORMAT, CONFIG_FORMAT) .. string.char(new_flags + kept) .. sub(config, CONFIG_PRIORITIES) end
 call('HSET', key_meta, 'config', config)
 -- HERE settle

@@ -168,6 +168,7 @@ FAULTS = [
 ]
 
 SCRIPTS = "tests/lua/test_scripts_limits.py"
+HARD_MARK = "tests/lua/test_scripts_full.py"
 MACHINE = "tests/operations/test_limits_machine.py"
 SCENES = "tests/operations/test_limits.py"
 WORKERS = "tests/worker/test_limited_workers.py"
@@ -290,6 +291,27 @@ FAULTS += [
         "if sent < ENTRY_RATE then",
         "if false then",
         SCRIPTS,
+    ),
+    _fault(
+        "a client that knows no hard mark removes it",
+        "lua/configure.lua",
+        "elseif sent < ENTRY_REFUSE_ABOVE then",
+        "elseif false then",
+        HARD_MARK,
+    ),
+    _fault(
+        "a full queue issues reservations",
+        "lua/prepare.lua",
+        "if flags >= FLAG_REFUSE_ABOVE then",
+        "if false then",
+        HARD_MARK,
+    ),
+    _fault(
+        "a full queue takes one job more",
+        "lua/lib/refuse_full.lua",
+        "if held >= most then",
+        "if held > most then",
+        HARD_MARK,
     ),
     _fault(
         "a shorter pause ends a longer one",

@@ -8,6 +8,9 @@ if flags > 1 then
   if flags % 16 >= FLAG_MAX_RUNNING then
     -- HERE refuse_elsewhere
   end
+  if flags >= FLAG_REFUSE_ABOVE then
+    -- HERE refuse_full
+  end
 end
 if count > 1000 then return redis.error_reply('TOO_MANY jobs: expected at most 1000, got ' .. count) end
 if count == 0 or #spec % RUN_BYTES ~= 0 then return redis.error_reply('BAD_REQUEST no records, or the spec is cut off') end

@@ -16,9 +16,11 @@ local CONFIG_TAIL = 40
 local CONFIG_CRASH_LIMIT, CONFIG_CRASH_LIMIT_END = 41, 42
 local CONFIG_QUARANTINE_LENGTH = 43
 -- Which entry of the tail a setting is. The others are found by their bytes above.
-local ENTRY_RATE, ENTRY_MAX_RUNNING, ENTRY_HOME = 3, 4, 5
+local ENTRY_RATE, ENTRY_MAX_RUNNING, ENTRY_HOME, ENTRY_REFUSE_ABOVE = 3, 4, 5, 8
 -- Flags. CLAIMS_FLAGS: from here on claims need another look. FLAG_PAUSE belongs to the queue shard: it is no setting.
 local CLAIMS_FLAGS, FLAG_MAX_RUNNING, FLAG_PAUSE = 8, 8, 16
+-- It concerns no claim and no ack: where it is the only flag, they are as short as without flags.
+local FLAG_REFUSE_ABOVE = 64
 -- Clients that know no limits have only the flags below this one.
 local FIRST_LIMIT_FLAG = 4
 -- A grant's tokens may be used for so long. A process asks again after so long at most.

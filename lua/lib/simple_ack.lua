@@ -2,7 +2,8 @@
 -- before anything is written. Groups that are not common are left in `plan` for the rest of ack.
 -- reads: config earliest flags groups h_high h_low ids0 lane largest more priorities replay sequence waiting
 -- sets:  FAILED SUCCEEDED argv count counts_places h_high h_low keep options plan refused source statuses tombstones
-if not replay and flags < CLAIMS_FLAGS and #ARGV == ids0 + 1 and #groups == 14 and more == '' and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
+if not replay and (flags < CLAIMS_FLAGS or flags == FLAG_REFUSE_ABOVE) and #ARGV == ids0 + 1 and #groups == 14 and more == ''
+  and sub(config, CONFIG_KEEP, CONFIG_KEEP_END) == '\0\0\0\0' then
   -- HERE ack_one
 end
 local SUCCEEDED, FAILED = 0, 1

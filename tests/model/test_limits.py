@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pinlater import QueueConfig
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.limits import MAX_RATE, Rate
-from pinlater.model.queue_config import MAX_UNITS, StoredConfig
+from pinlater.model.queue_config import MAX_MARK, MAX_UNITS, StoredConfig
 
 MAX_U32 = 2**32 - 1
 UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -123,6 +123,7 @@ def limits(draw: st.DrawFn) -> dict[str, Any]:
         "home": draw(st.one_of(st.just(""), st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True))),
         "run_on_home_loss": draw(st.booleans()),
         "open_when_empty": draw(st.booleans()),
+        "refuse_above": draw(st.one_of(st.none(), st.integers(1, MAX_MARK))),
         "paused": draw(st.booleans()),
         "refuse_enqueue": draw(st.booleans()),
         "crash_limit": draw(st.integers(0, 0xFFFF)),

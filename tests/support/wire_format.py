@@ -19,7 +19,7 @@ BUDGET_BYTES: Final = 4 << 20
 HOUR_MS: Final = 3_600_000
 FAR_MS: Final = (1 << 44) - 1
 #: Flags of a configuration.
-HAS_MAX_RUNNING, PAUSED_FOR_A_TIME = 8, 16
+HAS_MAX_RUNNING, PAUSED_FOR_A_TIME, HAS_REFUSE_ABOVE = 8, 16, 64
 
 
 class Job(NamedTuple):
@@ -208,19 +208,23 @@ def settings(
     rate: bytes = b"",
     max_running: int | None = None,
     home: bytes = b"",
+    refuse_above: int | None = None,
     later: Sequence[bytes] = (),
 ) -> bytes:
     """Settings as `create` and `configure` take them.
 
     crash_limit: None for no tail, as of a client that knows none of its settings, unless there are later ones.
-    rate: count, ms and burst (u32 each). max_running: its flag is set too. Marks of the archive: none. later: what a
-    newer client adds.
+    rate: count, ms and burst (u32 each). max_running, refuse_above: their flags are set too. later: what a newer client
+    adds. Marks of the archive: none.
     """
     if max_running is not None:
         flags |= HAS_MAX_RUNNING
+    if refuse_above is not None:
+        flags |= HAS_REFUSE_ABOVE
     packed = struct.pack(">BBIIIII", flags, priorities, lease_ms, keep, succeeded_s, failed_s, body_bytes)
     limits = [rate, b"" if max_running is None else struct.pack(">I", max_running), home, b"\0"]
-    more = [*limits, b"", *later] if any(limits[:3]) or later else []
+    hard_mark = b"" if refuse_above is None else refuse_above.to_bytes(6, "big")
+    more = [*limits, b"", hard_mark, *later] if any(limits[:3]) or hard_mark or later else []
     tail = [] if crash_limit is None and not more else [struct.pack(">H", crash_limit or 0), quarantine]
     tail += more
     return packed + b"".join(bytes([len(entry)]) + entry for entry in tail)

@@ -228,6 +228,7 @@ def _settings_of(config: QueueConfig) -> list[tuple[str, str]]:
         ("largest body", size(config.body_limit)),
         ("crash limit", _crash_limit(config)),
         *([("archive", _marks(config))] if config.is_archived else []),
+        *([] if config.refuse_above is None else [("refuse above", f"{jobs(config.refuse_above)} a shard")]),
     ]
 
 

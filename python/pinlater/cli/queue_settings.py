@@ -37,6 +37,7 @@ _HELP: Final = {
     "spill_above": "Most pending jobs in Redis, such as 5M; a monitor moves others to the archive.",
     "restore_below": "Bring archived jobs back while Redis has fewer pending ones.",
     "horizon_ms": "Jobs that are due later than this wait in the archive, such as 24h.",
+    "refuse_above": "Refuse new jobs while a shard holds so many of the queue, in whatever state, such as 10M.",
     "open_when_empty": "With --refuse-enqueue: accept new jobs again once the queue is empty.",
 }
 
@@ -81,7 +82,7 @@ def _type_of(setting: str, default: object) -> tuple[Any, str]:
     """The type and the metavar of an option."""
     if setting == "horizon_ms":
         return _OrNone(MILLISECONDS), "TIME|none"
-    if setting in ("spill_above", "restore_below"):
+    if setting in ("spill_above", "restore_below", "refuse_above"):
         return _OrNone(COUNT), "N|none"
     if setting.endswith(("_ms", "_s")):
         return (MILLISECONDS if setting.endswith("_ms") else WHOLE_SECONDS), "TIME"

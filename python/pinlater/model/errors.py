@@ -6,6 +6,7 @@ PinLaterError
 ├── QueueError
 │   ├── QueueNotFound
 │   ├── EnqueueRefused                  the queue's configuration takes no new jobs
+│   ├── QueueFull                       a shard holds as many jobs of the queue as it may
 │   ├── EpochChanged                    the call is meant for another epoch of the queue
 │   └── ConfigConflict                  another client keeps changing the configuration
 ├── ServerError
@@ -70,6 +71,10 @@ class JobUnknown(QueueError):
 
 class EnqueueRefused(QueueError):
     """The queue's configuration refuses new jobs (`refuse_enqueue`)."""
+
+
+class QueueFull(QueueError):
+    """A shard holds as many jobs of the queue as its setting `refuse_above` allows. None of the new ones came in."""
 
 
 class NotAtHome(QueueError):
@@ -276,6 +281,7 @@ class ResultTimeout(PinLaterError, TimeoutError):
 SCRIPT_CODES: dict[str, type[PinLaterError]] = {
     "QUEUE_NOT_FOUND": QueueNotFound,
     "ENQUEUE_REFUSED": EnqueueRefused,
+    "QUEUE_FULL": QueueFull,
     "NOT_AT_HOME": NotAtHome,
     "EPOCH_CHANGED": EpochChanged,
     "RESERVATION_GONE": QueueError,  # of prepare and load, which no client sends

@@ -26,10 +26,11 @@ _EPOCH: Final = struct.Struct(">I")
 # highest id, generation, epoch. The version follows if it is not the highest id.
 _REMNANT: Final = struct.Struct(">8sII")
 # lease_ms, keep_succeeded, succeeded_ttl_s, failed_ttl_s, body_limit. The tail follows: crash_limit, quarantine_queue,
-# rate and burst, max_running, home, run_on_home_loss, marks of the archive, each with its length. A new setting goes
-# behind them.
+# rate and burst, max_running, home, run_on_home_loss, marks of the archive, refuse_above, each with its length. A new
+# setting goes behind them.
 _SETTINGS: Final = struct.Struct(">IIIII")
 _CRASH_LIMIT_BYTES: Final = 2
+_REFUSE_ABOVE_BYTES: Final = 6
 # spill_above, restore_below, horizon_ms, each with 1 added; 0: none
 _MARKS: Final = struct.Struct(">QQQ")
 # count, per_ms, burst (0: the default)
@@ -38,12 +39,12 @@ _RATE: Final = struct.Struct(">III")
 _NO_CLAIMS, _REFUSE_ENQUEUE, _PAUSED_TOO, _HAS_MAX_RUNNING = 1, 2, 4, 8
 # Set and removed by the scripts of a queue shard, and no part of the settings.
 _PAUSED_FOR_A_TIME: Final = 16
-_OPEN_WHEN_EMPTY, _DELETED = 32, 128
+_OPEN_WHEN_EMPTY, _HAS_REFUSE_ABOVE, _DELETED = 32, 64, 128
 #: Of an account in units, as scripts keep it: burst times the milliseconds of the rate.
 MAX_UNITS: Final = 2**48 - 1
 
 MAX_U32: Final = 2**32 - 1
-#: The highest mark of the archive.
+#: The highest mark of a queue.
 MAX_MARK: Final = 2**48 - 1
 #: Jobs that are due sooner never leave because of their time.
 LEAST_HORIZON_MS: Final = 60_000
@@ -79,6 +80,8 @@ class QueueConfig:
       those that `horizon_ms` brings back.
     - horizon_ms: jobs that are due in more than this leave at once, and are back when half of it is left; at least
       60,000. None: they stay.
+    - refuse_above: a shard refuses new jobs (QueueFull) while it holds this many of the queue, in whatever state; more
+      than spill_above. A call that comes below the mark comes in whole. None: it refuses none because of their number.
     """
 
     lease_ms: int = 30_000
@@ -100,6 +103,7 @@ class QueueConfig:
     spill_above: int | None = None
     restore_below: int | None = None
     horizon_ms: int | None = None
+    refuse_above: int | None = None
 
     def __post_init__(self) -> None:
         _check_integer("lease_ms", self.lease_ms, 100, MAX_U32)
@@ -138,6 +142,8 @@ class QueueConfig:
             _check_integer("restore_below", self.restore_below, 0, most)
         if self.horizon_ms is not None:
             _check_integer("horizon_ms", self.horizon_ms, LEAST_HORIZON_MS, 2**44 - 1)
+        if self.refuse_above is not None:
+            _check_integer("refuse_above", self.refuse_above, 1, MAX_MARK)
 
     @property
     def is_archived(self) -> bool:
@@ -168,6 +174,7 @@ class QueueConfig:
             self.home.encode(),
             bytes([self.run_on_home_loss]),
             _pack_marks(self.spill_above, self.restore_below, self.horizon_ms),
+            b"" if self.refuse_above is None else self.refuse_above.to_bytes(_REFUSE_ABOVE_BYTES, "big"),
         )
         head = bytes([self._flags(), self.priorities])
         return head + settings + b"".join(bytes([len(entry)]) + entry for entry in tail)
@@ -180,6 +187,7 @@ class QueueConfig:
             _PAUSED_TOO: self.paused and stopped,
             _HAS_MAX_RUNNING: self.max_running is not None,
             _OPEN_WHEN_EMPTY: self.open_when_empty,
+            _HAS_REFUSE_ABOVE: self.refuse_above is not None,
         }
         return sum(flag for flag, is_set in flags.items() if is_set)
 
@@ -225,8 +233,8 @@ class StoredConfig:
         """Reads the field `config` of the key `meta`. A setting that its tail does not have yet has its default."""
         _, flags, priorities, version, generation, epoch = _HEAD.unpack_from(packed)
         lease_ms, keep, succeeded_ttl_s, failed_ttl_s, body_limit = _SETTINGS.unpack_from(packed, _HEAD.size)
-        tail = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), *[b""] * 7)
-        crash_limit, quarantine_queue, packed_rate, max_running, home, options, packed_marks, *_ = tail
+        tail = (*_entries(packed[_HEAD.size + _SETTINGS.size :]), *[b""] * 8)
+        crash_limit, quarantine_queue, packed_rate, max_running, home, options, packed_marks, refuse_above, *_ = tail
         rate, burst = _unpack_rate(packed_rate)
         spill_above, restore_below, horizon_ms = _unpack_marks(packed_marks)
         stopped = rate is not None and not rate.count
@@ -250,6 +258,7 @@ class StoredConfig:
             spill_above=spill_above,
             restore_below=restore_below,
             horizon_ms=horizon_ms,
+            refuse_above=int.from_bytes(refuse_above, "big") if refuse_above else None,
         )
         settings = bytes([flags & ~_PAUSED_FOR_A_TIME]) + packed[2:3] + packed[_HEAD.size :]
         return cls(version, generation, bool(flags & _DELETED), epoch, settings, config)
@@ -325,6 +334,14 @@ def check_quarantine(queue: str, config: QueueConfig) -> None:
         raise InvalidArgument(f"quarantine_queue: expected another queue than {queue!r} itself")
     if config.quarantine_queue and not config.crash_limit:
         raise InvalidArgument("crash_limit: expected 1 or more with a quarantine_queue, got 0")
+
+
+def check_hard_mark(config: QueueConfig) -> None:
+    """Raises InvalidArgument if new jobs are refused before any can leave for the archive."""
+    if config.refuse_above is not None and config.spill_above is not None and config.refuse_above <= config.spill_above:
+        raise InvalidArgument(
+            f"refuse_above: expected more than spill_above ({config.spill_above:,}), got {config.refuse_above:,}"
+        )
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:

@@ -21,6 +21,7 @@ from pinlater.model.errors import (
     OutcomeUnknown,
     PartialEnqueue,
     PinLaterError,
+    QueueFull,
     ServerFull,
     ServerUnavailable,
     checked,
@@ -183,6 +184,8 @@ def _enqueue_on_first(
             return found
         except (ServerUnavailable, ServerFull):
             queue_shard.silent_until_s = time.monotonic() + ASK_AGAIN_S
+        except QueueFull:
+            pass  # of this shard; it still gives jobs, so it is not silent
     found = yield from _enqueue_at(candidates[-1], jobs, deadline_s, True, packed)
     return found
 

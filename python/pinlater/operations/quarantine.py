@@ -26,6 +26,7 @@ from pinlater.model.errors import (
     OutcomeUnknown,
     PinLaterError,
     QueueError,
+    QueueFull,
     QueueNotFound,
     ServerFull,
     ServerRefused,
@@ -48,7 +49,7 @@ _NO_RESERVATION: Final = bytes(8)
 _FROM: Final = "moved from "
 #: Errors that the next jobs would meet too: all of them, or those that move to the same queue.
 _OF_SERVER: Final = (ServerUnavailable, ServerFull, OutcomeUnknown)
-_OF_QUEUE: Final = (QueueNotFound, EnqueueRefused, FormatUnsupported, ServerRefused)
+_OF_QUEUE: Final = (QueueNotFound, EnqueueRefused, QueueFull, FormatUnsupported, ServerRefused)
 
 
 @dataclass(frozen=True, slots=True)

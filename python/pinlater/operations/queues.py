@@ -24,6 +24,7 @@ from pinlater.model.errors import (
 from pinlater.model.queue_config import (
     CONFIG_FIELDS,
     QueueConfig,
+    check_hard_mark,
     check_quarantine,
     check_queue_name,
     read_registry,
@@ -65,6 +66,7 @@ def create_queue(session: Session, queue: str, config: QueueConfig, deadline_s: 
     if not isinstance(config, QueueConfig):
         raise InvalidArgument(f"config: expected a QueueConfig, got {config!r:.80}")
     check_quarantine(queue, config)
+    check_hard_mark(config)
     config = with_home(session, queue, config)
     queue_shards = session.queue_shards(queue)
     found = yield from load_all(queue_shards, deadline_s)
@@ -180,6 +182,7 @@ def _check_values(changes: dict[str, Any]) -> None:
 
 def _check_change(queue: str, before: QueueConfig, after: QueueConfig) -> None:
     check_quarantine(queue, after)
+    check_hard_mark(after)
     if after.priorities < before.priorities:
         raise InvalidArgument(
             f"priorities: expected at least {before.priorities} (their number can only grow), got {after.priorities}"
