@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 import secrets
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pinlater import Queue
+from pinlater.client import settings_file
 from pinlater.model.errors import ArchiveRefused
 from pinlater.store.archive_schema import migrate, schema_of
 from pinlater.store.archive_url import Tls, parse_archive_url
@@ -28,6 +31,7 @@ __all__ = ["environment"]  # a fixture
 PAGE = page("archive")
 [SQL] = re.findall(r"^```sql\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL)
 MIGRATE = "pinlater archive migrate"
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -47,6 +51,14 @@ def urls(mariadb: MariaDB) -> Iterator[tuple[str, str]]:
     with connected(admin) as connection:
         query(connection, f"DROP DATABASE {name}")
         query(connection, f"DROP USER {name}, {name}_migrate")
+
+
+def test_the_marks_in_code_and_in_toml_are_the_same() -> None:
+    [toml] = re.findall(r"^```toml\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL)
+    [call] = re.findall(r'queue=Queue\("mail", (.*)\)\)$', PAGE, re.MULTILINE)
+    marks = {"spill_above": 5_000_000, "restore_below": 1_000_000, "horizon_ms": DAY_MS, "refuse_above": 10_000_000}
+    of_code = Queue("mail", **dict(re.findall(r'(\w+)="(\w+)"', call)))
+    assert of_code.settings == settings_file.queues_of("", tomllib.loads(toml))["mail"].settings == marks
 
 
 def test_the_commands_print_what_the_page_shows(

@@ -169,19 +169,25 @@ def test_limits_of_queues_stand_in_the_found_file_alone(repository: Path) -> Non
         [queues.video]
         max_running = 10
         processes = 2
+        [queues.night]
+        spill_above = "5M"
+        restore_below = 1_000_000
+        horizon = "24h"
+        refuse_above = "10M"
         [queues.reports]
         """
     )
     assert settings_file.queues() == {
         "mail": Queue("mail", rate=100, burst=20),
         "video": Queue("video", max_running=10),
+        "night": Queue("night", spill_above="5M", restore_below=1_000_000, horizon="24h", refuse_above="10M"),
     }
-    assert list(options_of({"app": "a:b"}, None).queues) == ["video", "reports"]  # mail has limits alone
+    assert list(options_of({"app": "a:b"}, None).queues) == ["video", "reports"]  # mail and night have settings alone
     assert list(options_of({"app": "a:b"}, repository / "pinlater.toml").queues) == ["video", "reports"]
 
     other = repository / "other.toml"
     other.write_text("[queues.mail]\nrate = 5")
-    with pytest.raises(InvalidArgument, match=rf"^{other}: queues.mail: expected its limits in pinlater.toml, which"):
+    with pytest.raises(InvalidArgument, match=rf"^{other}: queues.mail: expected its settings in pinlater.toml, which"):
         options_of({"app": "a:b"}, other)
 
 
@@ -193,6 +199,9 @@ def test_limits_of_queues_stand_in_the_found_file_alone(repository: Path) -> Non
         ("rate = -1", "queues.mail: rate: expected jobs in a time"),
         ("rate = 5\nburst = 0", "queues.mail: burst: expected an integer from 1"),
         ("max_running = 2.5", "queues.mail: max_running: expected an integer from 1"),
+        ("spill_above = '5X'", "queues.mail: spill_above: expected a number such as 5M, 500k or 1000, got '5X'"),
+        ("horizon = '1 week'", "queues.mail: horizon: expected a time such as 30s, 5m, 2h or 1d"),
+        ("horizon_ms = 90000", r"unknown key 'horizon_ms' in \[queues.mail\]; did you mean 'horizon'"),
     ],
 )
 def test_wrong_limits_of_a_queue(repository: Path, text: str, said: str) -> None:

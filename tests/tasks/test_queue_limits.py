@@ -5,9 +5,11 @@ Promises: the queues are those of real servers.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ from tests.support.handlers_for_tests import on_loop
 from tests.support.servers import Server, wait_until
 
 MAIL = Queue("mail", rate="100/s", burst=20, max_running=10)
+
+
+NIGHT = Queue("night", spill_above="5M", restore_below=500, horizon="1.5h", refuse_above="5.5M")
+MARKS = {"spill_above": 5_000_000, "restore_below": 500, "horizon_ms": 5_400_000, "refuse_above": 5_500_000}
 
 
 def limits(config: QueueConfig) -> tuple[Any, ...]:
@@ -61,6 +67,29 @@ def test_a_producer_creates_a_queue_with_its_limits(server: Server, folder: Path
         assert limits(client.queue_config("reports")) == (None, None, 1)
         app.by_name("elsewhere").using(queue="other").enqueue()
         assert limits(client.queue_config("other")) == (None, None, None)
+
+
+def marks(config: QueueConfig) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(config).items() if name in MARKS}
+
+
+def test_a_producer_creates_a_queue_with_its_marks(server: Server, folder: Path) -> None:
+    with PinLater(server.url) as app, Client(server.url) as client:
+
+        @app.task(queue=NIGHT)
+        def report() -> None: ...
+
+        report.enqueue()
+        assert marks(client.queue_config("night")) == MARKS
+        (folder / "pinlater.toml").write_text("[queues.other]\nhorizon = '24h'\nrefuse_above = 7")
+        report.using(queue="other").enqueue()
+        found = {"spill_above": None, "restore_below": None, "horizon_ms": 86_400_000, "refuse_above": 7}
+        assert marks(client.queue_config("other")) == found
+
+
+@pytest.mark.parametrize("horizon", [90, 90.0, timedelta(seconds=90), "90", "1.5m"])
+def test_a_horizon_is_a_length_of_time(horizon: Any) -> None:
+    assert Queue("mail", horizon=horizon).settings == {"horizon_ms": 90_000}
 
 
 @on_loop
@@ -114,6 +143,25 @@ async def test_a_queue_with_other_limits_keeps_them_and_a_worker_says_so_once(
     assert caplog.records[-1].levelno == logging.WARNING
 
 
+@on_loop
+async def test_a_worker_says_how_to_get_other_marks(
+    server: Server, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncClient(server.url) as client, PinLater(server.url) as app:
+
+        @app.task(queue=NIGHT)
+        def report() -> None: ...
+
+        await client.create_queue("night", QueueConfig(spill_above=5_000_000, horizon_ms=86_400_000))
+        async with worker_of(app):
+            pass
+    assert [each.getMessage() for each in caplog.records if "ask for" in each.getMessage()] == [
+        "queue night: it has spill_above 5000000, no restore_below, horizon 1d, no refuse_above, its tasks ask for "
+        "spill_above 5000000, restore_below 500, horizon 90m, refuse_above 5500000: pinlater queue set night "
+        "--spill-above 5000000 --restore-below 500 --horizon 90m --refuse-above 5500000"
+    ]
+
+
 def test_tasks_that_name_one_queue_with_other_limits_are_refused() -> None:
     app = PinLater("redis://nowhere")
 
@@ -125,7 +173,7 @@ def test_tasks_that_name_one_queue_with_other_limits_are_refused() -> None:
 
     with pytest.raises(
         InvalidArgument,
-        match=r"other': queue 'mail' is named with other limits: expected rate 1/s, got rate 1/s, burst 5$",
+        match=r"other': queue 'mail' is named with other settings: expected rate 1/s, got rate 1/s, burst 5$",
     ):
 
         @app.task(name="other", queue=Queue("mail", rate=1, burst=5))
@@ -151,6 +199,25 @@ def test_tasks_that_name_one_queue_with_other_limits_are_refused() -> None:
 def test_a_wrong_queue_is_refused_where_it_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Queue(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"spill_above": "5X"}, "spill_above: expected a number such as 5M, 500k or 1000, got '5X'"),
+        ({"spill_above": -1}, "spill_above: expected an integer from 0 to"),
+        ({"spill_above": 5, "restore_below": "5k"}, "restore_below: expected an integer from 0 to 5, got 5000"),
+        ({"refuse_above": 1.5}, "refuse_above: expected an integer from 1 to"),
+        ({"refuse_above": "5M", "spill_above": "5M"}, r"refuse_above: expected more than spill_above \(5,000,000\)"),
+        ({"horizon": "1 week"}, "horizon: expected a time such as 30s, 5m, 2h or 1d, or seconds, got '1 week'"),
+        ({"horizon": 59}, "horizon: expected seconds or a timedelta, 60 or more, got 59"),
+        ({"horizon": "59s"}, "horizon: expected seconds or a timedelta, 60 or more, got 59"),
+        ({"horizon": b"1h"}, "horizon: expected seconds or a timedelta"),
+    ],
+)
+def test_a_wrong_mark_is_refused_by_its_name(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        Queue("mail", **wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "a b", ["mail"]])

@@ -11,8 +11,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from pinlater.cli.times import COUNT, MILLISECONDS, WHOLE_SECONDS, written
+from pinlater.cli.times import COUNT, MILLISECONDS, WHOLE_SECONDS
 from pinlater.model.queue_config import QueueConfig
+from pinlater.model.times import written
 
 F = TypeVar("F", bound=Callable[..., Any])
 

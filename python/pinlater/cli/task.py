@@ -18,9 +18,10 @@ import click
 from pinlater.cli.command_base import DONE, NO, CommandFailed, Group, queue_not_found, usage
 from pinlater.cli.output import print_json, print_table, printable, say
 from pinlater.cli.settings import Settings, check_servers_of_app
-from pinlater.cli.times import FUTURE, SECONDS, written
+from pinlater.cli.times import FUTURE, SECONDS
 from pinlater.model.errors import QueueNotFound
 from pinlater.model.text import did_you_mean
+from pinlater.model.times import written
 from pinlater.tasks.app import DEFAULT_ATTEMPTS, PinLater, parts_of
 from pinlater.tasks.loading import load_app
 from pinlater.tasks.producer import CallArguments, Producer

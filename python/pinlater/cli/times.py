@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 import click
 
+from pinlater.model.counts import parse_count
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.times import parse_duration, parse_future, parse_past
-
-_FACTORS: Final = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-_SIZES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
 
 
 class _Read(click.ParamType[Any]):
@@ -41,22 +38,6 @@ def _whole_seconds(text: str) -> int:
     return int(seconds)
 
 
-def _count(text: str) -> int:
-    number, factor = text.replace("_", "").replace(",", ""), 1
-    if number[-1:] in _FACTORS:
-        number, factor = number[:-1], _FACTORS[number[-1:]]
-    try:
-        return int(Decimal(number) * factor)
-    except (InvalidOperation, ValueError, OverflowError):
-        raise InvalidArgument(f"expected a number such as 5M, 500k or 1000, got {text!r}") from None
-
-
-def written(ms: int) -> str:
-    """A length of time as an option takes it: `30s`, `1d`."""
-    size, unit = next((size, unit) for size, unit in _SIZES if ms % size == 0)
-    return f"{ms // size}{unit}"
-
-
 #: Lengths of time, in the unit of the value: `30s`, `5m`, `2h`, `1d`, or seconds.
 SECONDS: Final = _Read("time", parse_duration)
 WHOLE_SECONDS: Final = _Read("time", _whole_seconds)
@@ -65,4 +46,4 @@ MILLISECONDS: Final = _Read("time", lambda text: math.ceil(parse_duration(text) 
 PAST: Final = _Read("time", lambda text: parse_past(text, datetime.now()))
 FUTURE: Final = _Read("time", lambda text: parse_future(text, datetime.now()))
 #: Large numbers: `5M`, `500k`.
-COUNT: Final = _Read("count", _count)
+COUNT: Final = _Read("count", parse_count)

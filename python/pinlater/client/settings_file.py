@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pinlater.model.errors import InvalidArgument
-from pinlater.model.queue_options import LIMITS, Queue
+from pinlater.model.queue_options import QUEUE_KEYS, Queue
 from pinlater.model.text import did_you_mean
 from pinlater.model.urls import hide_urls, shown_url
 from pinlater.store.archive_url import ArchiveUrl, parse_archive_url, resolve_archive
@@ -22,7 +22,7 @@ from pinlater.store.shards import ChosenShards, resolve_shards, split_url
 
 #: The files, in the order of the search in each directory.
 FILES: Final = ("pinlater.toml", "pyproject.toml")
-#: What the table of a queue may have for workers. Its limits are for all who create the queue.
+#: What the table of a queue may have for workers. Its settings are for all who create the queue.
 WORKER_KEYS: Final = ("weight", "concurrency", "processes", "memory_mb")
 
 
@@ -105,22 +105,22 @@ def archive_of(name: str, table: Mapping[str, Any]) -> ArchiveUrl | None:
 
 
 def queues() -> dict[str, Queue]:
-    """The queues to which the file gives limits, by their names. Raises InvalidArgument for a wrong table."""
+    """The queues to which the file gives settings, by their names. Raises InvalidArgument for a wrong table."""
     return queues_of(*found())
 
 
 def queues_of(name: str, table: Mapping[str, Any]) -> dict[str, Queue]:
     """See queues(). name: the path of the file. table: its settings."""
-    limits = {
-        queue: {key: value for key, value in own.items() if key in LIMITS}
+    settings = {
+        queue: {key: value for key, value in own.items() if key in QUEUE_KEYS}
         for queue, own in queue_tables(name, table).items()
     }
-    return {queue: _limited(name, queue, own) for queue, own in limits.items() if own}
+    return {queue: _with_settings(name, queue, own) for queue, own in settings.items() if own}
 
 
-def _limited(name: str, queue: str, limits: dict[str, Any]) -> Queue:
+def _with_settings(name: str, queue: str, settings: dict[str, Any]) -> Queue:
     try:
-        return Queue(queue, **limits)
+        return Queue(queue, **settings)
     except InvalidArgument as error:
         raise InvalidArgument(f"{name}: queues.{queue}: {error}") from None
 
@@ -133,7 +133,7 @@ def queue_tables(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any
     for queue, own in tables.items():
         if not isinstance(own, dict):
             raise InvalidArgument(f"{name}: queues.{queue}: expected a table, got {hide_urls(repr(own)):.60}")
-        check_keys(name, f" in [queues.{queue}]", own, (*WORKER_KEYS, *LIMITS))
+        check_keys(name, f" in [queues.{queue}]", own, (*WORKER_KEYS, *QUEUE_KEYS))
     return tables
 
 

@@ -18,6 +18,7 @@ from pinlater.model.errors import InvalidArgument
 Seconds: TypeAlias = float | timedelta
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SIZES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
 _DURATION: Final = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?) ?(ms|[smhd])?")
 
 
@@ -41,6 +42,12 @@ def parse_duration(text: str) -> float:
     if seconds > MAX_TIME_MS / 1000:
         raise InvalidArgument(f"expected a time such as 30s, 5m, 2h or 1d, or seconds, got {text!r:.60}")
     return seconds
+
+
+def written(ms: int) -> str:
+    """A length of time as parse_duration reads it: `30s`, `1d`."""
+    size, unit = next((size, unit) for size, unit in _SIZES if ms % size == 0)
+    return f"{ms // size}{unit}"
 
 
 def parse_past(text: str, now: datetime) -> int:

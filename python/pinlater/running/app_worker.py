@@ -12,7 +12,7 @@ from typing import Final
 
 from pinlater.client.async_client import AsyncClient
 from pinlater.model.queue_config import QueueConfig
-from pinlater.model.queue_options import show_limits
+from pinlater.model.queue_options import show_options, show_settings
 from pinlater.running.missing_queues import check_exist, unless_away
 from pinlater.tasks.app import PinLater, parts_of
 from pinlater.tasks.dependencies import Resolved
@@ -91,7 +91,7 @@ async def _create_queues(app: PinLater, client: AsyncClient, queues: Sequence[st
 async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
     """Adds the priorities that the tasks of an existing queue need.
 
-    A lease that is too short, and other limits, are only logged, because an operator may have chosen them.
+    A lease that is too short, and other settings, are only logged, because an operator may have chosen them.
     """
     found = await client.queue_config(queue)
     lease_ms, priorities = parts_of(app).lease_and_priorities(queue)
@@ -107,15 +107,14 @@ async def _compare(app: PinLater, client: AsyncClient, queue: str) -> None:
             queue,
             lease_ms / 1000,
         )
-    wanted = parts_of(app).limits(queue)
-    limits = {name: getattr(found, name) for name in wanted}
-    if limits != wanted:
-        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in wanted.items())
+    wanted = parts_of(app).settings(queue)
+    settings = {name: getattr(found, name) for name in wanted}
+    if settings != wanted:
         log.warning(
             "queue %s: it has %s, its tasks ask for %s: pinlater queue set %s %s",
             queue,
-            show_limits(limits),
-            show_limits(wanted),
+            show_settings(settings),
+            show_settings(wanted),
             queue,
-            options,
+            show_options(wanted),
         )

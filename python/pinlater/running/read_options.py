@@ -73,16 +73,16 @@ def _with_weights(named: Mapping[str, QueueOptions], of_file: Mapping[str, Queue
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The options in a file. Each of its queues is a QueueOptions. A table with limits alone names none.
+    """The options in a file. Each of its queues is a QueueOptions. A table with settings of the queue alone names none.
 
-    Raises InvalidArgument, also for limits in another file than that of settings_file: producers create queues too, and
-    read that one.
+    Raises InvalidArgument, also for such settings in another file than that of settings_file: producers create queues
+    too, and read that one.
     """
     file, table = _file(path)
     values = _checked(file, table)
-    if path is not None and (limited := settings_file.queues_of(file, table)) and not _is_found(path):
+    if path is not None and (queues := settings_file.queues_of(file, table)) and not _is_found(path):
         raise InvalidArgument(
-            f"{file}: queues.{next(iter(limited))}: expected its limits in {settings_file.FILES[0]}, which producers "
+            f"{file}: queues.{next(iter(queues))}: expected its settings in {settings_file.FILES[0]}, which producers "
             "read too, got them in another file"
         )
     return values

@@ -82,7 +82,7 @@ def _work(
                 await check_exist(client, must_exist)
                 limited = settings_file.queues() if create else {}
                 for queue in queues if create else []:
-                    await client.create_queue(queue, QueueConfig(**limited.get(queue, Queue(queue)).limits))
+                    await client.create_queue(queue, QueueConfig(**limited.get(queue, Queue(queue)).settings))
             yield Worker(client, queues, handler, config)
 
     return Work(

@@ -193,8 +193,8 @@ class PinLater:
         """Makes a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`. Times: seconds or timedelta.
 
         name: the task's name in bodies; by default module.function.
-        queue: the queue of its jobs, by its name, or as a Queue with limits. A missing queue is created at the first
-            enqueue, with the limits that any task of it names.
+        queue: the queue of its jobs, by its name, or as a Queue with settings. A missing queue is created at the first
+            enqueue, with the settings that any task of it names.
         priority: 1 (first) to 100.
         attempts: how many times a job may be tried.
         backoff: the pause before the next attempt: a time, or a function of the attempt and the error, such as

@@ -1,6 +1,6 @@
 """The inside of an app: what its producers and its workers use, and its users do not.
 
-Promises that a raw task is alone in its queue, and that the tasks of a queue agree on its limits.
+Promises that a raw task is alone in its queue, and that the tasks of a queue agree on its settings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from pinlater.client import settings_file
 from pinlater.model.errors import InvalidArgument
 from pinlater.model.queue_config import QueueConfig, check_queue_name
-from pinlater.model.queue_options import Queue, show_limits
+from pinlater.model.queue_options import Queue, show_settings
 from pinlater.model.tracebacks import is_ours
 from pinlater.tasks.app_clients import AppClients
 from pinlater.tasks.dependencies import Resolved
@@ -38,10 +38,10 @@ class AppParts:
         self.clients = AppClients(url, shards, timeout_s, self.queue_config)
         self.lifespan: Lifespan | None = None
         self.import_name: str | None = None
-        self._limits: dict[str, dict[str, Any]] = {}
+        self._settings: dict[str, dict[str, Any]] = {}
 
     def add(self, task: Task[..., Any], queue: Queue) -> Task[..., Any]:
-        """Adds a task and returns it. queue: its queue, with the limits that it asks for. Raises InvalidArgument."""
+        """Adds a task and returns it. queue: its queue, with the settings that it asks for. Raises InvalidArgument."""
         if task.name in self.tasks:
             raise InvalidArgument(f"task {task.name!r}: there is a task of that name; name= gives this one another")
         for other in self.tasks.values():
@@ -49,10 +49,11 @@ class AppParts:
                 raise InvalidArgument(
                     f"task {task.name!r}: a raw task is alone in its queue, and {task.queue!r} has {other.name!r}"
                 )
-        if queue.limits and (limits := self._limits.setdefault(queue.name, queue.limits)) != queue.limits:
+        wanted = queue.settings
+        if wanted and (settings := self._settings.setdefault(queue.name, wanted)) != wanted:
             raise InvalidArgument(
-                f"task {task.name!r}: queue {queue.name!r} is named with other limits: expected "
-                f"{show_limits(limits)}, got {show_limits(queue.limits)}"
+                f"task {task.name!r}: queue {queue.name!r} is named with other settings: expected "
+                f"{show_settings(settings)}, got {show_settings(wanted)}"
             )
         self.tasks[task.name] = task
         if task.codec == "raw":
@@ -100,15 +101,15 @@ class AppParts:
             lease_ms=lease_ms or default.lease_ms,
             priorities=max(default.priorities, priorities, priority),
             crash_limit=DEFAULT_CRASH_LIMIT,
-            **self.limits(queue),
+            **self.settings(queue),
         )
 
-    def limits(self, queue: str) -> dict[str, Any]:
-        """The limits that the settings file names for a queue, else those that its tasks name; see Queue.limits."""
+    def settings(self, queue: str) -> dict[str, Any]:
+        """The settings that the settings file names for a queue, else those that its tasks name; see Queue.settings."""
         if not self.clients.limited:
             return {}
         of_file = settings_file.queues().get(queue)
-        return self._limits.get(queue, {}) if of_file is None else of_file.limits
+        return self._settings.get(queue, {}) if of_file is None else of_file.settings
 
     def lease_and_priorities(self, queue: str, task: str = "") -> tuple[int, int]:
         """The longest lease in ms, and the number of priorities, that the tasks of a queue ask for; 0: none asks.
