@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pinlater.archive.incarnations import known_incarnation
+from pinlater.archive.incarnations import Incarnation, known_incarnation
 from pinlater.archive.moves import moves_of
 from pinlater.archive.queries import query
 from pinlater.operations.inspect import server_time_ms
@@ -54,18 +54,31 @@ def status(session: Session, database: ArchiveDatabase, queue: str, deadline_s: 
     return (yield from all_of(flows, lambda parts: sum(parts, ArchiveStatus())))
 
 
+def archived_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: float) -> Flow[ArchiveStatus]:
+    """Of the status of a queue shard what rows say of its jobs: archived, due, late_ms."""
+    incarnation = yield from known_incarnation(database, queue_shard, deadline_s)
+    now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
+    found: ArchiveStatus = yield Transaction(database, lambda sql: _of_jobs(sql, incarnation, now_ms))
+    return found
+
+
+def _of_jobs(sql: Statements, incarnation: Incarnation, now_ms: int) -> ArchiveStatus:
+    rows = sql.run("count_rows", (now_ms, incarnation.number))
+    firsts = [sql.run("select_first", (incarnation.number, priority)) for priority, _, due in rows if due]
+    return ArchiveStatus(
+        archived=sum(int(count) for _, count, _ in rows),
+        due=sum(int(due) for _, _, due in rows),
+        late_ms=max((now_ms - first[0][0] for first in firsts if first), default=0),
+    )
+
+
 def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: float) -> Flow[ArchiveStatus]:
     incarnation = yield from known_incarnation(database, queue_shard, deadline_s)
     moves = yield from moves_of(queue_shard, deadline_s)
     now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
 
     def find(sql: Statements) -> ArchiveStatus:
-        rows = sql.run("count_rows", (now_ms, incarnation.number))
-        firsts = [sql.run("select_first", (incarnation.number, priority)) for priority, _, due in rows if due]
-        return ArchiveStatus(
-            archived=sum(int(count) for _, count, _ in rows),
-            due=sum(int(due) for _, _, due in rows),
-            late_ms=max((now_ms - first[0][0] for first in firsts if first), default=0),
+        return _of_jobs(sql, incarnation, now_ms) + ArchiveStatus(
             withdrawn=sum(batch.jobs for batch in moves.batches),
             batches=len(moves.batches),
             committed=len(sql.run("select_committed", (incarnation.number,))),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from pinlater.archive.status import ArchiveStatus
 from pinlater.operations.workers import QueueMeasures
 from pinlater.store.shards import QueueShard
 from pinlater.tasks.meters import BOUNDS_S, Meter
@@ -64,6 +65,17 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "pinlater_queue_oldest_due_seconds": (
         "gauge",
         "How long the oldest due job of a queue on a shard has waited; 0 if none is due. One process shows it.",
+    ),
+    "pinlater_archived_jobs": ("gauge", "Jobs of a queue on a shard that the archive has. One process shows them."),
+    "pinlater_archive_lag_seconds": (
+        "gauge",
+        "For how long the first due job that the archive has of a queue on a shard has been due; 0 if none is due. One "
+        "process shows it.",
+    ),
+    "pinlater_archive_up": (
+        "gauge",
+        "1 if the archive's MySQL answers, 0 if not; then the other metrics of the archive are missing. Processes that "
+        "show queues show it.",
     ),
     "pinlater_processes": ("gauge", "Processes that run."),
     "pinlater_process_restarts_total": (
@@ -127,6 +139,16 @@ def queue_samples(measures: Mapping[QueueShard, QueueMeasures]) -> Samples:
             jobs[f'{{{labels},state="{state}"}}'] = getattr(of_shard, state)
         waits_s[f"{{{labels}}}"] = of_shard.oldest_due_ms / 1000
     return {"pinlater_queue_jobs": jobs, "pinlater_queue_oldest_due_seconds": waits_s} if measures else {}
+
+
+def archive_samples(statuses: Mapping[QueueShard, ArchiveStatus], *, is_up: bool) -> Samples:
+    """The values of the archive."""
+    labels = {each: f'{{queue="{each.queue}",shard="{each.shard.name}"}}' for each in statuses}
+    of_queues: Samples = {
+        "pinlater_archived_jobs": {labels[each]: status.archived for each, status in statuses.items()},
+        "pinlater_archive_lag_seconds": {labels[each]: status.late_ms / 1000 for each, status in statuses.items()},
+    }
+    return (of_queues if statuses else {}) | {"pinlater_archive_up": {"": int(is_up)}}
 
 
 def _worker_samples(worker: Worker) -> Samples:

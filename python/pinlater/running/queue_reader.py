@@ -1,4 +1,4 @@
-"""What metrics show of queues: their jobs by state, and how long the oldest due one waits.
+"""What metrics show of queues: their jobs by state, how long the oldest due one waits, and what the archive has.
 
 Promises that of all processes with an HTTP port one reads a queue shard at a time. The others send one small call, and
 show nothing of it. Risks: values are up to READ_S old. When the reader ends, another one reads after HOLD_S at most.
@@ -18,6 +18,7 @@ from pinlater.client.async_client import AsyncClient
 from pinlater.model.errors import FormatUnsupported, PinLaterError, QueueNotFound, ServerUnavailable
 from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.operations.workers import QueueMeasures, measure
+from pinlater.running.archive_reader import ArchiveReader
 from pinlater.running.background import in_background
 from pinlater.running.metrics import Samples, queue_samples
 from pinlater.store.effects import Flow, together
@@ -38,8 +39,14 @@ async def reading_queues(
     """Reads queues beside the block. Gives the function that returns their samples. queues: gives their names."""
     async with new_client() as client:
         reader = _QueueReader(client, queues)
-        async with in_background(reader.run()):
-            yield reader.samples
+        if (database := client.settings.database) is None:
+            async with in_background(reader.run()):
+                yield reader.samples
+            return
+        archive = ArchiveReader(client, database, lambda: reader.current().keys())
+        reader.on_read = archive.wanted.set
+        async with in_background(reader.run(), archive.run()):
+            yield lambda: reader.samples() | archive.samples()
 
 
 class _QueueReader:
@@ -51,19 +58,24 @@ class _QueueReader:
         #: The last reading of each queue shard that this process reads, and its time.
         self._readings: dict[QueueShard, tuple[QueueMeasures, float]] = {}
         self._logged: set[str] = set()
+        #: Called after each reading.
+        self.on_read: Callable[[], None] = lambda: None
+
+    def current(self) -> dict[QueueShard, QueueMeasures]:
+        """What the queue shards that this process reads had."""
+        oldest_s = time.monotonic() - HOLD_S
+        return {each: measures for each, (measures, read_s) in self._readings.items() if read_s > oldest_s}
 
     def samples(self) -> Samples:
         """Those of the queue shards that this process reads."""
-        oldest_s = time.monotonic() - HOLD_S
-        return queue_samples(
-            {queue_shard: measures for queue_shard, (measures, read_s) in self._readings.items() if read_s > oldest_s}
-        )
+        return queue_samples(self.current())
 
     async def run(self) -> None:
         """Reads until it is cancelled."""
         while True:
             try:
                 await self._read()
+                self.on_read()
             except Exception:
                 log.exception("queues not read for metrics: an unexpected error")
             await asyncio.sleep(READ_S)
