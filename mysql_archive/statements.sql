@@ -139,6 +139,13 @@ WHERE jobs.incarnation = %s AND jobs.id IN %s
 SELECT priority, COUNT(*), SUM(run_after_ms <= %s) FROM jobs FORCE INDEX (restore_order)
 WHERE incarnation = %s GROUP BY priority
 
+-- name: count_due
+-- incarnation, priority, last_ms, most -> how many jobs are due by then, at most so many
+SELECT COUNT(*) FROM (
+  SELECT 1 FROM jobs FORCE INDEX (restore_order)
+  WHERE incarnation = %s AND priority = %s AND run_after_ms <= %s LIMIT %s
+) AS found
+
 -- name: select_places
 -- incarnation, ids -> priority and run_after_ms of each job
 SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s

@@ -16,7 +16,7 @@ from pinlater.archive.archiver import Archiver, Left, share_out
 from pinlater.archive.batches import Range, count_in
 from pinlater.archive.purge import purge
 from pinlater.archive.restores import END_MS, Wanted
-from pinlater.archive.status import rows_until
+from pinlater.archive.status import count_due
 from pinlater.model.errors import PinLaterError
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.inspect import count_at, server_time_ms
@@ -100,8 +100,9 @@ class AutomaticArchiver:
             target = max(config.restore_below or 0, int(config.spill_above * SPILL_DOWN_TO))
             return share_out(total - target, pending).get(queue_shard, 0)
         if config.restore_below is not None and total < config.restore_below:
-            archived = {each: await self._archived(each, config) for each in queue_shards}
-            room = min(config.restore_below - total, sum(archived.values()))
+            room = config.restore_below - total
+            archived = {each: await self._archived(each, config, room) for each in queue_shards}
+            room = min(room, sum(archived.values()))
             return -share_out(room, archived).get(queue_shard, 0)
         return 0
 
@@ -109,10 +110,12 @@ class AutomaticArchiver:
         counts = await self.archiver.run(lambda end: count_at(queue_shard, end))
         return sum(each.pending + each.scheduled for each in counts)
 
-    async def _archived(self, queue_shard: QueueShard, config: QueueConfig) -> int:
-        """How many archived jobs may come back."""
-        back_ms = await self._back_ms(queue_shard, config)
-        return await self.archiver.run(lambda end: rows_until(queue_shard, self.archiver.database, back_ms, end))
+    async def _archived(self, queue_shard: QueueShard, config: QueueConfig, most: int) -> int:
+        """How many archived jobs may come back, at most `most`."""
+        database, back_ms = self.archiver.database, await self._back_ms(queue_shard, config)
+        return await self.archiver.run(
+            lambda end: count_due(queue_shard, database, config.priorities, back_ms, most, end)
+        )
 
     async def _back_ms(self, queue_shard: QueueShard, config: QueueConfig) -> int:
         """Jobs that are due later than this would leave again."""

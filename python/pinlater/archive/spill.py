@@ -10,6 +10,7 @@ batches cannot be claimed meanwhile.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from pinlater.archive.recovery import end_batches, until_finalized
 from pinlater.archive.run_together import run_together
 from pinlater.archive.settle import settle
 from pinlater.model.errors import ArchiveDuplicate, ArchiveOutcomeUnknown
+from pinlater.operations.inspect import count_at
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.effects import Flow
 from pinlater.store.shards import QueueShard
@@ -35,6 +37,10 @@ OPEN_BATCHES: Final = 128
 WAITING_BATCHES: Final = 500
 #: So many batches are stored before the next stage has them. Each is read while the one before is stored.
 READ_AHEAD: Final = 8
+#: While workers run jobs of the queue shard, a spill rests after each batch, so many times as long as it stored it.
+REST: Final = 1.0
+#: It looks so often whether they do.
+LOOK_S: Final = 1.0
 
 
 class Run(Protocol):
@@ -61,6 +67,8 @@ class Spill:
     moved: int = 0
     progress: Callable[[int], None] = lambda _: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_worked_on: bool = False
+    _looked_s: float = float("-inf")
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPEN_BATCHES))
 
     async def of(self, ranges: Iterable[Range]) -> int:
@@ -118,10 +126,12 @@ class Spill:
             return await self.run(partial(read_jobs, self.queue_shard, batch.name))
 
         async def store(batch: Withdrawn, jobs: list[MovingJob] | None) -> None:
+            began_s = time.monotonic()
             if await self._commit_one(batch.name, jobs):
                 committed.append(batch)
             else:
                 self._room.release()
+            await self._rest(time.monotonic() - began_s)
 
         await read_ahead(batches, read, store)
         return committed
@@ -135,6 +145,15 @@ class Spill:
             await self.run(lambda end: end_batches(self.queue_shard, self.database, self.incarnation, [name], end))
             return False
         return True
+
+    async def _rest(self, worked_s: float) -> None:
+        """Leaves most of both servers to workers, if there are any."""
+        if time.monotonic() - self._looked_s >= LOOK_S:
+            counts = await self.run(lambda end: count_at(self.queue_shard, end))
+            self._is_worked_on = any(each.in_progress for each in counts)
+            self._looked_s = time.monotonic()
+        if self._is_worked_on and not self.stopping.is_set():
+            await asyncio.sleep(REST * worked_s)
 
     async def _end(self, batches: list[Withdrawn]) -> list[Withdrawn]:
         for batch in batches:

@@ -90,11 +90,21 @@ def _status_at(queue_shard: QueueShard, database: ArchiveDatabase, deadline_s: f
     return found
 
 
-def rows_until(queue_shard: QueueShard, database: ArchiveDatabase, until_ms: int, deadline_s: float) -> Flow[int]:
-    """How many jobs of a queue shard have rows and are due by then."""
+def count_due(
+    queue_shard: QueueShard, database: ArchiveDatabase, priorities: int, until_ms: int, most: int, deadline_s: float
+) -> Flow[int]:
+    """How many jobs of a queue shard have rows and are due by then; at most `most`, as millions take seconds."""
     incarnation = yield from known_incarnation(database, queue_shard, deadline_s)
-    rows = yield from query(database, "count_rows", until_ms, incarnation.number)
-    return sum(int(due) for _, _, due in rows)
+
+    def count(sql: Statements) -> int:
+        found = 0
+        for priority in range(1, priorities + 1):
+            [(more,)] = sql.run("count_due", (incarnation.number, priority, until_ms, most - found))
+            found += int(more)
+        return found
+
+    found: int = yield Transaction(database, count)
+    return found
 
 
 def archived_queues(database: ArchiveDatabase) -> Flow[list[str]]:
