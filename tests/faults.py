@@ -324,7 +324,7 @@ FAULTS += [
     _fault(
         "a free place wakes nobody",
         "lua/lib/free_places.lua",
-        "if due then notify('ZPOPMIN') end",
+        "if due then notify(true) end",
         "",
         SCRIPTS,
     ),
@@ -732,6 +732,14 @@ FAULTS += [
         "",
         STEPS,
     ),
+    _of_archive(
+        "a restore counts what another one began",
+        f"{ARCHIVE}/restores.py",
+        "    return Started((yield from open_restores(database, incarnation)), 0)\n",
+        "    others = yield from open_restores(database, incarnation)\n"
+        "    return Started(others, sum(len(restore.ids) for restore in others))\n",
+        CLAUSES,
+    ),
     # what comes back
     _of_archive(
         "a job comes back without its extras",
@@ -815,16 +823,23 @@ FAULTS += [
     _of_archive(
         "a later epoch goes on",
         f"{ARCHIVE}/incarnations.py",
-        "if known is not None and epoch < known.epoch:",
+        "if known is not None and epoch <= max(rows[0][1:]):",
         "if known is not None:",
         TRANSPARENT,
     ),
     _of_archive(
         "an earlier epoch ends an incarnation",
         f"{ARCHIVE}/incarnations.py",
-        "if known is not None and epoch < known.epoch:",
-        "if known is None:",
+        "if known is not None and epoch <= max(rows[0][1:]):",
+        "if False:",
         MOVES,
+    ),
+    _of_archive(
+        "an epoch that another shard brings back ends an incarnation",
+        f"{ARCHIVE}/incarnations.py",
+        "epoch <= max(rows[0][1:]):",
+        "epoch < known.epoch:",
+        CLAUSES,
     ),
     _of_archive(
         "an epoch that a client remembers decides",

@@ -127,14 +127,14 @@ def test_a_batch_has_one_row(database: ArchiveDatabase, incarnation: Incarnation
 def test_nobody_begins_restores_while_others_are_open(database: ArchiveDatabase, incarnation: Incarnation) -> None:
     archived(database, incarnation, 1, 2)
     first = run(begin(database, incarnation, WANTED, 1))
-    assert [restore.ids for restore in first] == [[1]]
-    assert run(begin(database, incarnation, WANTED, 10)) == first
+    assert (first.jobs, [restore.ids for restore in first.restores]) == (1, [[1]])
+    assert run(begin(database, incarnation, WANTED, 10)) == (first.restores, 0)
     assert rows_of(database, "restores") == [1]
 
 
 def test_a_restore_names_its_highest_batch(database: ArchiveDatabase, incarnation: Incarnation) -> None:
     numbers = [archived(database, incarnation, id_)[1] for id_ in (2, 1, 3)]
-    [restore] = run(begin(database, incarnation, WANTED, 2))
+    [restore] = run(begin(database, incarnation, WANTED, 2)).restores
     assert restore == (1, numbers[1], [1, 2])
 
 
@@ -303,6 +303,8 @@ def test_the_batch_of_an_owner_that_may_live_is_left_alone(rig: Rig) -> None:
     kill_at(rig, "finalize", spill)
     assert rig.restore() == 0
     assert (rig.status().committed, rows(rig, "jobs")) == (1, [3])
+    rig.recover()
+    assert (rig.status().committed, rows(rig, "jobs")) == (0, [3])
     ended(rig, names)
 
 
@@ -406,7 +408,7 @@ def test_a_recovery_closes_no_restore_that_begins_beside_it(rig: Rig) -> None:
     incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
 
     def begins() -> None:
-        assert rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 1))
+        assert rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 1)).restores
 
     for _ in at_each_step(rig, lambda end: recover(rig.queue_shard, rig.database, incarnation, FAR_MS, end), begins):
         assert rig.infos(names) == before
@@ -454,3 +456,73 @@ def test_a_lookup_finds_a_job_that_moves_meanwhile(path: tuple[str, ...], rig: R
         if len(path) == 1:
             moves(rig, "spill" if path[0] == "restore" else "restore")()
     ended(rig, names)
+
+
+def test_a_restore_counts_what_it_chose_and_nothing_else(rig: Rig) -> None:
+    """It carries on what another one began beside it: neither its limit nor its number has to do with that."""
+    names = fill(rig, 8)
+    rig.spill()
+    incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+    counts: list[int] = []
+
+    def others(perform: Perform) -> Any:
+        assert rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 5)).jobs == 5
+        return perform()
+
+    async def act(archiver: Archiver) -> None:
+        counts.append(await archiver.restore(QUEUE, 2))
+
+    at_step(rig, "begin.<locals>.start", others, act)
+    assert counts == [2]
+    assert rows(rig, "jobs", "restores") == [1, 0]
+    ended(rig, names)
+
+
+def test_a_restore_goes_on_after_another_one_ended_what_it_began(rig: Rig) -> None:
+    names = fill(rig, 3)
+    rig.spill()
+    counts: list[int] = []
+
+    def ended_by_another(perform: Perform) -> Any:
+        rig.recover()
+        rig.spill()
+        return perform()
+
+    async def act(archiver: Archiver) -> None:
+        counts.append(await archiver.restore(QUEUE, 4))
+
+    at_step(rig, "_drop.<locals>.delete", ended_by_another, act)
+    assert counts == [4]
+    assert rows(rig, "jobs", "restores") == [2, 0]
+    ended(rig, names)
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_another_shard_that_was_away_brings_the_old_epoch_back(
+    made_again: bool, durable: Server, fresh_server: FreshServer, mysql_url: str
+) -> None:
+    """Redis lost its data, so the queue began with epoch 1. That is no deletion, and what it gets later is none."""
+    other = fresh_server(config=DURABLE)
+    shards = {"1": durable.url, "2": other.url}
+    with Rig(shards, mysql_url) as rig:
+        rig.create()
+        rig.client.delete_queue(QUEUE)
+        rig.create()
+        names = [name for number in range(40) for name in rig.client.enqueue_many(QUEUE, [b"%d" % number])]
+        rig.spill()
+    if made_again:
+        with Client(shards={"2": other.url}) as bare:  # a deletion that only this shard knows
+            bare.delete_queue(QUEUE)
+    other.stop()
+    durable.call("FLUSHALL")
+    with Rig(shards, mysql_url) as rig:
+        rig.create()
+        rig.recover()
+        assert rig.queue_shard.stored is not None
+        assert rig.queue_shard.stored.epoch == 1
+    other.start()
+    with Rig(shards, mysql_url) as rig:
+        rig.create()
+        assert [each.stored.epoch for each in rig.queue_shards if each.stored] == [5 if made_again else 3] * 2
+        kept = [name for name in names if not made_again]
+        ended(rig, kept)

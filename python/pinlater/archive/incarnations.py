@@ -4,7 +4,8 @@ An incarnation begins when a queue is made and ends when it is deleted. Redis co
 forgets the count if it loses its data. MySQL numbers incarnations for ever.
 
 Promises that rows of a queue that was deleted never come back, and that rows of a queue whose Redis lost its data do.
-Risk: a deletion that MySQL did not hear of, followed by a loss of Redis before anybody looked, is taken for a loss.
+Risk: a deletion that MySQL did not hear of is taken for a loss if Redis lost its data before anybody looked, or if it
+had lost its data earlier and the epoch is not above the one from before.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class IncarnationEnded(ArchiveError):
 def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
     """The current incarnation of a queue shard, as Redis and MySQL know it. Raises QueueNotFound.
 
-    A later epoch than MySQL knows ends the incarnation before. An earlier one shows that Redis lost its data: the
-    incarnation goes on. Redis is read after MySQL, and MySQL is changed only if it still says the same. So neither an
-    epoch that this client read earlier decides, nor one that a restart of Redis takes back.
+    A later epoch than MySQL has ever known ends the incarnation before. An earlier one shows that Redis lost its data:
+    the incarnation goes on, also if another shard brings the old epoch back later.
+
+    Redis is read after MySQL, and MySQL is changed only if it still says the same. So neither an epoch that this client
+    read earlier decides, nor one that a restart of Redis takes back.
     """
     epoch = (yield from known_config(queue_shard, deadline_s)).epoch
     while True:
@@ -64,9 +67,10 @@ def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnati
     """Gives MySQL the epoch of Redis, unless MySQL has changed since `known` was read."""
 
     def change(sql: Statements) -> None:
-        if _first(sql.run("lock_incarnation", _names(queue_shard))) != known:
+        rows = sql.run("lock_incarnation", _names(queue_shard))
+        if _first(rows) != known:
             return
-        if known is not None and epoch < known.epoch:
+        if known is not None and epoch <= max(rows[0][1:]):
             sql.run("set_epoch", (epoch, known.number))
             return
         if known is not None:
@@ -97,4 +101,4 @@ def _names(queue_shard: QueueShard) -> tuple[bytes, bytes]:
 
 
 def _first(rows: list[tuple[Any, ...]]) -> Incarnation | None:
-    return Incarnation(*rows[0]) if rows else None
+    return Incarnation(*rows[0][:2]) if rows else None
