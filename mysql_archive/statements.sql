@@ -13,6 +13,10 @@ INSERT INTO incarnations (queue, shard, epoch) VALUES (%s, %s, %s)
 -- epoch, number -> the incarnation goes on under another epoch, and keeps the highest one before as lost_epoch
 UPDATE incarnations SET lost_epoch = GREATEST(lost_epoch, epoch), epoch = %s WHERE number = %s
 
+-- name: last_batch
+-- nothing -> the number of the last batch of all; NULL if there is none
+SELECT MAX(number) FROM batches
+
 -- name: end_incarnation
 -- number -> the incarnation is over; its rows never come back
 UPDATE incarnations SET ended = number WHERE number = %s
@@ -124,8 +128,8 @@ SELECT COALESCE((SELECT MIN(number) - 1 FROM restores WHERE restores.incarnation
 FROM incarnations WHERE number = %s
 
 -- name: select_incarnation
--- queue, shard -> number and epoch of the current incarnation
-SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
+-- queue, shard -> number, epoch and lost_epoch of the current incarnation
+SELECT number, epoch, lost_epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
 
 -- name: select_with_state
 -- incarnation, ids -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job

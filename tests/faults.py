@@ -753,7 +753,7 @@ FAULTS += [
         f"{ARCHIVE}/moving_job.py",
         'round(float(b"0." + fraction) * 16) if fraction else 0',
         "0",
-        MOVES,
+        CLAUSES,
     ),
     _of_archive(
         "jobs stand behind younger ones",
@@ -789,7 +789,7 @@ FAULTS += [
         f"{ARCHIVE}/backlog.py",
         "left = [id_ for id_ in ids if id_ not in restoring]",
         "left = list(ids)",
-        TRANSPARENT,
+        CLAUSES,
     ),
     _of_archive(
         "a deletion looks at each store once",
@@ -823,21 +823,21 @@ FAULTS += [
     _of_archive(
         "a later epoch goes on",
         f"{ARCHIVE}/incarnations.py",
-        "if known is not None and epoch <= max(rows[0][1:]):",
+        "if known is not None and epoch <= max(known.epoch, seen.lost_epoch):",
         "if known is not None:",
         TRANSPARENT,
     ),
     _of_archive(
         "an earlier epoch ends an incarnation",
         f"{ARCHIVE}/incarnations.py",
-        "if known is not None and epoch <= max(rows[0][1:]):",
+        "if known is not None and epoch <= max(known.epoch, seen.lost_epoch):",
         "if False:",
         MOVES,
     ),
     _of_archive(
         "an epoch that another shard brings back ends an incarnation",
         f"{ARCHIVE}/incarnations.py",
-        "epoch <= max(rows[0][1:]):",
+        "epoch <= max(known.epoch, seen.lost_epoch):",
         "epoch < known.epoch:",
         CLAUSES,
     ),
@@ -846,6 +846,13 @@ FAULTS += [
         f"{ARCHIVE}/incarnations.py",
         "        epoch = yield from settled_epoch(queue_shard, deadline_s)\n",
         "        epoch = (yield from known_config(queue_shard, deadline_s)).epoch\n",
+        CLAUSES,
+    ),
+    _of_archive(
+        "an epoch of before a loss ends what was committed since",
+        f"{ARCHIVE}/incarnations.py",
+        '        if _seen(sql, queue_shard, "lock_incarnation") != seen:\n',
+        '        if _seen(sql, queue_shard, "lock_incarnation").incarnation != seen.incarnation:\n',
         CLAUSES,
     ),
     _of_archive(

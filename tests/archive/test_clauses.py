@@ -28,6 +28,7 @@ from pinlater.store import archive_driver
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.archive_errors import ArchiveConflict
 from pinlater.store.effects import Flow, Transaction, resume
+from pinlater.store.keys import queue_key
 from pinlater.store.requests import write
 from tests.archive.rig import DURABLE, FAR_MS, PRIORITIES, QUEUE, Rig
 from tests.archive.stepper import Fault, Killed, Perform, Stepper
@@ -260,6 +261,17 @@ async def restore(archiver: Archiver) -> None:
     await archiver.restore(QUEUE)
 
 
+def test_a_score_keeps_its_sixteenths(durable: Server, rig: Rig) -> None:
+    """They count how often a lease ended."""
+    name, _ = fill(rig, 2)
+    line, member = queue_key(QUEUE, "1", "ready:1"), int(name.rpartition(":")[2]).to_bytes(8, "big")
+    durable.call("ZINCRBY", line, 9 / 16, member)
+    before = durable.call("ZRANGE", line, 0, -1, "WITHSCORES")
+    assert rig.spill() == rig.restore() == 2
+    after = durable.call("ZRANGE", line, 0, -1, "WITHSCORES")
+    assert [score for _, score in after] == [score for _, score in before]
+
+
 def test_rows_stay_until_restored_jobs_are_on_disk(durable: Server, rig: Rig) -> None:
     names = fill(rig)
     rig.spill()
@@ -332,6 +344,28 @@ def test_a_client_that_remembers_an_earlier_epoch_ends_nothing(rig: Rig) -> None
     rig.recover()
     assert rig.status().archived == 3
     ended(rig, names)
+
+
+def test_what_is_committed_after_a_loss_stays_if_an_epoch_of_before_comes_late(durable: Server, rig: Rig) -> None:
+    """MySQL did not hear of the deletion, and says what it said before."""
+    fill(rig)
+    rig.spill()
+    with Client(shards=rig.shards) as bare:
+        bare.delete_queue(QUEUE)
+        bare.create_queue(QUEUE, QueueConfig(priorities=PRIORITIES))
+    rig.client.queue_config(QUEUE)
+    names: list[str] = []
+
+    def lost(perform: Perform) -> Any:
+        durable.call("FLUSHALL")
+        rig.create()
+        names.extend(fill(rig))
+        rig.spill()
+        return perform()
+
+    at_step(rig, "_change.<locals>.change", lost, restore)
+    rig.restore()
+    assert {*names} <= {done.descriptor for done in rig.drain()}
 
 
 def test_a_queue_that_was_deleted_stays_so_when_redis_loses_its_data(durable: Server, rig: Rig) -> None:
@@ -443,6 +477,19 @@ def test_a_deletion_reaches_a_job_that_moves_meanwhile(path: tuple[str, ...], ri
         if len(path) == 1:
             moves(rig, "spill" if path[0] == "restore" else "restore")()
     ended(rig, list(others))
+
+
+def test_a_deletion_carries_out_an_open_restore_first(rig: Rig) -> None:
+    """Somebody may have read the rows already, and send them later."""
+    names = fill(rig)
+    rig.spill()
+
+    def deleted(perform: Perform) -> Any:
+        assert rig.client.delete_jobs(descriptors=names[:1]) == 1
+        return perform()
+
+    at_step(rig, "restore", deleted, restore)
+    ended(rig, names[1:])
 
 
 @pytest.mark.parametrize("path", PATHS, ids="-".join)

@@ -98,6 +98,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "delete_ids": (1, [1, 2]),
     "lock_committed": (NAME,),
     "last_ended": (1,),
+    "last_batch": (),
     "last_restore": (1,),
 }
 

@@ -11,7 +11,7 @@ had lost its data earlier and the epoch is not above the one from before.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pinlater.archive.queries import query
 from pinlater.archive.settle import settled_epoch
@@ -29,6 +29,18 @@ class Incarnation(NamedTuple):
     epoch: int
 
 
+class _Seen(NamedTuple):
+    """What MySQL has of a queue shard.
+
+    lost_epoch: the highest epoch before Redis lost its data. last_batch: the highest number of a batch of any queue, or
+    None.
+    """
+
+    incarnation: Incarnation | None
+    lost_epoch: int
+    last_batch: int | None
+
+
 class IncarnationEnded(ArchiveError):
     """The queue was deleted, or its epoch is another one by now. Compare again."""
 
@@ -39,38 +51,49 @@ def incarnation_of(database: ArchiveDatabase, queue_shard: QueueShard, deadline_
     A later epoch than MySQL has ever known ends the incarnation before. An earlier one shows that Redis lost its data:
     the incarnation goes on, also if another shard brings the old epoch back later.
 
-    Redis is read after MySQL, and MySQL is changed only if it still says the same. So neither an epoch that this client
-    read earlier decides, nor one that a restart of Redis takes back.
+    Redis is read after MySQL, and MySQL is changed only if it still says the same, and no batch was committed. So no
+    epoch decides that this client read earlier, or that a restart of Redis takes back, or that a loss took since.
     """
     epoch = (yield from known_config(queue_shard, deadline_s)).epoch
     while True:
-        known = yield from _known(database, queue_shard)
+        seen = yield from _look(database, queue_shard)
+        known = seen.incarnation
         if known is not None and known.epoch == epoch:
             return known
         epoch = yield from settled_epoch(queue_shard, deadline_s)
         if known is None or known.epoch != epoch:
-            yield from _change(database, queue_shard, known, epoch)
+            yield from _change(database, queue_shard, seen, epoch)
 
 
 def known_incarnation(database: ArchiveDatabase, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
     """Like incarnation_of, for those who only read. A queue that MySQL does not know has number 0, which no row has."""
-    if (yield from _known(database, queue_shard)) is None:
+    if (yield from _look(database, queue_shard)).incarnation is None:
         return Incarnation(0, 0)
     return (yield from incarnation_of(database, queue_shard, deadline_s))
 
 
-def _known(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[Incarnation | None]:
-    return _first((yield from query(database, "select_incarnation", *_names(queue_shard))))
+def _look(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[_Seen]:
+    seen: _Seen = yield Transaction(database, lambda sql: _seen(sql, queue_shard, "select_incarnation"))
+    return seen
 
 
-def _change(database: ArchiveDatabase, queue_shard: QueueShard, known: Incarnation | None, epoch: int) -> Flow[None]:
-    """Gives MySQL the epoch of Redis, unless MySQL has changed since `known` was read."""
+def _seen(sql: Statements, queue_shard: QueueShard, statement: str) -> _Seen:
+    rows = sql.run(statement, _names(queue_shard))
+    [(last_batch,)] = sql.run("last_batch")
+    if not rows:
+        return _Seen(None, 0, last_batch)
+    number, epoch, lost_epoch = rows[0]
+    return _Seen(Incarnation(number, epoch), lost_epoch, last_batch)
+
+
+def _change(database: ArchiveDatabase, queue_shard: QueueShard, seen: _Seen, epoch: int) -> Flow[None]:
+    """Gives MySQL the epoch of Redis, unless MySQL has changed since `seen` was read."""
 
     def change(sql: Statements) -> None:
-        rows = sql.run("lock_incarnation", _names(queue_shard))
-        if _first(rows) != known:
+        known = seen.incarnation
+        if _seen(sql, queue_shard, "lock_incarnation") != seen:
             return
-        if known is not None and epoch <= max(rows[0][1:]):
+        if known is not None and epoch <= max(known.epoch, seen.lost_epoch):
             sql.run("set_epoch", (epoch, known.number))
             return
         if known is not None:
@@ -98,7 +121,3 @@ def check_current(sql: Statements, incarnation: Incarnation, *, exclusive: bool 
 
 def _names(queue_shard: QueueShard) -> tuple[bytes, bytes]:
     return queue_shard.queue.encode(), queue_shard.shard.name.encode()
-
-
-def _first(rows: list[tuple[Any, ...]]) -> Incarnation | None:
-    return Incarnation(*rows[0][:2]) if rows else None
