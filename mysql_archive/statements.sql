@@ -9,6 +9,10 @@ SELECT number, epoch, lost_epoch FROM incarnations WHERE queue = %s AND shard = 
 -- queue, shard, epoch -> the number of a new current incarnation; a duplicate if there is one
 INSERT INTO incarnations (queue, shard, epoch) VALUES (%s, %s, %s)
 
+-- name: number_apart
+-- number -> the restores of this incarnation get higher numbers than those of earlier ones
+UPDATE incarnations SET last_restore = number << 32 WHERE number = %s
+
 -- name: set_epoch
 -- epoch, number -> the incarnation goes on under another epoch, and keeps the highest one before as lost_epoch
 UPDATE incarnations SET lost_epoch = GREATEST(lost_epoch, epoch), epoch = %s WHERE number = %s

@@ -680,7 +680,7 @@ FAULTS += [
         "restores are closed for a server that lost its data since",
         "lua/close.lua",
         "local may_close = known == sub(config, CONFIG_VERSION, CONFIG_VERSION_END)",
-        "local may_close = true",
+        "local may_close = known ~= nil",
         ARCHIVE_SCRIPTS,
     ),
     _of_archive(
@@ -785,11 +785,11 @@ FAULTS += [
         TRANSPARENT,
     ),
     _of_archive(
-        "a deletion removes rows of an open restore",
+        "a deletion leaves open restores alone",
         f"{ARCHIVE}/backlog.py",
-        "left = [id_ for id_ in ids if id_ not in restoring]",
-        "left = list(ids)",
-        CLAUSES,
+        "[id_ for _, id_ in archived])\n        yield from self._end_restores(queue_shard, incarnation, deadline_s)\n",
+        "[id_ for _, id_ in archived])\n",
+        TRANSPARENT,
     ),
     _of_archive(
         "a deletion looks at each store once",
@@ -832,7 +832,7 @@ FAULTS += [
         f"{ARCHIVE}/incarnations.py",
         "if known is not None and epoch <= max(known.epoch, seen.lost_epoch):",
         "if False:",
-        MOVES,
+        CLAUSES,
     ),
     _of_archive(
         "an epoch that another shard brings back ends an incarnation",
@@ -853,6 +853,13 @@ FAULTS += [
         f"{ARCHIVE}/incarnations.py",
         '        if _seen(sql, queue_shard, "lock_incarnation") != seen:\n',
         '        if _seen(sql, queue_shard, "lock_incarnation").incarnation != seen.incarnation:\n',
+        CLAUSES,
+    ),
+    _of_archive(
+        "restores of two incarnations have the same numbers",
+        f"{ARCHIVE}/incarnations.py",
+        '        sql.run("number_apart", (number,))\n',
+        "",
         CLAUSES,
     ),
     _of_archive(

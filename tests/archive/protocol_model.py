@@ -76,6 +76,11 @@ class Model:
         return World(redis, (), mysql, archivers, IDLE, (), jobs, 0, setting.faults)
 
     @property
+    def _first_number(self) -> int:
+        """More than an incarnation has restores."""
+        return 100 if self.clauses.restores_numbered_apart else 0
+
+    @property
     def _closed_at_first(self) -> int:
         """Where no data are lost and no queue is new, earlier restores have ended: that leaves fewer worlds."""
         return NOTHING if self.compares and self.clauses.closes_before_restore else 0
@@ -213,7 +218,7 @@ class Model:
             return
         if not rows or epoch > max(rows[-1][:2]):
             text = f"{found}: incarnation {known.number + 1} begins"
-            rows = (*rows, Incarnation(epoch))
+            rows = (*rows, Incarnation(epoch, last_restore=self._first_number * len(rows)))
         else:
             text = f"{found}: Redis lost its data, incarnation {known.number} goes on"
             rows = (*rows[:-1], rows[-1]._replace(epoch=epoch, lost_epoch=max(rows[-1][:2])))

@@ -197,6 +197,8 @@ class Clauses:
     #: False: a batch that was committed since the look does not count.
     compare_sees_commits: bool = True
     epoch_settled: bool = True
+    #: Restores of an incarnation have higher numbers than those of earlier ones.
+    restores_numbered_apart: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -21,7 +22,7 @@ from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarna
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.recovery import recover
-from pinlater.archive.restores import Wanted, begin
+from pinlater.archive.restores import Wanted, begin, jobs_of, load
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.operations import admin, inspect
 from pinlater.store import archive_driver
@@ -366,6 +367,30 @@ def test_what_is_committed_after_a_loss_stays_if_an_epoch_of_before_comes_late(d
     at_step(rig, "_change.<locals>.change", lost, restore)
     rig.restore()
     assert {*names} <= {done.descriptor for done in rig.drain()}
+
+
+def test_a_restore_of_before_a_deletion_brings_nothing_back_after_a_loss(durable: Server, rig: Rig) -> None:
+    """Redis has the epoch again that the restore was meant for."""
+    fill(rig)
+    rig.spill()
+    names: list[str] = []
+
+    def lost(perform: Perform) -> Any:
+        rig.client.delete_queue(QUEUE)
+        rig.create()
+        names.extend(fill(rig))
+        rig.spill()
+        durable.call("FLUSHALL")
+        rig.create()
+        incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+        [other] = rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 10)).restores
+        jobs = rig.client.run(lambda _: jobs_of(rig.database, incarnation, other))
+        assert rig.client.run(lambda end: load(rig.queue_shard, rig.database, incarnation, other, jobs, end))
+        return perform()
+
+    with suppress(ArchiveError):
+        at_step(rig, "restore", lost, restore)
+    ended(rig, names)
 
 
 def test_a_queue_that_was_deleted_stays_so_when_redis_loses_its_data(durable: Server, rig: Rig) -> None:

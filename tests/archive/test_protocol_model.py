@@ -77,6 +77,7 @@ NEEDED = {
     "close_names_epoch": (Faults(queue_deletions=1), LOST_NEW),
     "compare_looks_again": (Faults(queue_deletions=1, losses=1), LOST_NEW),
     "compare_sees_commits": (Faults(queue_deletions=1, losses=1), LOST_NEW),
+    "restores_numbered_apart": (Faults(queue_deletions=1, losses=1), LOST_NEW),
     "epoch_settled": (Faults(queue_deletions=1, roll_backs=1), LOST_NEW),
     "commit_leaves_restoring": (Faults(losses=1), TWICE),
     "close_leaves_open": (Faults(), LOST),

@@ -99,6 +99,7 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "lock_committed": (NAME,),
     "last_ended": (1,),
     "last_batch": (),
+    "number_apart": (1,),
     "last_restore": (1,),
 }
 

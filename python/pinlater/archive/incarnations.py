@@ -87,7 +87,10 @@ def _seen(sql: Statements, queue_shard: QueueShard, statement: str) -> _Seen:
 
 
 def _change(database: ArchiveDatabase, queue_shard: QueueShard, seen: _Seen, epoch: int) -> Flow[None]:
-    """Gives MySQL the epoch of Redis, unless MySQL has changed since `seen` was read."""
+    """Gives MySQL the epoch of Redis, unless MySQL has changed since `seen` was read.
+
+    A Redis that lost its data may have the epoch of an earlier incarnation again. So numbers tell the restores apart.
+    """
 
     def change(sql: Statements) -> None:
         known = seen.incarnation
@@ -98,7 +101,8 @@ def _change(database: ArchiveDatabase, queue_shard: QueueShard, seen: _Seen, epo
             return
         if known is not None:
             sql.run("end_incarnation", (known.number,))
-        sql.insert("insert_incarnation", (*_names(queue_shard), epoch))
+        number = sql.insert("insert_incarnation", (*_names(queue_shard), epoch))
+        sql.run("number_apart", (number,))
 
     with suppress(ArchiveDuplicate):  # another archiver inserted it
         yield Transaction(database, change)
