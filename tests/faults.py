@@ -453,7 +453,7 @@ FAULTS += [
         f"{ARCHIVE}/recovery.py",
         "[name for name, done in zip(left, settled, strict=True) if done])",
         "left)",
-        STEPS,
+        CLAUSES,
     ),
     _of_archive(
         "nobody waits for the disk",

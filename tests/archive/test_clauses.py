@@ -21,7 +21,7 @@ from pinlater.archive.batches import commit, drop_rows, mark_finalized
 from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarnation_of
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
-from pinlater.archive.recovery import recover
+from pinlater.archive.recovery import recover, until_finalized
 from pinlater.archive.restores import Wanted, begin, jobs_of, load
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.operations import admin, inspect
@@ -295,6 +295,22 @@ def test_a_batch_is_finalized_once_its_end_is_on_disk(durable: Server, rig: Rig)
         at_step(rig, "finalize", no_disk, spill)
     assert rig.status().committed == 1
     durable.call("CONFIG", "SET", "appendonly", "yes")
+    ended(rig, names)
+
+
+def test_no_job_comes_back_whose_batch_redis_has_again(rig: Rig) -> None:
+    """Its end is not on disk: the server went back in time."""
+    names = fill(rig)
+    kill_at(rig, "finalize", spill)
+    [batch] = rig.client.run(lambda end: moves_of(rig.queue_shard, end)).batches
+
+    def beside(perform: Perform) -> Any:
+        assert rig.restore() == 0
+        return perform()
+
+    stepper = Stepper(rig.client, lambda _, name: name == "finalize", beside)
+    asyncio.run(stepper.run(lambda end: until_finalized(rig.queue_shard, rig.database, [batch.name], end)))
+    assert stepper.faulty
     ended(rig, names)
 
 
