@@ -709,7 +709,7 @@ FAULTS += [
         f"{ARCHIVE}/restores.py",
         "        if not again:\n            break\n",
         "        break\n",
-        STEPS,
+        CLAUSES,
     ),
     _of_archive(
         "the end of a restore takes rows of later batches along",
@@ -730,7 +730,7 @@ FAULTS += [
         f"{ARCHIVE}/restores.py",
         "    yield from close(queue_shard, incarnation, max(numbers), deadline_s)\n",
         "",
-        STEPS,
+        CLAUSES,
     ),
     _of_archive(
         "a restore counts what another one began",
@@ -813,6 +813,13 @@ FAULTS += [
         CLAUSES,
     ),
     # incarnations
+    _of_archive(
+        "a lookup does not repeat its looks",
+        f"{PACKAGE}/operations/inspect.py",
+        "        if now_seen == seen:\n",
+        "        if seen is not None:\n",
+        CLAUSES,
+    ),
     _of_archive(
         "the end of an incarnation is not written down",
         f"{ARCHIVE}/backlog.py",

@@ -22,7 +22,7 @@ from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarna
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.recovery import recover, until_finalized
-from pinlater.archive.restores import Wanted, begin, jobs_of, load
+from pinlater.archive.restores import Wanted, begin, finish, jobs_of, load
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.operations import admin, inspect
 from pinlater.store import archive_driver
@@ -614,3 +614,57 @@ def test_another_shard_that_was_away_brings_the_old_epoch_back(
         assert [each.stored.epoch for each in rig.queue_shards if each.stored] == [5 if made_again else 3] * 2
         kept = [name for name in names if not made_again]
         ended(rig, kept)
+
+
+LOOKS: dict[str, Callable[[Rig, str, float], Flow[Any]]] = {
+    "delete_jobs": lambda rig, name, end: admin.delete_named(rig.client.session, [name], end),
+    "lookup": lambda rig, name, end: inspect.lookup(rig.client.session, [name], True, end),
+}
+
+
+@pytest.mark.parametrize("script", LOOKS)
+def test_a_job_that_dodges_each_look_is_found_in_the_end(script: str, rig: Rig) -> None:
+    """It is archived before each look at Redis, and back before each look at MySQL, twice."""
+    [name] = fill(rig, 1)
+    looks = 2
+
+    def dodge(_number: int, step: str) -> bool:
+        nonlocal looks
+        if looks and step == script:
+            rig.spill()
+        elif looks and "query_in" in step:
+            looks -= 1
+            rig.restore()
+        return False
+
+    assert asyncio.run(Stepper(rig.client, dodge, killed).run(lambda end: LOOKS[script](rig, name, end)))
+    assert not looks
+    ended(rig, [name] if script == "lookup" else [])
+
+
+def test_nothing_is_left_open(rig: Rig) -> None:
+    names = fill(rig)
+    rig.spill()
+    rig.restore()
+    left = rig.client.run(lambda end: moves_of(rig.queue_shard, end))
+    assert (left.batches, left.restores, left.closed > 0) == ([], [], True)
+    ended(rig, names)
+
+
+def test_a_restore_that_is_sent_again_is_waited_for_again(durable: Server, rig: Rig) -> None:
+    """Redis went back in time, and the rows are the only copy until its disk has the jobs again."""
+    names = fill(rig)
+    rig.spill()
+    incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+    opened = rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 10)).restores
+
+    def no_disk(perform: Perform) -> Any:
+        durable.call("CONFIG", "SET", "appendonly", "no")
+        return perform()
+
+    stepper = Stepper(rig.client, lambda _, step: "restore" in step, no_disk)
+    with pytest.raises(ArchiveError, match="appendonly"):
+        asyncio.run(stepper.run(lambda end: finish(rig.queue_shard, rig.database, incarnation, opened, end)))
+    assert rows(rig, "jobs", "restores") == [3, 1]
+    durable.call("CONFIG", "SET", "appendonly", "yes")
+    ended(rig, names)
