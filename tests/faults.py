@@ -337,8 +337,8 @@ FAULTS += [
     ),
     _fault(
         "simple successes free no place",
-        "lua/lib/hold_simple.lua",
-        " and flags % 16 < FLAG_MAX_RUNNING",
+        "lua/lib/simple_ack.lua",
+        "  if counts_places and waiting then plan = plan or {} end\n",
         "",
         SCRIPTS,
     ),
