@@ -22,7 +22,7 @@ from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarna
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.recovery import recover, until_finalized
-from pinlater.archive.restores import Wanted, begin, finish, jobs_of, load
+from pinlater.archive.restores import Wanted, begin, close, finish
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.operations import admin, inspect
 from pinlater.store import archive_driver
@@ -400,8 +400,10 @@ def test_a_restore_of_before_a_deletion_brings_nothing_back_after_a_loss(durable
         rig.create()
         incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
         [other] = rig.client.run(lambda _: begin(rig.database, incarnation, WANTED, 10)).restores
-        jobs = rig.client.run(lambda _: jobs_of(rig.database, incarnation, other))
-        assert rig.client.run(lambda end: load(rig.queue_shard, rig.database, incarnation, other, jobs, end))
+        at, closed = rig.queue_shard, other.number - 1
+        assert at.stored is not None
+        known = at.stored.version
+        rig.client.run(lambda end: close(at, incarnation, closed, end, known=known))
         return perform()
 
     with suppress(ArchiveError):
