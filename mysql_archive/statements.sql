@@ -132,8 +132,9 @@ SELECT COALESCE((SELECT MIN(number) - 1 FROM restores WHERE restores.incarnation
 FROM incarnations WHERE number = %s
 
 -- name: select_incarnation
--- queue, shard -> number, epoch and lost_epoch of the current incarnation
-SELECT number, epoch, lost_epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
+-- queue, shard -> number, epoch and lost_epoch of the current incarnation, and the number of the last batch of all
+SELECT number, epoch, lost_epoch, (SELECT MAX(number) FROM batches)
+FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
 
 -- name: select_with_state
 -- incarnation, ids -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job

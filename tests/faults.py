@@ -858,8 +858,8 @@ FAULTS += [
     _of_archive(
         "an epoch of before a loss ends what was committed since",
         f"{ARCHIVE}/incarnations.py",
-        '        if _seen(sql, queue_shard, "lock_incarnation") != seen:\n',
-        '        if _seen(sql, queue_shard, "lock_incarnation").incarnation != seen.incarnation:\n',
+        "        if _seen([(*row, *last[0]) for row in rows]) != seen:\n",
+        "        if _seen([(*row, *last[0]) for row in rows]).incarnation != seen.incarnation:\n",
         CLAUSES,
     ),
     _of_archive(

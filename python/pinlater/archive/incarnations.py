@@ -10,13 +10,14 @@ had lost its data earlier and the epoch is not above the one from before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from pinlater.archive.queries import query
 from pinlater.archive.settle import settled_epoch
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
-from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.requests import known_config
 from pinlater.store.shards import QueueShard
@@ -33,7 +34,7 @@ class _Seen(NamedTuple):
     """What MySQL has of a queue shard.
 
     lost_epoch: the highest epoch before Redis lost its data. last_batch: the highest number of a batch of any queue, or
-    None.
+    None; where there is no incarnation it does not count.
     """
 
     incarnation: Incarnation | None
@@ -73,16 +74,13 @@ def known_incarnation(database: ArchiveDatabase, queue_shard: QueueShard, deadli
 
 
 def _look(database: ArchiveDatabase, queue_shard: QueueShard) -> Flow[_Seen]:
-    seen: _Seen = yield Transaction(database, lambda sql: _seen(sql, queue_shard, "select_incarnation"))
-    return seen
+    return _seen((yield from query(database, "select_incarnation", *_names(queue_shard))))
 
 
-def _seen(sql: Statements, queue_shard: QueueShard, statement: str) -> _Seen:
-    rows = sql.run(statement, _names(queue_shard))
-    [(last_batch,)] = sql.run("last_batch")
+def _seen(rows: Sequence[Row]) -> _Seen:
     if not rows:
-        return _Seen(None, 0, last_batch)
-    number, epoch, lost_epoch = rows[0]
+        return _Seen(None, 0, None)
+    number, epoch, lost_epoch, last_batch = rows[0]
     return _Seen(Incarnation(number, epoch), lost_epoch, last_batch)
 
 
@@ -94,7 +92,9 @@ def _change(database: ArchiveDatabase, queue_shard: QueueShard, seen: _Seen, epo
 
     def change(sql: Statements) -> None:
         known = seen.incarnation
-        if _seen(sql, queue_shard, "lock_incarnation") != seen:
+        rows = sql.run("lock_incarnation", _names(queue_shard))
+        last = sql.run("last_batch")  # behind the lock, which waits for commits
+        if _seen([(*row, *last[0]) for row in rows]) != seen:
             return
         if known is not None and epoch <= max(known.epoch, seen.lost_epoch):
             sql.run("set_epoch", (epoch, known.number))
