@@ -10,6 +10,7 @@ CREATE TABLE IF NOT EXISTS incarnations (
   queue VARBINARY(255) NOT NULL,
   shard VARBINARY(32) NOT NULL,
   epoch INT UNSIGNED NOT NULL,
+  lost_epoch INT UNSIGNED NOT NULL DEFAULT 0,
   ended INT UNSIGNED NOT NULL DEFAULT 0,
   last_restore BIGINT UNSIGNED NOT NULL DEFAULT 0,
   UNIQUE KEY one_is_current (queue, shard, ended)

@@ -2,16 +2,24 @@
 -- MySQL 8 and MariaDB 10.6 both run them. A parameter is %s; of `IN %s` it is a list.
 
 -- name: lock_incarnation
--- queue, shard -> number and epoch of the current incarnation, locked until the end of the transaction
-SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0 FOR UPDATE
+-- queue, shard -> number, epoch and lost_epoch of the current incarnation, locked until the end of the transaction
+SELECT number, epoch, lost_epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0 FOR UPDATE
 
 -- name: insert_incarnation
 -- queue, shard, epoch -> the number of a new current incarnation; a duplicate if there is one
 INSERT INTO incarnations (queue, shard, epoch) VALUES (%s, %s, %s)
 
+-- name: number_apart
+-- number -> the restores of this incarnation get higher numbers than those of earlier ones
+UPDATE incarnations SET last_restore = number << 32 WHERE number = %s
+
 -- name: set_epoch
--- epoch, number -> the incarnation goes on under another epoch
-UPDATE incarnations SET epoch = %s WHERE number = %s
+-- epoch, number -> the incarnation goes on under another epoch, and keeps the highest one before as lost_epoch
+UPDATE incarnations SET lost_epoch = GREATEST(lost_epoch, epoch), epoch = %s WHERE number = %s
+
+-- name: last_batch
+-- nothing -> the number of the last batch of all; NULL if there is none
+SELECT MAX(number) FROM batches
 
 -- name: end_incarnation
 -- number -> the incarnation is over; its rows never come back
@@ -124,8 +132,9 @@ SELECT COALESCE((SELECT MIN(number) - 1 FROM restores WHERE restores.incarnation
 FROM incarnations WHERE number = %s
 
 -- name: select_incarnation
--- queue, shard -> number and epoch of the current incarnation
-SELECT number, epoch FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
+-- queue, shard -> number, epoch and lost_epoch of the current incarnation, and the number of the last batch of all
+SELECT number, epoch, lost_epoch, (SELECT MAX(number) FROM batches)
+FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
 
 -- name: select_with_state
 -- incarnation, ids -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job

@@ -28,6 +28,7 @@ from tests.archive.protocol_worlds import (
     IDLE,
     IN_LOST_REDIS,
     LINE,
+    NOTHING,
     NOWHERE,
     OVERLOOKED,
     PENDING,
@@ -52,7 +53,7 @@ from tests.archive.protocol_worlds import (
 #: Steps whose requests may be carried out after the end of their archiver. The others only read.
 WRITES = {
     *("withdraw", "commit", "finalize", "drop_missing", "mark_finalized", "insert_aborted", "abort", "drop_held"),
-    *("begin", "restore", "drop_restored", "close", "compare"),
+    *("begin", "restore", "close_ended", "drop_restored", "close", "compare"),
 }
 
 
@@ -68,11 +69,21 @@ class Model:
     def first(self) -> World:
         setting = self.setting
         places = (LINE,) * setting.jobs + (NOWHERE,) * setting.unborn
-        redis = Redis(1, 1, 1, frozenset(range(setting.jobs)), places)
+        redis = Redis(1, 1, frozenset(range(setting.jobs)), places, closed=self._closed_at_first)
         jobs = (PENDING,) * setting.jobs + (UNBORN,) * setting.unborn
         archivers = (IDLE,) * setting.archivers
-        mysql = MySQL(() if self.compares else (Incarnation(1, int(self.clauses.stamp_names_data)),))
+        mysql = MySQL(() if self.compares else (Incarnation(1),))
         return World(redis, (), mysql, archivers, IDLE, (), jobs, 0, setting.faults)
+
+    @property
+    def _first_number(self) -> int:
+        """More than an incarnation has restores."""
+        return 100 if self.clauses.restores_numbered_apart else 0
+
+    @property
+    def _closed_at_first(self) -> int:
+        """Where no data are lost and no queue is new, earlier restores have ended: that leaves fewer worlds."""
+        return NOTHING if self.compares and self.clauses.closes_before_restore else 0
 
     def moves(self, world: World) -> Iterator[Move]:
         """All that can happen next."""
@@ -114,7 +125,7 @@ class Model:
             yield ("look",)
             if not stands:
                 return
-        known = stands[1] if stands else Known(0, 1, self._stamp(world))
+        known = stands[1] if stands else Known(0, 1)
         if world.names < self.setting.names and LINE in world.redis.places:
             name = f"batch {world.names + 1}"
             yield ("withdraw", known, name, self.setting.jobs + self.setting.unborn)
@@ -133,8 +144,9 @@ class Model:
                 yield ("begin", known, "apart", 0)
         if is_open:
             yield ("open_restores", known)
-        if world.redis.open:
-            yield ("select_still_open", known, world.redis.open)
+        closed, last = world.redis.closed, world.mysql.incarnations[known.number].last_restore
+        if world.redis.open or NOTHING < closed < last:
+            yield ("last_restore", known, min([closed, *(number - 1 for number in world.redis.open)]))
 
     def _carry_out(self, world: World, request: Request) -> Iterator[Step]:
         step: Callable[..., Iterator[Step]] = getattr(self, request[0])
@@ -171,8 +183,7 @@ class Model:
                 yield Move(text, back, fault=True)
         if left.losses:
             fewer = left._replace(losses=left.losses - 1)
-            # other shards give it the version that it had, so late requests bring the right one
-            empty = self._empty(world._replace(left=fewer), 1, world.redis.version)
+            empty = self._empty(world, 1, world.redis.version + self.clauses.loss_draws_version)
             archived = {id_ for id_, _ in world.mysql.rows_of(len(world.mysql.incarnations) - 1, COMMITTED, FINALIZED)}
             archived -= {
                 job for job, at in enumerate(world.redis.places) if at and world.mysql.state_of(at) != COMMITTED
@@ -185,53 +196,45 @@ class Model:
             yield Move("Redis loses all its data, and the queue is made again", lost, fault=True)
 
     def _empty(self, world: World, epoch: int, version: int) -> Redis:
-        """No stamp was drawn before, not even one that a roll back undid."""
-        at_first, left = self.setting.faults, world.left
-        stamp = 1 + at_first.queue_deletions - left.queue_deletions + at_first.losses - left.losses
-        return Redis(epoch, version, stamp, frozenset(), (NOWHERE,) * len(world.jobs))
+        return Redis(epoch, version, frozenset(), (NOWHERE,) * len(world.jobs), closed=self._closed_at_first)
 
     # -- incarnations.py
 
     def look(self, world: World) -> Iterator[Step]:
-        """Reads the epoch and the stamp."""
-        found = (world.redis.epoch, self._stamp(world))
-        yield Step(f"reads epoch {found[0]} and stamp {found[1]}", world, ("compare", *found, None))
+        epoch = world.redis.epoch
+        yield Step(f"reads epoch {epoch}", world, ("compare", epoch, None))
 
-    def _stamp(self, world: World) -> int:
-        """A random text that the first archiver writes. Who reads another one sees another queue, or lost data."""
-        return world.redis.stamp if self.clauses.stamp_names_data else 0
-
-    def compare(self, world: World, epoch: int, stamp: int, seen: Known | None) -> Iterator[Step]:
-        """seen: what MySQL had before the epoch and the stamp were read; None if nobody looked."""
+    def compare(self, world: World, epoch: int, seen: tuple[Known, int] | None) -> Iterator[Step]:
+        """seen: what MySQL had before the epoch was read, and how many batches; None if nobody looked."""
         rows = world.mysql.incarnations
         known = _current(world.mysql)
-        found = f"compares epoch {epoch} and stamp {stamp}"
-        if rows and (epoch, stamp) == known[1:]:
+        found = f"compares epoch {epoch}"
+        if rows and epoch == known.epoch:
             yield Step(f"{found}: incarnation {known.number} goes on", world, ("ready", known))
             return
-        if rows and self.clauses.compare_looks_again and seen != known:
-            text = f"{found}: MySQL has epoch {known.epoch} and stamp {known.stamp}"
-            yield Step(text, world, ("look_again", known))
+        now = known, len(world.mysql.batches) if self.clauses.compare_sees_commits else 0
+        if rows and self.clauses.compare_looks_again and seen != now:
+            yield Step(f"{found}: MySQL has epoch {known.epoch}", world, ("look_again", now))
             return
-        if not rows or epoch > known.epoch:
+        if not rows or epoch > max(rows[-1][:2]):
             text = f"{found}: incarnation {known.number + 1} begins"
-            rows = (*rows, Incarnation(epoch, stamp))
+            rows = (*rows, Incarnation(epoch, last_restore=self._first_number * len(rows)))
         else:
             text = f"{found}: Redis lost its data, incarnation {known.number} goes on"
-            rows = (*rows[:-1], rows[-1]._replace(epoch=epoch, stamp=stamp))
+            rows = (*rows[:-1], rows[-1]._replace(epoch=epoch, lost_epoch=max(rows[-1][:2])))
         mysql = world.mysql._replace(incarnations=rows)
         yield Step(text, world._replace(mysql=mysql), ("ready", _current(mysql)))
 
-    def look_again(self, world: World, seen: Known) -> Iterator[Step]:
-        found = (world.redis.epoch, self._stamp(world))
+    def look_again(self, world: World, seen: tuple[Known, int]) -> Iterator[Step]:
+        epoch = world.redis.epoch
         if self.clauses.epoch_settled:
             world = world._replace(unsaved=())
-        yield Step(f"settles: the epoch is {found[0]}, the stamp {found[1]}", world, ("compare", *found, seen))
+        yield Step(f"settles: the epoch is {epoch}", world, ("compare", epoch, seen))
 
     @staticmethod
     def _is_other(redis: Redis, known: Known) -> bool:
-        """What a script that names the epoch and the stamp refuses."""
-        return redis.epoch != known.epoch or (bool(known.stamp) and known.stamp != redis.stamp)
+        """What a script that names the epoch refuses."""
+        return redis.epoch != known.epoch
 
     # -- batches.py
 
@@ -395,12 +398,21 @@ class Model:
         jobs = frozenset(row for row in world.mysql.jobs if row[2] != number or row[1] not in ids)
         return world._replace(mysql=world.mysql._replace(jobs=jobs))
 
-    def select_still_open(self, world: World, known: Known, numbers: tuple[int, ...]) -> Iterator[Step]:
-        """`_close_ended`: numbers were open in Redis."""
-        still = {restore.number for restore in world.mysql.restores if restore.incarnation == known.number}
-        ended = [number for number in numbers if number not in still]
-        then: Request = ("close", known, max(ended)) if ended else IDLE
-        yield Step(f"reads that {len(ended)} of the open restores {numbers} have ended", world, then)
+    def last_restore(self, world: World, known: Known, closed: int) -> Iterator[Step]:
+        """`_close_ended`: Redis had closed all up to a number."""
+        last = world.mysql.incarnations[known.number].last_restore
+        yield Step(f"reads that restore {last} is the last one", world, ("select_still_open", known, closed, last))
+
+    def select_still_open(self, world: World, known: Known, closed: int, last: int) -> Iterator[Step]:
+        still = self._first_open(world.mysql, known)
+        ended = min(last, still - 1) if still and self.clauses.close_leaves_open else last
+        then: Request = ("close", known, ended) if closed < ended else IDLE
+        yield Step(f"reads that the restores up to {ended} have ended", world, then)
+
+    @staticmethod
+    def _first_open(mysql: MySQL, known: Known) -> int:
+        """The lowest number of an open restore; 0 if there is none."""
+        return min((of.number for of in mysql.restores if of.incarnation == known.number), default=0)
 
     # -- restores.py
 
@@ -457,8 +469,13 @@ class Model:
     ) -> Iterator[Step]:
         """undone: those that are sent from here on. loaded: Redis took one of them, or it is the first time."""
         redis, (restore, *rest) = world.redis, undone
+        then: Request
         if self.clauses.restore_names_epoch and self._is_other(redis, known):
             yield Step(f"cannot send restore {restore.number}: the epoch changed", world)
+            return
+        if redis.closed == NOTHING:
+            then = ("last_ended", known, redis.version, (all_, undone, loaded))
+            yield Step(f"cannot send restore {restore.number}: Redis knows of no closed one", world, then)
             return
         if restore.number <= redis.closed:
             text = f"sends restore {restore.number}: it is closed"
@@ -473,12 +490,35 @@ class Model:
             redis = redis._replace(records=redis.records.union(ids), places=places, open=numbers)
             world = _wrote(world, redis)
         if rest:
-            then: Request = ("restore", known, all_, tuple(rest), loaded)
+            then = ("restore", known, all_, tuple(rest), loaded)
         elif loaded and self.clauses.disk_before_rows_go:
             then = ("settle_restored", known, all_)
         else:
             then = ("drop_restored", known, all_)
         yield Step(text, world, then)
+
+    def last_ended(self, world: World, known: Known, version: int, sent: Request) -> Iterator[Step]:
+        """version: what Redis answered. sent: the arguments of `restore`, which is sent again behind it."""
+        if self.clauses.last_ended_checks_incarnation and known != _current(world.mysql):
+            yield Step("asks which restores ended: the incarnation ended", world)
+            return
+        still = self._first_open(world.mysql, known) if self.clauses.closes_what_ended else 0
+        ended = still - 1 if still else world.mysql.incarnations[known.number].last_restore
+        then = ("close_ended", known, version, ended, sent)
+        yield Step(f"reads that the restores up to {ended} have ended", world, then)
+
+    def close_ended(self, world: World, known: Known, version: int, number: int, sent: Request) -> Iterator[Step]:
+        """`close` where nothing is closed."""
+        redis = world.redis
+        if self.clauses.close_names_epoch and self._is_other(redis, known):
+            yield Step(f"cannot close restore {number}: the epoch changed", world)
+            return
+        text, closed = f"closes restore {number}", max(redis.closed, number)
+        if redis.closed == NOTHING and version != redis.version and self.clauses.close_names_version:
+            text, closed = f"cannot close restore {number}: the version changed", NOTHING
+        still_open = tuple(other for other in redis.open if other > number)
+        world = _wrote(world, redis._replace(open=still_open, closed=closed))
+        yield Step(text, world, ("restore", known, *sent))
 
     def settle_restored(self, world: World, known: Known, restores: tuple[Restore, ...]) -> Iterator[Step]:
         undone = tuple(restore for restore in restores if restore.number not in world.redis.open)
@@ -500,7 +540,8 @@ class Model:
         if self.clauses.close_names_epoch and self._is_other(redis, known):
             yield Step(f"cannot close restore {number}: the epoch changed", world)
             return
-        closed = max(redis.closed, number) if self.clauses.closed_remembered else 0
+        remembers = redis.closed != NOTHING and self.clauses.closed_remembered
+        closed = max(redis.closed, number) if remembers else redis.closed
         still_open = tuple(other for other in redis.open if other > number)
         yield Step(f"closes restore {number}", _wrote(world, redis._replace(open=still_open, closed=closed)))
 
@@ -609,9 +650,8 @@ def _has_batch(redis: Redis, name: str) -> bool:
 def _current(mysql: MySQL) -> Known:
     """The current incarnation; number -1 if there is none."""
     if not mysql.incarnations:
-        return Known(-1, 0, 0)
-    epoch, stamp, _ = mysql.incarnations[-1]
-    return Known(len(mysql.incarnations) - 1, epoch, stamp)
+        return Known(-1, 0)
+    return Known(len(mysql.incarnations) - 1, mysql.incarnations[-1].epoch)
 
 
 def _deleted(fate: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 #: States of a batch. WITHDRAWN: it has no row in MySQL.
 WITHDRAWN, COMMITTED, FINALIZED, ABORTED = "WITHDRAWN", "COMMITTED", "FINALIZED", "ABORTED"
 NOWHERE, LINE = "", "line"
+#: No restore was ever closed.
+NOTHING = -1
 
 #: What happened to a job so far.
 UNBORN, PENDING, RUN, RUN_TWICE = "unborn", "pending", "run", "run twice"
@@ -24,28 +26,26 @@ IDLE: Request = ()
 
 
 class Redis(NamedTuple):
-    """A queue shard. version: of its configuration; each creation draws one. stamp: what archivers take for the name of
-    this incarnation's data.
+    """A queue shard. version: of its configuration; each creation draws one.
 
     places: for each job NOWHERE, LINE, or the batch that it was withdrawn for. batches: (name, ids) in order.
-    open: the restores that are OPEN. closed: the highest one that is CLOSED, and with it all below.
+    open: the restores that are OPEN. closed: the highest one that is CLOSED, and with it all below, or NOTHING.
     """
 
     epoch: int
     version: int
-    stamp: int
     records: frozenset[int]
     places: tuple[str, ...]
     batches: tuple[tuple[str, tuple[int, ...]], ...] = ()
     open: tuple[int, ...] = ()
-    closed: int = 0
+    closed: int = NOTHING
 
 
 class Incarnation(NamedTuple):
-    """A row of `incarnations`."""
+    """A row of `incarnations`. lost_epoch: the highest one before Redis lost its data."""
 
     epoch: int
-    stamp: int
+    lost_epoch: int = 0
     last_restore: int = 0
 
 
@@ -95,7 +95,6 @@ class Known(NamedTuple):
 
     number: int
     epoch: int
-    stamp: int
 
 
 class Faults(NamedTuple):
@@ -176,6 +175,16 @@ class Clauses:
     rows_go_by_last_batch: bool = True
     close_names_epoch: bool = True
     closed_remembered: bool = True
+    close_leaves_open: bool = True
+    # where nothing is closed
+    #: Redis takes no restore before those that ended are closed.
+    closes_before_restore: bool = True
+    closes_what_ended: bool = True
+    #: `close` names the version that `restore` answered.
+    close_names_version: bool = True
+    #: False: another shard gives a Redis that lost its data the version that it had.
+    loss_draws_version: bool = True
+    last_ended_checks_incarnation: bool = True
     # delete
     #: False: Redis, then MySQL.
     delete_looks_again: bool = True
@@ -185,9 +194,11 @@ class Clauses:
     # incarnations
     #: False: an epoch that was read long ago may end an incarnation.
     compare_looks_again: bool = True
+    #: False: a batch that was committed since the look does not count.
+    compare_sees_commits: bool = True
     epoch_settled: bool = True
-    #: Who names the epoch names the stamp too.
-    stamp_names_data: bool = True
+    #: Restores of an incarnation have higher numbers than those of earlier ones.
+    restores_numbered_apart: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from pinlater import Client
 from pinlater.archive.archiver import Archiver
 from pinlater.model.errors import PinLaterError
-from pinlater.store.effects import Effect, Flow, Send, Sleep, Transaction, resume
+from pinlater.store.effects import Effect, Flow, Send, Sleep, Transaction, Transactions, resume
 from pinlater.store.scripts import load_scripts
 
 T = TypeVar("T")
@@ -95,6 +95,8 @@ def name_of(effect: Effect) -> str:
     """Which step it is, for messages."""
     if isinstance(effect, Transaction):
         return f"transaction {getattr(effect.work, '__qualname__', '')}"
+    if isinstance(effect, Transactions):
+        return "; ".join(map(name_of, effect.each))
     assert isinstance(effect, list)
     return "; ".join(_sent(send) for send in effect)
 

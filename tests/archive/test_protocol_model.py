@@ -75,10 +75,16 @@ NEEDED = {
     "withdraw_names_epoch": (Faults(queue_deletions=1), LOST_NEW),
     "restore_names_epoch": (Faults(queue_deletions=1), DELETED),
     "close_names_epoch": (Faults(queue_deletions=1), LOST_NEW),
-    "compare_looks_again": (Faults(queue_deletions=1), LOST_NEW),
+    "compare_looks_again": (Faults(queue_deletions=1, losses=1), LOST_NEW),
+    "compare_sees_commits": (Faults(queue_deletions=1, losses=1), LOST_NEW),
+    "restores_numbered_apart": (Faults(queue_deletions=1, losses=1), LOST_NEW),
     "epoch_settled": (Faults(queue_deletions=1, roll_backs=1), LOST_NEW),
     "commit_leaves_restoring": (Faults(losses=1), TWICE),
-    "stamp_names_data": (Faults(losses=1), TWICE),
+    "close_leaves_open": (Faults(), LOST),
+    "closes_before_restore": (Faults(losses=1), TWICE),
+    "closes_what_ended": (Faults(losses=1), LOST),
+    "close_names_version": (Faults(losses=1), TWICE),
+    "loss_draws_version": (Faults(losses=1), TWICE),
 }
 
 #: Clauses that no world of this model needs: the faults that come nearest, and why they do not need them.
@@ -96,6 +102,7 @@ UNNEEDED = {
     "finalize_checks_owner": (Faults(deletions=1), "while Redis has a batch, its jobs are in it or have no record"),
     "commit_checks_incarnation": (Faults(losses=1), "rows of an ended incarnation stay away, and Redis lost the jobs"),
     "begin_checks_incarnation": (Faults(losses=1), "Redis refuses a restore of an ended incarnation"),
+    "last_ended_checks_incarnation": (Faults(losses=1), "Redis refuses a `close` for an ended incarnation"),
 }
 
 SETTINGS = SMALL | LARGE if CAMPAIGN else SMALL
@@ -149,10 +156,10 @@ def test_a_trace_is_a_list_of_sentences() -> None:
 @pytest.mark.parametrize(
     ("redis", "problem"),
     [
-        (Redis(1, 1, 1, frozenset({0}), (LINE,)), ""),
-        (Redis(1, 1, 1, frozenset(), (LINE,)), "job 0: no record, but it is in line"),
-        (Redis(1, 1, 1, frozenset({0}), ("batch 1",)), "job 0: withdrawn for batch 1, which does not name it"),
-        (Redis(1, 1, 1, frozenset(), (NOWHERE,)), LOST),
+        (Redis(1, 1, frozenset({0}), (LINE,)), ""),
+        (Redis(1, 1, frozenset(), (LINE,)), "job 0: no record, but it is in line"),
+        (Redis(1, 1, frozenset({0}), ("batch 1",)), "job 0: withdrawn for batch 1, which does not name it"),
+        (Redis(1, 1, frozenset(), (NOWHERE,)), LOST),
     ],
 )
 def test_what_is_wrong(redis: Redis, problem: str) -> None:

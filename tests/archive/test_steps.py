@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pinlater.archive.incarnations import incarnation_of
+from pinlater.archive.restores import Wanted, begin
 from tests.archive.stepper import Fault, Killed, Perform, Stepper
 from tests.archive.world import (
     Act,
@@ -129,6 +131,23 @@ def away(which: str) -> FaultOf:
     return at
 
 
+def went_back(*, killed: bool) -> FaultOf:
+    """Redis forgets what nobody waited for, and so may the archiver be."""
+
+    def at(world: World) -> Fault:
+        world.watch_disk()
+
+        def fault(perform: Perform) -> Any:
+            world.go_back()
+            if killed:
+                raise Killed
+            return perform()
+
+        return fault
+
+    return at
+
+
 def zombie(rescue: Callable[[World], None]) -> FaultOf:
     """It is stopped, others do its work and more, then it goes on."""
 
@@ -163,6 +182,14 @@ def all_ran(world: World) -> None:
     world.rig.recover()
     world.rig.restore()
     world.run_jobs()
+
+
+def restore_began(world: World) -> None:
+    """It is open in MySQL, and Redis does not know it yet."""
+    rig = world.rig
+    rig.recover()
+    incarnation = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+    rig.client.run(lambda _: begin(rig.database, incarnation, Wanted(1), 3))
 
 
 def lost(world: World) -> None:
@@ -206,6 +233,7 @@ CHEAP: dict[str, FaultOf] = {
     "zombie of a spill": zombie(spilled_again),
     "zombie of all": zombie(all_ran),
     "zombie of a loss": zombie(lost),
+    "zombie of a restore": zombie(restore_began),
     "late": late(recovered, twice=False),
     "late to a worker": late(half_ran, twice=False),
     "late to a spill": late(spilled_again, twice=False),
@@ -221,6 +249,10 @@ DEAR: dict[str, FaultOf] = {
     for name, which in (("Redis", "server"), ("MariaDB", "mariadb"))
     for what, of in (("killed before", restarted_before), ("killed after", restarted_after), ("away", away))
 }
+DEAR |= {
+    "Redis goes back in time": went_back(killed=False),
+    "Redis goes back in time, the archiver is killed": went_back(killed=True),
+}
 
 
 def reaches(world: World, scenario: str, fault: FaultOf, number: int) -> bool:
@@ -228,7 +260,12 @@ def reaches(world: World, scenario: str, fault: FaultOf, number: int) -> bool:
     prepare, act = SCENARIOS[scenario]
     world.begin()
     prepare(world)
-    stepper = Stepper(world.client(TIMEOUT_S), lambda at, _: at == number, fault(world))
+
+    def is_there(at: int, name: str) -> bool:
+        world.reach(name)
+        return at == number
+
+    stepper = Stepper(world.client(TIMEOUT_S), is_there, fault(world))
     try:
         run(act, stepper, world)
         world.look()
@@ -259,12 +296,18 @@ def all_steps(world: World, scenario: str, fault: FaultOf, first: int = 0, strid
     assert number > LEAST_STEPS
 
 
-@pytest.mark.parametrize("scenario", ["spill", "restore"])
-def test_each_fault_at_some_step(scenario: str, world: World) -> None:
-    """A sample: the steps and the faults go round together."""
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_each_step_and_each_fault(scenario: str, world: World) -> None:
+    """A sample: each step of a scenario meets some fault, and each fault some step of a spill and of a restore."""
     faults = list((CHEAP | DEAR).values())
-    reached = [reaches(world, scenario, fault, 3 + number) for number, fault in enumerate(faults)]
-    assert all(reached)
+    first = 5 * list(SCENARIOS).index(scenario)
+    number = 0
+    while reaches(world, scenario, faults[(first + number) % len(faults)], number):
+        number += 1
+    assert number > LEAST_STEPS
+    others = range(number, len(faults)) if scenario in ("spill", "restore") else ()
+    for at in others:
+        assert reaches(world, scenario, faults[(first + at) % len(faults)], at % number)
 
 
 @pytest.mark.thorough("archive-steps")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -51,6 +53,7 @@ class World:
         self.add(JOBS)
         self.ran: list[str] = []
         self.held: list[Callable[[], None]] = []
+        self._watches_disk, self._last_step = False, ""
 
     def add(self, jobs: list[NewJob]) -> None:
         """Enqueues more of them."""
@@ -89,6 +92,37 @@ class World:
         for job in self.rig.take(limit):
             assert job.body == self.before[job.descriptor].body
             self.ran.append(job.descriptor)
+
+    def watch_disk(self) -> None:
+        """From here on only what WAITAOF waits for is on the disk of Redis. All until now is."""
+        self._watches_disk = True
+        self._save_disk()
+
+    def reach(self, step: str) -> None:
+        """The archiver under test is before a step."""
+        if self._watches_disk and "WAITAOF" in self._last_step:
+            self._save_disk()
+        self._last_step = step
+
+    def go_back(self) -> None:
+        """A power cut: Redis starts again with what was on disk."""
+        self.server.kill()
+        shutil.rmtree(self._disk)
+        shutil.copytree(self._saved, self._disk)
+        self.server.start()
+
+    @property
+    def _disk(self) -> Path:
+        return self.server.directory / "appendonlydir"
+
+    @property
+    def _saved(self) -> Path:
+        return self.server.directory / "saved"
+
+    def _save_disk(self) -> None:
+        """The server answers after it has written to its file, and nobody else writes."""
+        shutil.rmtree(self._saved, ignore_errors=True)
+        shutil.copytree(self._disk, self._saved)
 
     def late(self) -> None:
         """What is under way to a store is carried out now."""

@@ -121,7 +121,7 @@ def test_one_incarnation_of_a_queue_shard_is_current(database: ArchiveDatabase) 
         sql.run("end_incarnation", (first,))
         return [*found, sql.run("lock_incarnation", (b"q", b"1")), sql.run("check_shared", (first,))]
 
-    assert database.transaction(go_on) == [(first, 1), [], []]
+    assert database.transaction(go_on) == [(first, 1, EPOCH), [], []]
     second = new_incarnation(database)
     database.transaction(lambda sql: sql.run("end_incarnation", (second,)))
     third = new_incarnation(database)

@@ -99,6 +99,8 @@ PARAMETERS: dict[str, tuple[Any, ...]] = {
     "delete_ids": (1, [1, 2]),
     "lock_committed": (NAME,),
     "last_ended": (1,),
+    "last_batch": (),
+    "number_apart": (1,),
     "last_restore": (1,),
 }
 

@@ -17,7 +17,7 @@ from pinlater.archive.incarnations import Incarnation, incarnation_of
 from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import recover
-from pinlater.archive.restores import RESTORES_AT_ONCE, Restore, Wanted, begin, finish, jobs_of, load
+from pinlater.archive.restores import RESTORES_AT_ONCE, Restore, Started, Wanted, begin, finish, jobs_of, load
 from pinlater.archive.run_together import run_together
 from pinlater.archive.spill import Run, Spill
 from pinlater.operations.inspect import server_time_ms
@@ -126,22 +126,26 @@ class Archiver:
         return await self.restore_wanted(queue_shard, wanted, left)
 
     async def restore_wanted(self, queue_shard: QueueShard, wanted: Sequence[Wanted], left: Left) -> int:
-        """Brings these jobs back, in their order. Returns how many."""
+        """Brings these jobs back, in their order. Returns how many. Restores that another archiver began are carried on
+        and counted by that one.
+        """
         incarnation = await self.prepare(queue_shard)
         restored = 0
         for each in wanted:
             while (most := left.take()) and not self.stopping.is_set():
-                count = await self._restore_some(queue_shard, incarnation, each, most)
-                left.give_back(most - count)
-                restored += count
-                if not count:
+                started = await self._restore_some(queue_shard, incarnation, each, most)
+                left.give_back(most - started.jobs)
+                restored += started.jobs
+                if not started.restores:
                     break
             else:
                 left.give_back(most)
         return restored
 
-    async def _restore_some(self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int) -> int:
-        restores = await self.run(lambda _: begin(self.database, incarnation, wanted, limit))
+    async def _restore_some(
+        self, queue_shard: QueueShard, incarnation: Incarnation, wanted: Wanted, limit: int
+    ) -> Started:
+        started = await self.run(lambda _: begin(self.database, incarnation, wanted, limit))
 
         async def read(restore: Restore) -> list[MovingJob]:
             return await self.run(lambda _: jobs_of(self.database, incarnation, restore))
@@ -149,10 +153,10 @@ class Archiver:
         async def give(restore: Restore, jobs: list[MovingJob]) -> None:
             await self.run(partial(load, queue_shard, self.database, incarnation, restore, jobs))
 
-        await read_ahead(restores, read, give)
-        count = await self.run(partial(finish, queue_shard, self.database, incarnation, restores))
-        self.progress(count)
-        return count
+        await read_ahead(started.restores, read, give)
+        await self.run(partial(finish, queue_shard, self.database, incarnation, started.restores))
+        self.progress(started.jobs)
+        return started
 
     async def prepare(self, queue_shard: QueueShard) -> Incarnation:
         """The incarnation of a queue shard, on which nothing is left open."""

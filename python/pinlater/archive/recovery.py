@@ -103,8 +103,8 @@ def end_unknown(
 
 def recover(
     queue_shard: QueueShard, database: ArchiveDatabase, incarnation: Incarnation, older_than_ms: int, deadline_s: float
-) -> Flow[int]:
-    """Ends all that archivers left open on a queue shard. Returns how many jobs came back to Redis.
+) -> Flow[None]:
+    """Ends all that archivers left open on a queue shard.
 
     older_than_ms: leaves batches alone that were withdrawn after this, by the clock of Redis, as their owner may live.
     """
@@ -113,9 +113,8 @@ def recover(
     yield from end_batches(queue_shard, database, incarnation, left, deadline_s)
     yield from end_unknown(queue_shard, database, incarnation, deadline_s)
     restores = yield from open_restores(database, incarnation)
-    restored = yield from carry_out(queue_shard, database, incarnation, restores, deadline_s)
+    yield from carry_out(queue_shard, database, incarnation, restores, deadline_s)
     yield from _close_ended(queue_shard, database, incarnation, moves, deadline_s)
-    return restored
 
 
 def _close_ended(

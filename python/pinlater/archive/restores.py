@@ -41,6 +41,13 @@ class Restore(NamedTuple):
     ids: list[int]
 
 
+class Started(NamedTuple):
+    """The restores to carry out. jobs: how many they have; 0 if somebody else began them."""
+
+    restores: list[Restore]
+    jobs: int
+
+
 class Wanted(NamedTuple):
     """Which rows come back: the earliest run-after first. first_ms, last_ms: only those that are due between them."""
 
@@ -56,7 +63,7 @@ def open_restores(database: ArchiveDatabase, incarnation: Incarnation) -> Flow[l
     return [Restore(number, last_batch, unpack_ids(ids)) for number, last_batch, ids in rows]
 
 
-def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int) -> Flow[list[Restore]]:
+def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, limit: int) -> Flow[Started]:
     """Begins restores of up to `limit` rows. Returns those that are open if there are any, else the new ones; no
     restores if no row is wanted. Raises IncarnationEnded.
     """
@@ -69,8 +76,10 @@ def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, l
         rows = sql.run("select_due", (incarnation.number, wanted.priority, wanted.first_ms, wanted.last_ms, most))
         return [_begin_one(sql, incarnation, part) for part in _parts(rows)]
 
-    started: list[Restore] = yield Transaction(database, start)
-    return started or (yield from open_restores(database, incarnation))
+    new: list[Restore] = yield Transaction(database, start)
+    if new:
+        return Started(new, sum(len(restore.ids) for restore in new))
+    return Started((yield from open_restores(database, incarnation)), 0)
 
 
 def _begin_one(sql: Statements, incarnation: Incarnation, rows: Sequence[Row]) -> Restore:
@@ -102,14 +111,12 @@ def carry_out(
     incarnation: Incarnation,
     restores: Sequence[Restore],
     deadline_s: float,
-) -> Flow[int]:
-    """Carries out open restores. Returns how many jobs came back. Raises ServerFull while Redis has no room: they stay
-    open, and nothing is lost.
-    """
+) -> Flow[None]:
+    """Carries out open restores. Raises ServerFull while Redis has no room: they stay open, and nothing is lost."""
     for restore in restores:
         jobs = yield from jobs_of(database, incarnation, restore)
         yield from load(queue_shard, database, incarnation, restore, jobs, deadline_s)
-    return (yield from finish(queue_shard, database, incarnation, restores, deadline_s))
+    yield from finish(queue_shard, database, incarnation, restores, deadline_s)
 
 
 def jobs_of(database: ArchiveDatabase, incarnation: Incarnation, restore: Restore) -> Flow[list[MovingJob]]:
@@ -124,10 +131,10 @@ def finish(
     incarnation: Incarnation,
     restores: Sequence[Restore],
     deadline_s: float,
-) -> Flow[int]:
+) -> Flow[None]:
     """Ends restores that Redis has, as carry_out does."""
     if not restores:
-        return 0
+        return
     numbers = [restore.number for restore in restores]
     while True:
         settled = yield from settle(queue_shard, deadline_s, restored=numbers)
@@ -140,7 +147,6 @@ def finish(
             break
     yield from _drop(database, incarnation, restores)
     yield from close(queue_shard, incarnation, max(numbers), deadline_s)
-    return sum(len(restore.ids) for restore in restores)
 
 
 def load(
