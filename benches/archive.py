@@ -46,7 +46,9 @@ ALONE_S = 3.0
 #: The incarnation of rows that a base line stores; no queue has it.
 PLAIN = 4_000_000
 COLUMNS = "batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left, updated_ms, crashes, status, body"
-WORKER = """
+#: A worker reports its jobs so often.
+REPORT_S = 0.05
+WORKER = f"""
 import asyncio, os, sys, time
 from pinlater import AsyncClient
 from pinlater.worker.worker import Worker, WorkerConfig
@@ -60,8 +62,8 @@ async def handler(job):
 async def main():
     async with AsyncClient(sys.argv[1]) as client, Worker(client, "q", handler, WorkerConfig(monitor=False)):
         while True:
-            os.write(1, f"{time.time():.4f} {done}\\n".encode())
-            await asyncio.sleep(0.05)
+            os.write(1, b"%.4f %d\\n" % (time.time(), done))
+            await asyncio.sleep({REPORT_S})
 
 asyncio.run(main())
 """
@@ -285,10 +287,10 @@ def slow_calls(server: Server) -> list[tuple[float, str]]:
 def meanwhile(mariadb: MariaDB, options: Options) -> list[Figure]:
     """One worker process, alone and during a spill, which leaves it enough jobs."""
     shares, alone, beside = [], [], []
-    spilled = options.scaled(MANY, 20_000) // 2
+    spilled = options.scaled(MANY, 40_000) // 4
     for _ in range(options.scaled(min(3, options.rounds), 1)):
         with stage(mariadb) as on:
-            on.enqueue(5 * spilled)
+            on.enqueue(10 * spilled)
             worker = subprocess.Popen([sys.executable, "-c", WORKER, on.server.url], stdout=subprocess.PIPE, text=True)
             try:
                 assert worker.stdout is not None
@@ -299,6 +301,7 @@ def meanwhile(mariadb: MariaDB, options: Options) -> list[Figure]:
                 spilled_s = time.time()
                 on.spill(spilled)
                 ended_s = time.time()
+                time.sleep(2 * REPORT_S)  # what the worker reports next is after the end
                 busy = any(on.client.peek("q").values())
             finally:
                 worker.kill()
@@ -317,9 +320,15 @@ def meanwhile(mariadb: MariaDB, options: Options) -> list[Figure]:
 
 
 def _rate(points: Sequence[tuple[float, int]], first_s: float, last_s: float) -> float:
-    inside = [point for point in points if first_s <= point[0] <= last_s]
-    (from_s, before), (to_s, after) = inside[0], inside[-1]
-    return (after - before) / (to_s - from_s)
+    """Jobs/s of a worker that has reported (time, jobs done)."""
+    return (_done(points, last_s) - _done(points, first_s)) / (last_s - first_s)
+
+
+def _done(points: Sequence[tuple[float, int]], at_s: float) -> float:
+    """Jobs done by then, between two reports by their straight line."""
+    after = next(place for place, (when_s, _) in enumerate(points) if when_s > at_s)
+    (before_s, before), (after_s, later) = points[after - 1], points[after]
+    return before + (later - before) * (at_s - before_s) / (after_s - before_s)
 
 
 MEASURES = {"1": rates, "2": rates, "3": longest, "4": meanwhile}

@@ -147,6 +147,7 @@ MORE: list[Callable[[Scene], Any]] = [
     lambda s: s.wire.claim() and s.wire.replayed_claim(),
     lambda s: s.wire.enqueue(Job(), Job(b"late", 1, DELAY, 60_000)),
     lambda s: s.wire.load(s.reservation, Job(), Job(b"late", 1, DELAY, 60_000)),
+    lambda s: s.wire.configure(settings(refuse_above=99)) and s.wire.prepare(1),
     lambda s: s.wire.checkpoint(s.end(0), move=(NOW, 0)) + s.wire.checkpoint(s.end(1), move=(DELAY, 9)),
     lambda s: s.wire.ack(
         s.end(0, token=NO_TOKEN), s.end(2, failed=True), s.end(3, failed=True, delay_ms=9), source=b"worker"
