@@ -73,12 +73,9 @@ NEEDED = {
     "delete_repeats_until_still": (Faults(deletions=1), OVERLOOKED),
     "delete_waits_for_restore": (Faults(deletions=1), DELETED),
     "withdraw_names_epoch": (Faults(queue_deletions=1), LOST_NEW),
-    "restore_names_epoch": (Faults(queue_deletions=1), DELETED),
-    "close_names_epoch": (Faults(queue_deletions=1), LOST_NEW),
     "compare_looks_again": (Faults(queue_deletions=1, losses=1), LOST_NEW),
     "compare_sees_commits": (Faults(queue_deletions=1, losses=1), LOST_NEW),
     "restores_numbered_apart": (Faults(queue_deletions=1, losses=1), LOST_NEW),
-    "epoch_settled": (Faults(queue_deletions=1, roll_backs=1), LOST_NEW),
     "commit_leaves_restoring": (Faults(losses=1), TWICE),
     "close_leaves_open": (Faults(), LOST),
     "closes_before_restore": (Faults(losses=1), TWICE),
@@ -103,6 +100,16 @@ UNNEEDED = {
     "commit_checks_incarnation": (Faults(losses=1), "rows of an ended incarnation stay away, and Redis lost the jobs"),
     "begin_checks_incarnation": (Faults(losses=1), "Redis refuses a restore of an ended incarnation"),
     "last_ended_checks_incarnation": (Faults(losses=1), "Redis refuses a `close` for an ended incarnation"),
+    "restore_names_epoch": (
+        Faults(queue_deletions=1),
+        "restores of an ended incarnation have lower numbers than any that the queue's Redis has closed",
+    ),
+    "close_names_epoch": (Faults(queue_deletions=1), "it closes lower numbers alone, for the same reason"),
+    "epoch_settled": (
+        Faults(queue_deletions=1),
+        "an epoch that a roll back takes away ends nothing that was committed since (compare_sees_commits), and the"
+        " deletion that drew it took the jobs of before",
+    ),
 }
 
 SETTINGS = SMALL | LARGE if CAMPAIGN else SMALL

@@ -31,13 +31,13 @@ from tests.support.model import FAILED, HOUR_MS, PENDING, RUNNING, run_after, sp
 from tests.support.servers import Server
 
 FEW = 20  # examples of each day
-#: Thoroughly, by server kind and shards: a minute and a half a kind.
+#: Thoroughly, by server kind and shards.
 EXAMPLES = {
-    ("valkey", 1): 150,
-    ("valkey", 2): 60,
-    ("redis", 1): 75,
-    ("redis", 2): 30,
-    ("memory", 1): 15,
+    ("valkey", 1): 60,
+    ("valkey", 2): 30,
+    ("redis", 1): 40,
+    ("redis", 2): 20,
+    ("memory", 1): 10,
     ("memory", 2): 10,
 }
 CAMPAIGN = bool(os.environ.get("PINLATER_CAMPAIGN"))
