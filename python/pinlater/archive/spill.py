@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
 from pinlater.archive.incarnations import Incarnation
 from pinlater.archive.moving_job import MovingJob
+from pinlater.archive.pace import Pace
 from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import end_batches, until_finalized
 from pinlater.archive.run_together import run_together
@@ -37,10 +38,6 @@ OPEN_BATCHES: Final = 128
 WAITING_BATCHES: Final = 500
 #: So many batches are stored before the next stage has them. Each is read while the one before is stored.
 READ_AHEAD: Final = 8
-#: While workers run jobs of the queue shard, a spill rests after each batch, so many times as long as it stored it.
-REST: Final = 1.0
-#: It looks so often whether they do.
-LOOK_S: Final = 1.0
 
 
 class Run(Protocol):
@@ -67,8 +64,7 @@ class Spill:
     moved: int = 0
     progress: Callable[[int], None] = lambda _: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_worked_on: bool = False
-    _looked_s: float = float("-inf")
+    _pace: Pace = field(default_factory=Pace)
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPEN_BATCHES))
 
     async def of(self, ranges: Iterable[Range]) -> int:
@@ -148,12 +144,10 @@ class Spill:
 
     async def _rest(self, worked_s: float) -> None:
         """Leaves most of both servers to workers, if there are any."""
-        if time.monotonic() - self._looked_s >= LOOK_S:
-            counts = await self.run(lambda end: count_at(self.queue_shard, end))
-            self._is_worked_on = any(each.in_progress for each in counts)
-            self._looked_s = time.monotonic()
-        if self._is_worked_on and not self.stopping.is_set():
-            await asyncio.sleep(REST * worked_s)
+        if self._pace.is_due(time.monotonic()):
+            self._pace.look(await self.run(lambda end: count_at(self.queue_shard, end)), time.monotonic())
+        if not self.stopping.is_set():
+            await asyncio.sleep(self._pace.rest_s(worked_s))
 
     async def _end(self, batches: list[Withdrawn]) -> list[Withdrawn]:
         for batch in batches:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Final, TypeVar
 
 import click
 
-from pinlater.archive.archiver import Archiver, Selection
+from pinlater.archive.archiver import SWITCH_S, Archiver, Selection
 from pinlater.archive.purge import purge as purge_flow
 from pinlater.archive.status import ArchiveStatus, archived_queues
 from pinlater.archive.status import status as status_flow
@@ -221,6 +222,7 @@ def _run(settings: Settings, work: Callable[[Archiver], Awaitable[T]]) -> tuple[
             _stop_at_signals(archiver.stopping)
             return await work(archiver), archiver.stopping.is_set()
 
+    sys.setswitchinterval(SWITCH_S)
     return asyncio.run(run())
 
 
