@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benches.support import BODY, Figure, Options, figure, interleave, print_table, ratios, write_json
 from pinlater import AsyncClient, Client
 from pinlater.archive.archiver import SWITCH_S, Archiver, Selection
-from pinlater.archive.batches import BATCH_JOBS
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.archive_schema import migrate
 from pinlater.store.scripts import load_scripts
@@ -42,6 +41,8 @@ from tests.support.servers import Server
 
 #: Jobs of one enqueue, of one turn of figures 1 and 2, and of figures 3 and 4.
 ENQUEUED, TURN, MANY = 1_000, 150_000, 200_000
+#: Rows of a statement and transaction of the base lines.
+TOGETHER = 500
 #: The worker drains alone for so long before a spill begins.
 ALONE_S = 3.0
 #: The incarnation of rows that a base line stores; no queue has it.
@@ -138,7 +139,7 @@ def stage(mariadb: MariaDB) -> Iterator[Stage]:
 
 def groups(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """As many rows as one statement and transaction has."""
-    return (rows[first : first + BATCH_JOBS] for first in range(0, len(rows), BATCH_JOBS))
+    return (rows[first : first + TOGETHER] for first in range(0, len(rows), TOGETHER))
 
 
 # 1 and 2. rates

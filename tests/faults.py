@@ -457,6 +457,13 @@ FAULTS += [
         CLAUSES,
     ),
     _of_archive(
+        "an aborted batch takes all of its transaction with it",
+        f"{ARCHIVE}/spill.py",
+        "            if len(batches) > 1:",
+        "            if len(batches) > 4:",
+        CLAUSES,
+    ),
+    _of_archive(
         "a batch is committed before its withdrawal is on disk",
         f"{ARCHIVE}/spill.py",
         "done = await self.run(lambda end: settle(self.queue_shard, end, withdrawn=names))",
@@ -530,7 +537,7 @@ FAULTS += [
     _of_archive(
         "a job of an open restore is committed",
         f"{ARCHIVE}/batches.py",
-        "        _refuse_restored(sql, incarnation, {job.id for job in jobs})\n",
+        "        _refuse_restored(sql, incarnation, {job.id for jobs in batches.values() for job in jobs})\n",
         "",
         CLAUSES,
     ),

@@ -21,7 +21,7 @@ from pinlater.archive.batches import commit, drop_rows, mark_finalized
 from pinlater.archive.incarnations import Incarnation, IncarnationEnded, incarnation_of
 from pinlater.archive.moves import moves_of
 from pinlater.archive.moving_job import MovingJob
-from pinlater.archive.recovery import recover, until_finalized
+from pinlater.archive.recovery import end_batches, recover, until_finalized
 from pinlater.archive.restores import Wanted, begin, close, finish
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError
 from pinlater.operations import admin, inspect
@@ -101,7 +101,7 @@ def test_nothing_begins_for_another_incarnation(
     database.transaction(lambda sql: sql.run(statement, (*words, incarnation.number)))
     before = rows_of(database, "batches", "jobs", "restores")
     for flow in (
-        commit(database, incarnation, NAME, [job(2)]),
+        commit(database, incarnation, {NAME: [job(2)]}),
         begin(database, incarnation, WANTED, 10),
     ):
         with pytest.raises(IncarnationEnded):
@@ -114,15 +114,15 @@ def test_a_job_of_an_open_restore_is_not_committed(database: ArchiveDatabase, in
     archived(database, incarnation, 1, 2)
     run(begin(database, incarnation, WANTED, 10))
     with pytest.raises(ArchiveDuplicate):
-        run(commit(database, incarnation, NAME, [job(3), job(2)]))
+        run(commit(database, incarnation, {NAME: [job(3), job(2)]}))
     assert rows_of(database, "batches", "jobs") == [1, 2]
-    run(commit(database, incarnation, NAME, [job(3)]))
+    run(commit(database, incarnation, {NAME: [job(3)]}))
 
 
 def test_a_batch_has_one_row(database: ArchiveDatabase, incarnation: Incarnation) -> None:
-    run(commit(database, incarnation, NAME, [job(1)]))
+    run(commit(database, incarnation, {NAME: [job(1)]}))
     with pytest.raises(ArchiveDuplicate):
-        run(commit(database, incarnation, NAME, [job(2)]))
+        run(commit(database, incarnation, {NAME: [job(2)]}))
     assert rows_of(database, "batches", "jobs") == [1, 1]
 
 
@@ -171,7 +171,7 @@ def test_an_ended_incarnation_leaves_nothing(
 
 LOCKS: dict[str, tuple[str, Callable[[ArchiveDatabase, Incarnation, bytes], Flow[Any]]]] = {
     "a restore begins while a batch commits": ("check_shared", lambda at, of, _: begin(at, of, WANTED, 10)),
-    "a batch commits while a restore begins": ("check_exclusive", lambda at, of, _: commit(at, of, NAME, [job(2)])),
+    "a batch commits while a restore begins": ("check_exclusive", lambda at, of, _: commit(at, of, {NAME: [job(2)]})),
     "a batch ends while its rows are removed": ("lock_committed", lambda at, _, name: mark_finalized(at, [name])),
 }
 
@@ -323,6 +323,25 @@ def test_a_late_commit_of_an_aborted_batch_stores_nothing(rig: Rig) -> None:
 
     at_step(rig, "commit.<locals>.store", recovered, spill)
     assert rows(rig, "jobs") == [0]
+    ended(rig, names)
+
+
+def test_an_aborted_batch_takes_none_of_its_transaction_with_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another archiver ended one of three that are stored together."""
+    monkeypatch.setattr("pinlater.archive.batches.BATCH_JOBS", 1)
+    names = fill(rig)
+
+    def one_aborted(perform: Perform) -> Any:
+        moves = rig.client.run(lambda end: moves_of(rig.queue_shard, end))
+        now = rig.client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+        batches = [batch.name for batch in moves.batches]
+        assert len(batches) == 3
+        rig.client.run(lambda end: end_batches(rig.queue_shard, rig.database, now, batches[1:2], end))
+        return perform()
+
+    at_step(rig, "commit.<locals>.store", one_aborted, spill)
+    assert (rig.status().committed, rows(rig, "jobs")) == (0, [2])
+    assert sum(rig.client.peek(QUEUE).values()) == 1
     ended(rig, names)
 
 

@@ -45,7 +45,7 @@ def test_it_looks_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_spill_asks_after_each_batch(
+def test_a_spill_rests_after_each_transaction(
     works: bool, fresh_server: FreshServer, mysql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests_s: list[float] = []
@@ -61,5 +61,5 @@ def test_a_spill_asks_after_each_batch(
         rig.client.enqueue_many(QUEUE, [NewJob(b"x")] * 1_100)
         held = rig.client.dequeue(QUEUE, 1) if works else []
         assert rig.spill() == 1_100 - len(held)
-    assert len(rests_s) == 3
+    assert 2 <= len(rests_s) <= 5  # five batches, four a transaction at most
     assert all(each_s > 0 for each_s in rests_s) is works

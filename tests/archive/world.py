@@ -208,5 +208,5 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few jobs make several batches and restores."""
-    for module in ("batches", "restores"):
-        monkeypatch.setattr(f"pinlater.archive.{module}.BATCH_JOBS", 2)
+    monkeypatch.setattr("pinlater.archive.restores.RESTORE_JOBS", 2)
+    monkeypatch.setattr("pinlater.archive.batches.BATCH_JOBS", 2)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
@@ -26,8 +26,8 @@ from pinlater.store.requests import read, write
 from pinlater.store.shards import QueueShard
 
 #: A batch has at most so many jobs, and bytes of records (but always one job).
-BATCH_JOBS: Final = 500
-BATCH_BYTES: Final = 4 * 1024 * 1024
+BATCH_JOBS: Final = 250
+BATCH_BYTES: Final = 1024 * 1024
 #: A call that reads a batch gives so many bytes.
 PAGE_BYTES: Final = 1024 * 1024
 NAME_BYTES: Final = 16
@@ -113,16 +113,21 @@ def read_jobs(queue_shard: QueueShard, name: bytes, deadline_s: float) -> Flow[l
     return jobs
 
 
-def commit(database: ArchiveDatabase, incarnation: Incarnation, name: bytes, jobs: Sequence[MovingJob]) -> Flow[None]:
-    """Stores the jobs and the row of their batch. Raises ArchiveDuplicate if the batch has a row already, or if an open
-    restore names one of its jobs. Raises IncarnationEnded if the queue was deleted.
+def commit(
+    database: ArchiveDatabase, incarnation: Incarnation, batches: Mapping[bytes, Sequence[MovingJob]]
+) -> Flow[None]:
+    """Stores the jobs of batches, by name, and a row for each batch: all or nothing. Raises ArchiveDuplicate if one has
+    a row already, or if an open restore names one of the jobs. Raises IncarnationEnded if the queue was deleted.
     """
 
     def store(sql: Statements) -> None:
         check_current(sql, incarnation)
-        _refuse_restored(sql, incarnation, {job.id for job in jobs})
-        number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, [job.id for job in jobs])
-        sql.run_many("insert_jobs", [(incarnation.number, number, *job.row()) for job in jobs])
+        _refuse_restored(sql, incarnation, {job.id for jobs in batches.values() for job in jobs})
+        rows: list[tuple[Any, ...]] = []
+        for name, jobs in batches.items():
+            number = insert_batch(sql, incarnation, name, BatchState.COMMITTED, [job.id for job in jobs])
+            rows += [(incarnation.number, number, *job.row()) for job in jobs]
+        sql.run_many("insert_jobs", rows)
 
     yield Transaction(database, store)
 

@@ -1,4 +1,4 @@
-"""How long a spill rests after each batch, so that workers keep most of their speed. No I/O of its own.
+"""How long a spill rests after each transaction, so that workers keep most of their speed. No I/O of its own.
 
 Promises that a spill does not rest while jobs come faster than they leave: then room counts for more than speed.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from pinlater.model.jobs import CountsByState
 
-#: A rest is so many times as long as MySQL took for the batch.
+#: A rest is so many times as long as MySQL took for the transaction.
 REST: Final = 3.0
 #: Counts are read so often.
 LOOK_S: Final = 1.0
@@ -37,5 +37,5 @@ class Pace:
         self._waiting, self._looked_s = waiting, now_s
 
     def rest_s(self, worked_s: float) -> float:
-        """After a batch that took so long."""
+        """After a transaction that took so long."""
         return REST * worked_s if self._rests else 0.0

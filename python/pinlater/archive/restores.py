@@ -1,6 +1,6 @@
 """Brings archived jobs back to Redis. Flows only, no I/O.
 
-Jobs come back in restores: up to BATCH_JOBS each, under a number that MySQL gives. While restores of an incarnation
+Jobs come back in restores: up to RESTORE_JOBS each, under a number that MySQL gives. While restores of an incarnation
 are open, nobody begins another one: whoever comes carries them on.
 
 Promises that each step may be repeated, and that a restored job stands where it stood before it left.
@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from pinlater.archive.batches import BATCH_JOBS
 from pinlater.archive.incarnations import Incarnation, check_current
 from pinlater.archive.moving_job import MovingJob, pack_ids, unpack_ids
 from pinlater.archive.queries import query, query_in
@@ -22,7 +21,8 @@ from pinlater.store.effects import Argument, Flow, Transaction
 from pinlater.store.requests import write
 from pinlater.store.shards import QueueShard
 
-#: A restore has so many bytes of bodies and statuses, but always one job.
+#: A restore has at most so many jobs, and bytes of bodies and statuses (but always one job).
+RESTORE_JOBS: Final = 500
 RESTORE_BYTES: Final = 1024 * 1024
 #: One transaction begins so many restores at most: they share one wait for the disk of Redis.
 RESTORES_AT_ONCE: Final = 128
@@ -72,7 +72,7 @@ def begin(database: ArchiveDatabase, incarnation: Incarnation, wanted: Wanted, l
         check_current(sql, incarnation, exclusive=True)
         if sql.run("select_restores", (incarnation.number,)):
             return []
-        most = min(limit, BATCH_JOBS * RESTORES_AT_ONCE)
+        most = min(limit, RESTORE_JOBS * RESTORES_AT_ONCE)
         rows = sql.run("select_due", (incarnation.number, wanted.priority, wanted.first_ms, wanted.last_ms, most))
         return [_begin_one(sql, incarnation, part) for part in _parts(rows)]
 
@@ -95,7 +95,7 @@ def _parts(rows: Iterable[Row]) -> list[list[Row]]:
     parts: list[list[Row]] = []
     room = 0
     for row in rows:
-        if not parts or len(parts[-1]) == BATCH_JOBS or row[1] > room:
+        if not parts or len(parts[-1]) == RESTORE_JOBS or row[1] > room:
             if len(parts) == RESTORES_AT_ONCE:
                 break
             parts.append([])

@@ -33,11 +33,14 @@ from pinlater.store.shards import QueueShard
 T = TypeVar("T")
 
 #: So many batches are withdrawn and not yet ended in Redis, at most.
-OPEN_BATCHES: Final = 128
+OPEN_BATCHES: Final = 256
 #: One wait for the disk serves so many batches at most.
 WAITING_BATCHES: Final = 500
-#: So many batches are stored before the next stage has them. Each is read while the one before is stored.
-READ_AHEAD: Final = 8
+#: So many batches are stored before the next stage has them. Each group is read while the one before is stored.
+READ_AHEAD: Final = 16
+#: So many batches are stored in one transaction. A script must be short, as all others wait for it; a COMMIT waits for
+#: the disk, so it should have many rows.
+TOGETHER: Final = 4
 
 
 class Run(Protocol):
@@ -116,31 +119,37 @@ class Spill:
         return [batch for batch, settled in zip(batches, done, strict=True) if settled]
 
     async def _commit(self, batches: list[Withdrawn]) -> list[Withdrawn]:
-        committed: list[Withdrawn] = []
+        groups = [batches[first : first + TOGETHER] for first in range(0, len(batches), TOGETHER)]
+        committed: set[bytes] = set()
 
-        async def read(batch: Withdrawn) -> list[MovingJob] | None:
-            return await self.run(partial(read_jobs, self.queue_shard, batch.name))
+        async def read(group: list[Withdrawn]) -> dict[bytes, list[MovingJob]]:
+            """Without the batches that another archiver took for abandoned."""
+            found = [(each.name, await self.run(partial(read_jobs, self.queue_shard, each.name))) for each in group]
+            return {name: jobs for name, jobs in found if jobs is not None}
 
-        async def store(batch: Withdrawn, jobs: list[MovingJob] | None) -> None:
+        async def store(_: list[Withdrawn], found: dict[bytes, list[MovingJob]]) -> None:
             began_s = time.monotonic()
-            if await self._commit_one(batch.name, jobs):
-                committed.append(batch)
-            else:
-                self._room.release()
+            committed.update(await self._store(found))
             await self._rest(time.monotonic() - began_s)
 
-        await read_ahead(batches, read, store)
-        return committed
+        await read_ahead(groups, read, store)
+        for _ in range(len(batches) - len(committed)):
+            self._room.release()
+        return [batch for batch in batches if batch.name in committed]
 
-    async def _commit_one(self, name: bytes, jobs: list[MovingJob] | None) -> bool:
-        if jobs is None:  # another archiver took it for abandoned
-            return False
+    async def _store(self, batches: dict[bytes, list[MovingJob]]) -> set[bytes]:
+        """Stores batches in one transaction. Returns the names of those that are COMMITTED; the others have ended."""
         try:
-            await self.run(lambda _: commit(self.database, self.incarnation, name, jobs))
+            if batches:
+                await self.run(lambda _: commit(self.database, self.incarnation, batches))
         except (ArchiveDuplicate, ArchiveOutcomeUnknown):
-            await self.run(lambda end: end_batches(self.queue_shard, self.database, self.incarnation, [name], end))
-            return False
-        return True
+            if len(batches) > 1:  # one of them has a row already; the others may be stored
+                return {name for each, jobs in batches.items() for name in await self._store({each: jobs})}
+            await self.run(
+                lambda end: end_batches(self.queue_shard, self.database, self.incarnation, list(batches), end)
+            )
+            return set()
+        return set(batches)
 
     async def _rest(self, worked_s: float) -> None:
         """Leaves most of both servers to workers, if there are any."""
