@@ -537,7 +537,7 @@ FAULTS += [
     _of_archive(
         "a job of an open restore is committed",
         f"{ARCHIVE}/batches.py",
-        "        _refuse_restored(sql, incarnation, {job.id for jobs in batches.values() for job in jobs})\n",
+        "        _refuse_restored(sql, incarnation, {id_ for rows in batches.values() for id_ in rows.ids})\n",
         "",
         CLAUSES,
     ),

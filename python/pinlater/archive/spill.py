@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from pinlater.archive.batches import Range, Withdrawn, commit, finalize, read_jobs, withdraw
+from pinlater.archive.batches import Range, Rows, Withdrawn, commit, finalize, read_jobs, rows_of, withdraw
 from pinlater.archive.incarnations import Incarnation
-from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.pace import Pace
 from pinlater.archive.read_ahead import read_ahead
 from pinlater.archive.recovery import end_batches, until_finalized
@@ -122,12 +121,12 @@ class Spill:
         groups = [batches[first : first + TOGETHER] for first in range(0, len(batches), TOGETHER)]
         committed: set[bytes] = set()
 
-        async def read(group: list[Withdrawn]) -> dict[bytes, list[MovingJob]]:
+        async def read(group: list[Withdrawn]) -> dict[bytes, Rows]:
             """Without the batches that another archiver took for abandoned."""
             found = [(each.name, await self.run(partial(read_jobs, self.queue_shard, each.name))) for each in group]
-            return {name: jobs for name, jobs in found if jobs is not None}
+            return {name: rows_of(jobs) for name, jobs in found if jobs is not None}
 
-        async def store(_: list[Withdrawn], found: dict[bytes, list[MovingJob]]) -> None:
+        async def store(_: list[Withdrawn], found: dict[bytes, Rows]) -> None:
             began_s = time.monotonic()
             committed.update(await self._store(found))
             await self._rest(time.monotonic() - began_s)
@@ -137,14 +136,14 @@ class Spill:
             self._room.release()
         return [batch for batch in batches if batch.name in committed]
 
-    async def _store(self, batches: dict[bytes, list[MovingJob]]) -> set[bytes]:
+    async def _store(self, batches: dict[bytes, Rows]) -> set[bytes]:
         """Stores batches in one transaction. Returns the names of those that are COMMITTED; the others have ended."""
         try:
             if batches:
                 await self.run(lambda _: commit(self.database, self.incarnation, batches))
         except (ArchiveDuplicate, ArchiveOutcomeUnknown):
             if len(batches) > 1:  # one of them has a row already; the others may be stored
-                return {name for each, jobs in batches.items() for name in await self._store({each: jobs})}
+                return {name for each, rows in batches.items() for name in await self._store({each: rows})}
             await self.run(
                 lambda end: end_batches(self.queue_shard, self.database, self.incarnation, list(batches), end)
             )

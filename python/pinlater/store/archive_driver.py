@@ -28,7 +28,7 @@ from pinlater.store.archive_url import ArchiveUrl, Tls
 from pinlater.store.statements import Statement, load_statements
 
 T = TypeVar("T")
-Value: TypeAlias = int | bytes | None
+Value: TypeAlias = "int | bytes | Literals | None"
 Row: TypeAlias = tuple[Any, ...]
 
 #: A transaction that meets conflicts is run so often.
@@ -180,8 +180,10 @@ class Statements:
         database it changed.
         """
         statement = load_statements()[name]
-        filled = (tuple(map(_literal, row)) for row in rows)
-        texts = self._inserts(statement, filled) if statement.row else (statement.sql % row for row in filled)
+        if statement.row:
+            texts = self._inserts(statement, rows)
+        else:
+            texts = (statement.sql % tuple(map(_literal, row)) for row in rows)
         total = 0
         for text in texts:
             self._execute(text, statement.writes)
@@ -215,14 +217,14 @@ class Statements:
         if self.failed is not None:
             raise self.failed
 
-    def _inserts(self, statement: Statement, rows: Iterable[Row]) -> Iterator[str]:
+    def _inserts(self, statement: Statement, rows: Iterable[Sequence[Value]]) -> Iterator[str]:
         """INSERT statements of many rows each."""
         head = statement.sql.removesuffix(statement.row)
         limit = min(STATEMENT_BYTES, self._connection.packet_bytes)
         values: list[str] = []
         size = len(head)
         for row in rows:
-            value = statement.row % row
+            value = f"({literals(row)})"
             if values and size + len(value) + 1 > limit:
                 yield head + ",".join(values)
                 values, size = [], len(head)
@@ -338,6 +340,17 @@ class _Connection:
             self._connection.close()
 
 
+class Literals(str):
+    """Values of one row as they stand in a statement. Only `literals` makes it."""
+
+    __slots__ = ()
+
+
+def literals(values: Iterable[Value]) -> Literals:
+    """Several values of a row. Made before a transaction, they cost it no time."""
+    return Literals(",".join(map(_literal, values)))
+
+
 def _literal(value: Value | Sequence[int]) -> str:
     """A value as it stands in a statement. No text of a caller stands there as it is."""
     if value is None:
@@ -346,6 +359,8 @@ def _literal(value: Value | Sequence[int]) -> str:
         return str(int(value))
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
+    if isinstance(value, Literals):
+        return value
     return f"({','.join(map(_literal, value))})"
 
 
