@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from tests.support.cli_runs import Run, run  # noqa: F401
 from tests.support.servers import wait_until
 
 Fill = Callable[[int], None]
+#: Much less than the time after which a silent MySQL is given up.
+DEADLINE_S = 15.0
 
 
 @pytest.fixture
@@ -40,6 +43,18 @@ def fill(url: str) -> Fill:
             client.enqueue_many("mail", [b"job %d" % number for number in range(count)])
 
     return enqueue
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """`pinlater archive` in a process of its own, which SIGINT interrupts."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pinlater", "archive", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def test_a_backlog_leaves_and_comes_back(run: Run, fill: Fill) -> None:
@@ -137,11 +152,7 @@ def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None
         [status] = run("archive", "status", "mail", "--json").document
         return bool(status["batches"] or status["restores"])
 
-    command = [sys.executable, "-m", "pinlater", "archive", verb, "mail", "--json"]
-    restore_signal = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=restore_signal
-    ) as process:
+    with started(verb, "mail", "--json") as process:
         wait_until(moves, "the first batches")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -150,6 +161,25 @@ def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None
     [status] = run("archive", "status", "mail", "--json").document
     assert (status["batches"], status["restores"], status["committed"]) == (0, 0, 0)
     assert run("archive", "verify", "mail").code == DONE
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once_while_mysql_is_silent(
+    url: str, monkeypatch: pytest.MonkeyPatch, second: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PINLATER_ARCHIVE_URL", f"mysql://127.0.0.1:{silent.getsockname()[1]}/none")
+        with started("spill", "mail") as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert process.stderr.readline() == "ending what is open; a second signal stops at once\n"
+            process.send_signal(second)
+            try:
+                assert process.wait(DEADLINE_S) == INTERRUPTED  # MySQL is given up later than that
+            finally:
+                process.kill()
+            connection.close()
 
 
 def test_without_the_archive_the_numbers_say_what_they_leave_out(
