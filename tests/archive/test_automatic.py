@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +21,8 @@ from tests.support.mariadb import MariaDB, made_database
 from tests.support.servers import wait_until
 
 DAY_MS = 24 * 3600 * 1000
+#: Much less than the time after which a silent MySQL is given up.
+DEADLINE_S = 15.0
 MARKS = {"spill_above": 1_000, "restore_below": 300}
 
 
@@ -145,6 +150,22 @@ def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(
         assert said == ["archiving waits", "more than 1000 jobs wait, so 700 move to the archive", "archiving goes on"]
         assert in_redis(rig) == 1_000 * SPILL_DOWN_TO
         rig.check()
+
+
+def test_a_monitor_stops_while_mysql_is_silent(rig: Rig) -> None:
+    rig.create(**MARKS)
+    [url] = rig.shards.values()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        archive = f"mysql://127.0.0.1:{silent.getsockname()[1]}/none"
+        command = [sys.executable, "-m", "pinlater", "monitor", "--url", url, "--archive", archive]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()
+            process.terminate()
+            try:
+                assert process.wait(DEADLINE_S) == 0
+            finally:
+                process.kill()
+            connection.close()
 
 
 def test_a_monitor_archives(rig: Rig) -> None:

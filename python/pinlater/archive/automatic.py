@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,8 @@ log: Final = logging.getLogger("pinlater.archive")
 SPILL_DOWN_TO: Final = 0.9
 #: A job that waits for its time is back when so much of the horizon is left.
 BACK_AT: Final = 0.5
+#: The end of a look takes so long at most: less than a process has after a stop signal.
+STOP_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -59,9 +62,13 @@ class AutomaticArchiver:
         await asyncio.gather(*(work.task for work in self._works.values() if work.task is not None))
 
     async def stop(self) -> None:
-        """Ends the looks under way, in order: they begin no further batch or restore."""
+        """Ends the looks under way, in order: they begin no further batch or restore. Those that take longer than
+        STOP_S, as MySQL is silent, are cut off.
+        """
         self.archiver.stopping.set()
-        await self.idle()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self.idle()
 
     async def _look(self, queue_shard: QueueShard, work: _Work) -> None:
         try:
