@@ -209,9 +209,13 @@ DELETE FROM batches WHERE incarnation = %s ORDER BY number LIMIT %s
 -- number -> the incarnation is removed
 DELETE FROM incarnations WHERE number = %s AND ended > 0
 
+-- name: select_old_batches
+-- created_ms, limit -> the numbers of so many FINALIZED batches that are older; their jobs may come back
+SELECT number FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
+
 -- name: delete_old_batches
--- created_ms, limit -> so many FINALIZED batches lose their rows that are older; their jobs may come back
-DELETE FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
+-- numbers -> these batches lose their rows
+DELETE FROM batches WHERE number IN %s
 
 -- name: select_first
 -- incarnation, priority -> run_after_ms of its earliest job
