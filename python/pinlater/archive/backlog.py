@@ -7,6 +7,7 @@ began or ended in between. A deletion that meets a restore carries it out first,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import pinlater._core as _core
@@ -19,7 +20,7 @@ from pinlater.archive.restores import END_MS, carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations.backlog import Seen
-from pinlater.operations.inspect import count_at, server_time_ms
+from pinlater.operations.inspect import REPLY_BYTES, count_at, server_time_ms
 from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.shards import QueueShard
@@ -40,7 +41,8 @@ class ArchiveBacklog:
         incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
-        rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
+        parameters = (int(with_body), incarnation.number)
+        rows = yield from query_in(self._database, "select_with_state", parameters, list(wanted))
         rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         found = [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
@@ -118,12 +120,19 @@ class ArchiveBacklog:
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
         before = _position(cursor) if cursor else ((END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
-        parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
-        rows = yield from query(self._database, "select_latest", *parameters)
-        following = ":".join(map(str, _place(MovingJob.from_row(rows[-1][1:])))).encode() if len(rows) == limit else b""
+        chosen = (incarnation.number, priority, least_ms, before[0], *before)
+        most = (yield from self._page(chosen, limit)) if with_body else limit
+        rows = yield from query(self._database, "select_latest", int(with_body), *chosen, most)
+        following = ":".join(map(str, _place(MovingJob.from_row(rows[-1][1:])))).encode() if len(rows) == most else b""
         rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
+
+    def _page(self, chosen: Sequence[int], limit: int) -> Flow[int]:
+        """How many of these jobs a page has with their bodies: REPLY_BYTES of them, as in Redis, but one job always."""
+        sizes = yield from query(self._database, "select_latest_sizes", *chosen, limit)
+        totals = accumulate(int(size) for (size,) in sizes)
+        return max(1, sum(total <= REPLY_BYTES for total in totals))
 
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
