@@ -190,7 +190,7 @@ def test_a_monitor_archives(rig: Rig) -> None:
     [
         ({"spill_above": -1}, "spill_above: expected an integer from 0 to"),
         ({"spill_above": 2**62}, "spill_above: expected an integer from 0 to"),
-        ({"spill_above": 10, "restore_below": 11}, "restore_below: expected an integer from 0 to 10, got 11"),
+        ({"spill_above": 10, "restore_below": 11}, r"restore_below: expected at most spill_above \(10\), got 11"),
         ({"restore_below": 1.5}, "restore_below: expected an integer"),
         ({"horizon_ms": 59_999}, "horizon_ms: expected an integer from 60,000 to"),
         ({"horizon_ms": True}, "horizon_ms: expected an integer"),

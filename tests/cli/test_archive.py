@@ -120,7 +120,11 @@ def test_the_marks_are_settings_of_the_queue(run: Run, url: str) -> None:
         (("spill", "mail", "--limit", "0"), USAGE, "--limit"),
         (("restore", "mail", "--limit", "-1"), USAGE, "--limit"),
         (("status", "--archive", "mysql://nobody:secret@127.0.0.1:1/none"), SERVER, "archive mysql://***@127.0.0.1:1"),
-        (("status", "--archive", "postgres://x"), USAGE, "archive URL"),
+        (
+            ("status", "--archive", "postgres://x"),
+            USAGE,
+            "a URL that begins with mysql://, such as mysql://db/pinlater",
+        ),
     ],
 )
 def test_what_is_refused(run: Run, url: str, arguments: tuple[str, ...], code: int, message: str) -> None:
