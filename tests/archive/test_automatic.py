@@ -113,6 +113,15 @@ def test_jobs_behind_the_horizon_stay_away_below_the_low_mark(rig: Rig) -> None:
         assert (in_redis(rig), rig.status().archived) == (0, 1)
 
 
+@pytest.mark.parametrize("marks", [{}, {"spill_above": 1_000}, MARKS])
+def test_a_job_whose_time_came_while_no_monitor_looked_comes_back(marks: dict[str, int], rig: Rig) -> None:
+    rig.create(horizon_ms=DAY_MS, **marks)
+    rig.client.enqueue(QUEUE, b"late")
+    rig.spill()
+    look(rig)
+    assert (in_redis(rig), rig.status().archived) == (1, 0)
+
+
 def test_a_queue_without_marks_is_left_alone(rig: Rig) -> None:
     rig.create()
     rig.client.enqueue_many(QUEUE, [b"job"] * 10)

@@ -153,8 +153,9 @@ class AutomaticArchiver:
         if beyond := await self.archiver.run(lambda end: count_in(queue_shard, ranges, end)):
             await self.archiver.spill_ranges(queue_shard, ranges, beyond)
         back_ms, least_ms, room = await self._back_ms(queue_shard, config), 0, None
-        if config.spill_above is not None:  # then those that are due are part of what the marks move
-            least_ms = now_ms
+        if config.spill_above is not None:
+            if config.restore_below is not None:  # it brings back those that are due
+                least_ms = now_ms
             room = max(0, int(config.spill_above * SPILL_DOWN_TO) - await self._pending(queue_shard))
         wanted = [Wanted(priority, back_ms, least_ms) for priority in range(1, config.priorities + 1)]
         await self.archiver.restore_wanted(queue_shard, wanted, Left(room))
