@@ -15,6 +15,9 @@ import pytest
 
 from pinlater import Client
 from pinlater.cli.command_base import DONE, INTERRUPTED, NO, SERVER, USAGE
+from pinlater.store import archive_schema
+from pinlater.store.archive_driver import ArchiveDatabase
+from pinlater.store.statements import Migration, load_migrations
 from tests.archive.rig import EVERYSEC
 from tests.conftest import FreshServer
 from tests.support.cli_runs import Run, run  # noqa: F401
@@ -143,6 +146,15 @@ def test_without_an_archive_it_says_how_to_name_one(run: Run, url: str, monkeypa
 def test_tables_that_are_missing(run: Run, fresh_server: FreshServer, mysql_url: str) -> None:
     ran = run("archive", "status", "--archive", mysql_url)
     assert (ran.code, "run `pinlater archive migrate`" in ran.err) == (SERVER, True)
+
+
+def test_a_migration_may_take_longer_than_other_statements(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Migration(2, 1, ["DO SLEEP(2)"])
+    monkeypatch.setattr(archive_schema, "load_migrations", lambda: [*load_migrations(), slow])
+    defaults = ArchiveDatabase.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "read_timeout_s", 1.0)
+    assert run("archive", "migrate", "--json").document == {"version": 2, "applied": [2]}
 
 
 @pytest.mark.parametrize("verb", ["spill", "restore"])

@@ -36,6 +36,8 @@ from pinlater.store.archive_schema import migrate as migrate_database
 
 T = TypeVar("T")
 
+#: A statement of a migration may take so long.
+MIGRATION_S: Final = 24 * 3600.0
 _NO_ARCHIVE: Final = (
     "no archive is named: --archive mysql://HOST/DATABASE, PINLATER_ARCHIVE_URL, or archive in pinlater.toml"
 )
@@ -50,10 +52,14 @@ def archive() -> None:
 @archive.verb("migrate")
 def migrate(settings: Settings) -> int:
     """Make or update the tables of the archive. Programs may use it meanwhile."""
-    with _client(settings) as client:
-        database = _database(client)
+    if (url := settings.archive()) is None:
+        usage(_NO_ARCHIVE)
+    database = ArchiveDatabase(url, read_timeout_s=MIGRATION_S)
+    try:
         applied = migrate_database(database)
         version = schema_of(database).version
+    finally:
+        database.close()
     if settings.as_json:
         print_json({"version": version, "applied": applied})
     else:
