@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinlater import Client, NewJob, QueueConfig
+from pinlater.archive import archiver
 from pinlater.archive.automatic import SPILL_DOWN_TO, AutomaticArchiver
+from pinlater.archive.batches import Range, withdraw
+from pinlater.archive.incarnations import incarnation_of
 from pinlater.model.errors import InvalidArgument
 from pinlater.worker.monitor import Monitor
 from tests.archive.rig import EVERYSEC, QUEUE, Rig
@@ -128,6 +131,26 @@ def test_a_queue_without_marks_is_left_alone(rig: Rig) -> None:
     rig.spill(limit=5)
     look(rig)
     assert rig.status().archived == 5
+
+
+@pytest.mark.parametrize("ends", [look, Rig.spill])
+def test_jobs_that_a_killed_command_left_in_a_batch_are_claimed_again(
+    ends: Callable[[Rig], object], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All jobs of a queue without marks: they are in no line, so no command has jobs to move."""
+    rig.create()
+    names = rig.client.enqueue_many(QUEUE, [b"job"] * 5)
+    client = rig.client
+    incarnation = client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+    client.run(lambda end: withdraw(rig.queue_shard, incarnation, Range(1, "ready"), 5, end))
+    look(rig)
+    assert rig.status().withdrawn == 5  # its owner may live
+    monkeypatch.setattr(archiver, "ABANDONED_MS", -1_000)
+    ends(rig)
+    assert rig.status().withdrawn == 0
+    rig.restore()
+    assert sorted(job.descriptor for job in rig.drain()) == sorted(names)
+    rig.check()
 
 
 def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(

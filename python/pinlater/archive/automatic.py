@@ -15,6 +15,7 @@ from typing import Final
 
 from pinlater.archive.archiver import Archiver, Left, share_out
 from pinlater.archive.batches import Range, count_in
+from pinlater.archive.moves import moves_of
 from pinlater.archive.purge import purge
 from pinlater.archive.restores import END_MS, Wanted
 from pinlater.archive.status import count_due
@@ -44,14 +45,17 @@ class _Work:
 
 @dataclass(slots=True)
 class AutomaticArchiver:
-    """Archives the queues whose configuration says so. archiver: does the work, and ends it when it is told to stop."""
+    """Archives the queues whose configuration says so, and ends what commands left open on others.
+
+    archiver: does the work.
+    """
 
     archiver: Archiver
     _works: dict[QueueShard, _Work] = field(default_factory=dict)
 
     def look_at(self, queue_shard: QueueShard) -> None:
-        """Begins a look at a queue shard in the background, unless the one before goes on or the queue has no marks."""
-        if queue_shard.stored is None or not queue_shard.stored.config.is_archived:
+        """Begins a look at a queue shard in the background, unless the one before goes on."""
+        if queue_shard.stored is None:
             return
         work = self._works.setdefault(queue_shard, _Work())
         if work.task is None or work.task.done():
@@ -71,8 +75,9 @@ class AutomaticArchiver:
                 await self.idle()
 
     async def _look(self, queue_shard: QueueShard, work: _Work) -> None:
+        assert queue_shard.stored is not None
         try:
-            await self._move(queue_shard)
+            await (self._move if queue_shard.stored.config.is_archived else self._end_batches)(queue_shard)
         except PinLaterError as error:
             if not work.troubled:
                 log.warning("%s: archiving waits: %s", queue_shard, error)
@@ -96,6 +101,12 @@ class AutomaticArchiver:
         elif excess < 0:
             await self._restore(queue_shard, config, -excess)
         await self.archiver.run(lambda _: purge(self.archiver.database))
+
+    async def _end_batches(self, queue_shard: QueueShard) -> None:
+        """A look at a queue without marks: ends what a command left open, as nobody can claim the jobs of a batch."""
+        moves = await self.archiver.run(lambda end: moves_of(queue_shard, end))
+        if moves.batches:
+            await self.archiver.prepare(queue_shard)
 
     async def _excess(self, queue_shard: QueueShard, config: QueueConfig) -> int:
         """How many jobs of this queue shard are to leave; below 0: how many are to come back."""

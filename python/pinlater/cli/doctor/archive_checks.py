@@ -88,7 +88,7 @@ class ArchiveChecks:
         needed, most = 2 * config.body_limit + PACKET_SLACK, self._settings.max_allowed_packet
         if needed > most:
             found = f"bodies may have {size(config.body_limit)}; max_allowed_packet is {size(most)}"
-            advice = f"SET GLOBAL max_allowed_packet = {needed}, or more; larger jobs do not move"
+            advice = f"SET GLOBAL max_allowed_packet = {needed}, or more; a larger job ends each spill that meets it"
             yield CheckResult(WARNING, subject, "archive", found, advice)
 
 
