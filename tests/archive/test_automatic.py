@@ -16,11 +16,11 @@ from pinlater.archive import archiver
 from pinlater.archive.automatic import SPILL_DOWN_TO, AutomaticArchiver
 from pinlater.archive.batches import Range, withdraw
 from pinlater.archive.incarnations import incarnation_of
-from pinlater.model.errors import InvalidArgument
+from pinlater.model.errors import ArchiveNotReady, InvalidArgument
 from pinlater.worker.monitor import Monitor
 from tests.archive.rig import EVERYSEC, QUEUE, Rig
 from tests.conftest import FreshServer
-from tests.support.mariadb import MariaDB, made_database
+from tests.support.mariadb import MariaDB, connected, made_database, query
 from tests.support.servers import wait_until
 
 DAY_MS = 24 * 3600 * 1000
@@ -182,6 +182,22 @@ def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(
         assert said == ["archiving waits", "more than 1000 jobs wait, so 700 move to the archive", "archiving goes on"]
         assert in_redis(rig) == 1_000 * SPILL_DOWN_TO
         rig.check()
+
+
+def test_tables_of_a_later_program_are_left_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.create(**MARKS)
+    rig.client.enqueue_many(QUEUE, [b"job"] * 1_000)
+    rig.client.enqueue_many(QUEUE, [b"job"] * 600)
+    rig.calls.count(QUEUE)
+    with connected(rig.archive_url) as connection:
+        query(connection, "INSERT INTO migrations VALUES (99, 99, 1)")
+    look(rig)
+    assert in_redis(rig) == 1_600
+    assert "its tables need a program of version 99 or later, this one has 1; update PinLater" in caplog.text
+    with Client(shards=rig.shards, archive=rig.archive_url) as client:
+        for call in (lambda: client.lookup(["q:s1:p1:9"]), lambda: client.count(QUEUE)):
+            with pytest.raises(ArchiveNotReady, match="update PinLater"):
+                call()
 
 
 def test_a_monitor_stops_while_mysql_is_silent(rig: Rig) -> None:

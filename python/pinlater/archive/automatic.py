@@ -23,6 +23,7 @@ from pinlater.model.errors import PinLaterError
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.inspect import count_at, server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.store.archive_schema import require_schema
 from pinlater.store.shards import QueueShard
 
 log: Final = logging.getLogger("pinlater.archive")
@@ -90,7 +91,11 @@ class AutomaticArchiver:
             work.troubled = False
 
     async def _move(self, queue_shard: QueueShard) -> None:
-        """One look: ends what is open, then moves what the marks and the horizon say."""
+        """One look: ends what is open, then moves what the marks and the horizon say.
+
+        It looks at the tables first: somebody may have migrated them since.
+        """
+        await self.archiver.run(lambda _: require_schema(self.archiver.database))
         await self.archiver.prepare(queue_shard)
         assert queue_shard.stored is not None
         config = queue_shard.stored.config

@@ -22,6 +22,7 @@ from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations.backlog import Seen
 from pinlater.operations.inspect import REPLY_BYTES, count_at, server_time_ms
 from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
+from pinlater.store.archive_schema import require_schema
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.shards import QueueShard
 
@@ -34,11 +35,19 @@ class ArchiveBacklog:
 
     def __init__(self, database: ArchiveDatabase) -> None:
         self._database = database
+        self._checked = False
+
+    def _incarnation(self, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
+        """The incarnation that rows belong to. The first call checks that this program can use the tables."""
+        if not self._checked:
+            yield from require_schema(self._database)
+            self._checked = True
+        return (yield from known_incarnation(self._database, queue_shard, deadline_s))
 
     def lookup(
         self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
     ) -> Flow[tuple[list[JobInfo], Seen]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
         parameters = (int(with_body), incarnation.number)
@@ -72,7 +81,7 @@ class ArchiveBacklog:
         return incarnation.number, rows[0][0] if rows else 0
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         before = yield from moves_of(queue_shard, deadline_s)
         for _ in range(COUNT_TRIES):
             now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
@@ -116,7 +125,7 @@ class ArchiveBacklog:
         cursor: bytes,
         deadline_s: float,
     ) -> Flow[tuple[list[JobInfo], bytes]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
         before = _position(cursor) if cursor else ((END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
@@ -137,7 +146,7 @@ class ArchiveBacklog:
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
     ) -> Flow[tuple[set[bytes], Seen]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         rows = yield from query_in(self._database, "select_batches_of", (incarnation.number,), _numbers(ids))
         ordered = [(batch, id_) for id_, _, batch in rows]
@@ -147,7 +156,7 @@ class ArchiveBacklog:
         return {id_.to_bytes(8, "big") for id_ in removed}, seen
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         yield from end_unknown(queue_shard, self._database, incarnation, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         # not those of a COMMITTED batch: Redis has them, and has deleted them
@@ -178,7 +187,7 @@ class ArchiveBacklog:
 
     def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
         try:
-            incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+            incarnation = yield from self._incarnation(queue_shard, deadline_s)
         except QueueNotFound:
             return (yield from delete)
         existed = yield from delete
