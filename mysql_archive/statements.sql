@@ -137,9 +137,10 @@ SELECT number, epoch, lost_epoch, (SELECT MAX(number) FROM batches)
 FROM incarnations WHERE queue = %s AND shard = %s AND ended = 0
 
 -- name: select_with_state
--- incarnation, ids -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job
+-- whether with bodies (else they are empty), incarnation, ids
+-- -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job
 SELECT batches.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left,
-  updated_ms, crashes, status, body
+  updated_ms, crashes, status, IF(%s, body, x'')
 FROM jobs FORCE INDEX (PRIMARY) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND jobs.id IN %s
 
@@ -159,11 +160,19 @@ SELECT COUNT(*) FROM (
 -- incarnation, ids -> priority and run_after_ms of each job
 SELECT priority, run_after_ms FROM jobs FORCE INDEX (PRIMARY) WHERE incarnation = %s AND id IN %s
 
+-- name: select_latest_sizes
+-- as select_latest, from incarnation on -> bytes (body, status) of the same jobs
+SELECT bytes FROM jobs FORCE INDEX (restore_order)
+WHERE incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
+  AND (run_after_ms, sixteenths, id) < (%s, %s, %s)
+ORDER BY run_after_ms DESC, sixteenths DESC, id DESC LIMIT %s
+
 -- name: select_latest
--- incarnation, priority, least ms, most ms; ms, sixteenths and id of the last job of the page before; limit
+-- whether with bodies (else they are empty), incarnation, priority, least ms, most ms; ms, sixteenths and id of the
+-- last job of the page before; limit
 -- -> the name of the job's batch if it is COMMITTED (else NULL), and the columns of each job, the latest first
 SELECT batches.batch, id, priority, run_after_ms, sixteenths, attempts, attempts_left,
-  updated_ms, crashes, status, body
+  updated_ms, crashes, status, IF(%s, body, x'')
 FROM jobs FORCE INDEX (restore_order) LEFT JOIN batches ON batches.number = jobs.batch AND batches.state = 1
 WHERE jobs.incarnation = %s AND priority = %s AND run_after_ms >= %s AND run_after_ms <= %s
   AND (run_after_ms, sixteenths, id) < (%s, %s, %s)
@@ -209,9 +218,13 @@ DELETE FROM batches WHERE incarnation = %s ORDER BY number LIMIT %s
 -- number -> the incarnation is removed
 DELETE FROM incarnations WHERE number = %s AND ended > 0
 
+-- name: select_old_batches
+-- created_ms, limit -> the numbers of so many FINALIZED batches that are older; their jobs may come back
+SELECT number FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
+
 -- name: delete_old_batches
--- created_ms, limit -> so many FINALIZED batches lose their rows that are older; their jobs may come back
-DELETE FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
+-- numbers -> these batches lose their rows
+DELETE FROM batches WHERE number IN %s
 
 -- name: select_first
 -- incarnation, priority -> run_after_ms of its earliest job

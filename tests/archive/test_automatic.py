@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from pinlater import Client, NewJob, QueueConfig
+from pinlater.archive import archiver
 from pinlater.archive.automatic import SPILL_DOWN_TO, AutomaticArchiver
-from pinlater.model.errors import InvalidArgument
+from pinlater.archive.batches import Range, withdraw
+from pinlater.archive.incarnations import incarnation_of
+from pinlater.model.errors import ArchiveNotReady, InvalidArgument
 from pinlater.worker.monitor import Monitor
 from tests.archive.rig import EVERYSEC, QUEUE, Rig
 from tests.conftest import FreshServer
-from tests.support.mariadb import MariaDB, made_database
+from tests.support.mariadb import MariaDB, connected, made_database, query
 from tests.support.servers import wait_until
 
 DAY_MS = 24 * 3600 * 1000
+#: Much less than the time after which a silent MySQL is given up.
+DEADLINE_S = 15.0
 MARKS = {"spill_above": 1_000, "restore_below": 300}
 
 
@@ -108,12 +116,41 @@ def test_jobs_behind_the_horizon_stay_away_below_the_low_mark(rig: Rig) -> None:
         assert (in_redis(rig), rig.status().archived) == (0, 1)
 
 
+@pytest.mark.parametrize("marks", [{}, {"spill_above": 1_000}, MARKS])
+def test_a_job_whose_time_came_while_no_monitor_looked_comes_back(marks: dict[str, int], rig: Rig) -> None:
+    rig.create(horizon_ms=DAY_MS, **marks)
+    rig.client.enqueue(QUEUE, b"late")
+    rig.spill()
+    look(rig)
+    assert (in_redis(rig), rig.status().archived) == (1, 0)
+
+
 def test_a_queue_without_marks_is_left_alone(rig: Rig) -> None:
     rig.create()
     rig.client.enqueue_many(QUEUE, [b"job"] * 10)
     rig.spill(limit=5)
     look(rig)
     assert rig.status().archived == 5
+
+
+@pytest.mark.parametrize("ends", [look, Rig.spill])
+def test_jobs_that_a_killed_command_left_in_a_batch_are_claimed_again(
+    ends: Callable[[Rig], object], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All jobs of a queue without marks: they are in no line, so no command has jobs to move."""
+    rig.create()
+    names = rig.client.enqueue_many(QUEUE, [b"job"] * 5)
+    client = rig.client
+    incarnation = client.run(lambda end: incarnation_of(rig.database, rig.queue_shard, end))
+    client.run(lambda end: withdraw(rig.queue_shard, incarnation, Range(1, "ready"), 5, end))
+    look(rig)
+    assert rig.status().withdrawn == 5  # its owner may live
+    monkeypatch.setattr(archiver, "ABANDONED_MS", -1_000)
+    ends(rig)
+    assert rig.status().withdrawn == 0
+    rig.restore()
+    assert sorted(job.descriptor for job in rig.drain()) == sorted(names)
+    rig.check()
 
 
 def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(
@@ -147,6 +184,38 @@ def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(
         rig.check()
 
 
+def test_tables_of_a_later_program_are_left_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.create(**MARKS)
+    rig.client.enqueue_many(QUEUE, [b"job"] * 1_000)
+    rig.client.enqueue_many(QUEUE, [b"job"] * 600)
+    rig.calls.count(QUEUE)
+    with connected(rig.archive_url) as connection:
+        query(connection, "INSERT INTO migrations VALUES (99, 99, 1)")
+    look(rig)
+    assert in_redis(rig) == 1_600
+    assert "its tables need a program of version 99 or later, this one has 1; update PinLater" in caplog.text
+    with Client(shards=rig.shards, archive=rig.archive_url) as client:
+        for call in (lambda: client.lookup(["q:s1:p1:9"]), lambda: client.count(QUEUE)):
+            with pytest.raises(ArchiveNotReady, match="update PinLater"):
+                call()
+
+
+def test_a_monitor_stops_while_mysql_is_silent(rig: Rig) -> None:
+    rig.create(**MARKS)
+    [url] = rig.shards.values()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        archive = f"mysql://127.0.0.1:{silent.getsockname()[1]}/none"
+        command = [sys.executable, "-m", "pinlater", "monitor", "--url", url, "--archive", archive]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()
+            process.terminate()
+            try:
+                assert process.wait(DEADLINE_S) == 0
+            finally:
+                process.kill()
+            connection.close()
+
+
 def test_a_monitor_archives(rig: Rig) -> None:
     rig.create(**MARKS)
     rig.client.enqueue_many(QUEUE, [b"job"] * 1_000)
@@ -169,7 +238,7 @@ def test_a_monitor_archives(rig: Rig) -> None:
     [
         ({"spill_above": -1}, "spill_above: expected an integer from 0 to"),
         ({"spill_above": 2**62}, "spill_above: expected an integer from 0 to"),
-        ({"spill_above": 10, "restore_below": 11}, "restore_below: expected an integer from 0 to 10, got 11"),
+        ({"spill_above": 10, "restore_below": 11}, r"restore_below: expected at most spill_above \(10\), got 11"),
         ({"restore_below": 1.5}, "restore_below: expected an integer"),
         ({"horizon_ms": 59_999}, "horizon_ms: expected an integer from 60,000 to"),
         ({"horizon_ms": True}, "horizon_ms: expected an integer"),

@@ -205,6 +205,26 @@ def test_one_waits_for_the_other(
         other.close()
 
 
+def test_a_purge_waits_for_no_commit(
+    mysql_url: str, database: ArchiveDatabase, incarnation: Incarnation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archiver of any queue may stand still in the middle of one."""
+    monkeypatch.setattr(archive_driver, "TRIES", 1)
+    archived(database, incarnation, 1)
+    other = migrated(mysql_url)
+    try:
+        other.transaction(lambda sql: sql.run_text("SET SESSION innodb_lock_wait_timeout = 1"))
+
+        def stand_still(sql: archive_driver.Statements) -> None:
+            store_batch(sql, incarnation.number, [job_row(2)], COMMITTED)
+            run(purge.purge(other))
+
+        database.transaction(stand_still)
+    finally:
+        other.close()
+    assert rows_of(database, "jobs", "batches") == [2, 1]
+
+
 # -- both stores
 
 

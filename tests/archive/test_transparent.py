@@ -5,11 +5,13 @@ Promises: an archiver stops at each state of the protocol, and the calls say and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from pinlater import CountsByState, NewJob, QueueConfig, State
+from pinlater.archive.moving_job import MovingJob
 from pinlater.archive.purge import purge
 from tests.archive.rig import MAX_TIME_MS, PRIORITIES
 from tests.archive.world import World, restore, small_batches, spill, spilled, stopped, world
@@ -67,6 +69,36 @@ def test_looking(state: str, world: World, calls: Calls) -> None:
         assert [info.descriptor for info in calls.scan(queue, priority=2)] == [due[-1]]
         assert calls.scan(queue, State.FAILED) == []
     ended(world, world.names)
+
+
+def test_a_page_has_a_mebibyte_of_bodies(world: World, calls: Calls) -> None:
+    queue = world.rig.queue
+    names = calls.enqueue_many(queue, [NewJob(bytes(600 * 1024), priority=PRIORITIES) for _ in range(3)])
+    small = calls.enqueue_many(queue, [NewJob(b"small", priority=PRIORITIES) for _ in range(3)])
+    world.rig.spill()
+    pages, cursor = list[list[str]](), f"1.{PRIORITIES}."
+    while cursor:
+        infos, cursor = calls.scan_page(queue, priority=PRIORITIES, with_body=True, cursor=cursor)
+        assert all(len(info.body or b"") in (5, 600 * 1024) for info in infos)
+        pages += [[info.descriptor for info in infos]] if infos else []
+    assert pages == [[*small[::-1], names[2]], [names[1]], [names[0]]]
+    infos, cursor = calls.scan_page(queue, priority=PRIORITIES, cursor=f"1.{PRIORITIES}.00")
+    assert ([info.descriptor for info in infos], cursor) == ([*small[::-1], *names[::-1]], "")
+
+
+def test_bodies_that_nobody_wants_are_not_read(world: World, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    spilled(world)
+    read: list[bytes] = []
+    from_row = MovingJob.from_row
+
+    def watched(row: Sequence[Any]) -> MovingJob:
+        read.append(bytes(row[-1]))
+        return from_row(row)
+
+    monkeypatch.setattr(MovingJob, "from_row", watched)
+    assert len(calls.lookup(world.names)) == len(world.names)
+    assert len(calls.scan(world.rig.queue)) == len(world.names) - 1
+    assert set(read) == {b""}
 
 
 @EACH_STATE

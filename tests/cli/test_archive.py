@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +15,17 @@ import pytest
 
 from pinlater import Client
 from pinlater.cli.command_base import DONE, INTERRUPTED, NO, SERVER, USAGE
+from pinlater.store import archive_schema
+from pinlater.store.archive_driver import ArchiveDatabase
+from pinlater.store.statements import Migration, load_migrations
 from tests.archive.rig import EVERYSEC
 from tests.conftest import FreshServer
 from tests.support.cli_runs import Run, run  # noqa: F401
 from tests.support.servers import wait_until
 
 Fill = Callable[[int], None]
+#: Much less than the time after which a silent MySQL is given up.
+DEADLINE_S = 15.0
 
 
 @pytest.fixture
@@ -40,6 +46,18 @@ def fill(url: str) -> Fill:
             client.enqueue_many("mail", [b"job %d" % number for number in range(count)])
 
     return enqueue
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """`pinlater archive` in a process of its own, which SIGINT interrupts."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pinlater", "archive", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def test_a_backlog_leaves_and_comes_back(run: Run, fill: Fill) -> None:
@@ -105,7 +123,11 @@ def test_the_marks_are_settings_of_the_queue(run: Run, url: str) -> None:
         (("spill", "mail", "--limit", "0"), USAGE, "--limit"),
         (("restore", "mail", "--limit", "-1"), USAGE, "--limit"),
         (("status", "--archive", "mysql://nobody:secret@127.0.0.1:1/none"), SERVER, "archive mysql://***@127.0.0.1:1"),
-        (("status", "--archive", "postgres://x"), USAGE, "archive URL"),
+        (
+            ("status", "--archive", "postgres://x"),
+            USAGE,
+            "a URL that begins with mysql://, such as mysql://db/pinlater",
+        ),
     ],
 )
 def test_what_is_refused(run: Run, url: str, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -126,6 +148,15 @@ def test_tables_that_are_missing(run: Run, fresh_server: FreshServer, mysql_url:
     assert (ran.code, "run `pinlater archive migrate`" in ran.err) == (SERVER, True)
 
 
+def test_a_migration_may_take_longer_than_other_statements(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Migration(2, 1, ["DO SLEEP(2)"])
+    monkeypatch.setattr(archive_schema, "load_migrations", lambda: [*load_migrations(), slow])
+    defaults = ArchiveDatabase.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "read_timeout_s", 1.0)
+    assert run("archive", "migrate", "--json").document == {"version": 2, "applied": [2]}
+
+
 @pytest.mark.parametrize("verb", ["spill", "restore"])
 def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None:
     for _ in range(10):
@@ -137,11 +168,7 @@ def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None
         [status] = run("archive", "status", "mail", "--json").document
         return bool(status["batches"] or status["restores"])
 
-    command = [sys.executable, "-m", "pinlater", "archive", verb, "mail", "--json"]
-    restore_signal = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=restore_signal
-    ) as process:
+    with started(verb, "mail", "--json") as process:
         wait_until(moves, "the first batches")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -150,6 +177,25 @@ def test_an_interrupt_ends_what_is_open(run: Run, fill: Fill, verb: str) -> None
     [status] = run("archive", "status", "mail", "--json").document
     assert (status["batches"], status["restores"], status["committed"]) == (0, 0, 0)
     assert run("archive", "verify", "mail").code == DONE
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once_while_mysql_is_silent(
+    url: str, monkeypatch: pytest.MonkeyPatch, second: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PINLATER_ARCHIVE_URL", f"mysql://127.0.0.1:{silent.getsockname()[1]}/none")
+        with started("spill", "mail") as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert process.stderr.readline() == "ending what is open; a second signal stops at once\n"
+            process.send_signal(second)
+            try:
+                assert process.wait(DEADLINE_S) == INTERRUPTED  # MySQL is given up later than that
+            finally:
+                process.kill()
+            connection.close()
 
 
 def test_without_the_archive_the_numbers_say_what_they_leave_out(

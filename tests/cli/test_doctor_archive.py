@@ -66,9 +66,10 @@ def test_a_login_that_is_refused(server: Server, mariadb: MariaDB) -> None:
         (("innodb-flush-log-at-trx-commit=2",), "durability", "a power cut can lose"),
         (("innodb-flush-log-at-trx-commit=0",), "durability", "a killed server or a power cut can lose"),
         (("log-bin=log", "server-id=1", "sync-binlog=0"), "binary log", "sync_binlog is 0"),
+        (("read-only",), "role", "it is read-only"),
     ],
 )
-def test_commits_that_are_not_on_disk(
+def test_a_setting_that_is_wrong(
     server: Server, fresh_mariadb: Callable[..., MariaDB], options: tuple[str, ...], check: str, found: str
 ) -> None:
     mysql = fresh_mariadb(options=options)

@@ -41,6 +41,7 @@ COMMANDS = [
     ("run shop_of_messages:shop --queues xyz", "queue 'xyz': not found; --create creates it"),
     ("worker shop_of_messages:handle --queue thubms", "queue 'thubms': not found; did you mean 'thumbs'? --create"),
     ("worker shop_of_messages:handle --queue mial --processes 2", "queue 'mial': not found; --create creates it"),
+    ("archive --archive mysql://db", "no such option: --archive (.*); pinlater run and .* have it"),
     ("worker shop_of_messages:handle --queue thumbs --burst", "no such option: --burst (.*); pinlater run has it"),
     ("worker shop_of_messages:handle --queue thumbs --concurency 3", "no such option: .*; did you mean --concurrency?"),
     (

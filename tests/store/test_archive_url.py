@@ -80,9 +80,9 @@ def test_contexts_of_tls(tmp_path: Path) -> None:
     ("url", "message"),
     [
         (7, "expected a str, got 7"),
-        ("redis://u:CANARY@h/x", "expected mysql://user:password@host:port/database"),
-        ("mysql:u:CANARY@h", "expected mysql://"),
-        ("CANARY", "expected mysql://"),
+        ("redis://u:CANARY@h/x", "expected a URL that begins with mysql://"),
+        ("mysql:u:CANARY@h", "a URL that begins with mysql://"),
+        ("CANARY", "a URL that begins with mysql://"),
         ("mysql://u:CAN/ARY@h/x", "expected a host, and as port a number.*%2F"),
         ("mysql://u:CAN?ARY@h/x", "expected a host, and as port a number.*%3F"),
         ("mysql://u:CAN#ARY@h/x", "expected no #.*%23"),

@@ -188,7 +188,7 @@ def test_the_choice_of_jobs_reads_the_key_alone(database: ArchiveDatabase) -> No
     assert "filesort" not in str(plan)
 
 
-@pytest.mark.parametrize("name", ["select_due", "select_latest"])
+@pytest.mark.parametrize("name", ["select_due", "select_latest", "select_latest_sizes"])
 def test_pages_follow_the_key(database: ArchiveDatabase, name: str) -> None:
     """A page costs as much as it has rows: nothing is sorted."""
     incarnation = new_incarnation(database)
@@ -209,7 +209,7 @@ def test_pages_of_a_scan_go_back_from_the_latest(database: ArchiveDatabase) -> N
     place, found = (8, 16, 0), list[int]()
 
     def next_page(sql: Statements) -> list[Any]:
-        return sql.run("select_latest", (incarnation, 1, 2, place[0], *place, 3))
+        return sql.run("select_latest", (0, incarnation, 1, 2, place[0], *place, 3))
 
     while page := database.transaction(next_page):
         found += [row[1] for row in page]

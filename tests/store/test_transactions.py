@@ -12,7 +12,8 @@ import pytest
 
 from pinlater.model.errors import ArchiveDuplicate, ArchiveError, ClientClosed, PinLaterError
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
-from pinlater.store.async_driver import MAX_THREADS, AsyncDriver
+from pinlater.store.archive_threads import MAX_THREADS
+from pinlater.store.async_driver import AsyncDriver
 from pinlater.store.effects import Coalesce, Flow, Sleep, Transaction, together
 from pinlater.store.sync_driver import SyncDriver
 from tests.support.archive import migrated

@@ -77,6 +77,9 @@ class Archiver:
 
     async def spill(self, queue: str, selection: Selection) -> int:
         """Moves pending jobs of a queue to the archive. Returns how many."""
+        queue_shards = await self.run(lambda end: known_queue_shards(self.session, queue, end))
+        # before the jobs are counted: those that were left in a batch may be all that there are
+        await run_together(*map(self.prepare, queue_shards))
         shares = await self.shares(queue, selection)
         moved = await run_together(
             *(self._spill_shard(queue_shard, selection, limit) for queue_shard, limit in shares.items() if limit)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from pinlater.archive.archiver import Archiver, Left, share_out
 from pinlater.archive.batches import Range, count_in
+from pinlater.archive.moves import moves_of
 from pinlater.archive.purge import purge
 from pinlater.archive.restores import END_MS, Wanted
 from pinlater.archive.status import count_due
@@ -21,6 +23,7 @@ from pinlater.model.errors import PinLaterError
 from pinlater.model.queue_config import QueueConfig
 from pinlater.operations.inspect import count_at, server_time_ms
 from pinlater.operations.queue_shards import known_queue_shards
+from pinlater.store.archive_schema import require_schema
 from pinlater.store.shards import QueueShard
 
 log: Final = logging.getLogger("pinlater.archive")
@@ -29,6 +32,8 @@ log: Final = logging.getLogger("pinlater.archive")
 SPILL_DOWN_TO: Final = 0.9
 #: A job that waits for its time is back when so much of the horizon is left.
 BACK_AT: Final = 0.5
+#: The end of a look takes so long at most: less than a process has after a stop signal.
+STOP_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -41,14 +46,17 @@ class _Work:
 
 @dataclass(slots=True)
 class AutomaticArchiver:
-    """Archives the queues whose configuration says so. archiver: does the work, and ends it when it is told to stop."""
+    """Archives the queues whose configuration says so, and ends what commands left open on others.
+
+    archiver: does the work.
+    """
 
     archiver: Archiver
     _works: dict[QueueShard, _Work] = field(default_factory=dict)
 
     def look_at(self, queue_shard: QueueShard) -> None:
-        """Begins a look at a queue shard in the background, unless the one before goes on or the queue has no marks."""
-        if queue_shard.stored is None or not queue_shard.stored.config.is_archived:
+        """Begins a look at a queue shard in the background, unless the one before goes on."""
+        if queue_shard.stored is None:
             return
         work = self._works.setdefault(queue_shard, _Work())
         if work.task is None or work.task.done():
@@ -59,13 +67,18 @@ class AutomaticArchiver:
         await asyncio.gather(*(work.task for work in self._works.values() if work.task is not None))
 
     async def stop(self) -> None:
-        """Ends the looks under way, in order: they begin no further batch or restore."""
+        """Ends the looks under way, in order: they begin no further batch or restore. Those that take longer than
+        STOP_S, as MySQL is silent, are cut off.
+        """
         self.archiver.stopping.set()
-        await self.idle()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self.idle()
 
     async def _look(self, queue_shard: QueueShard, work: _Work) -> None:
+        assert queue_shard.stored is not None
         try:
-            await self._move(queue_shard)
+            await (self._move if queue_shard.stored.config.is_archived else self._end_batches)(queue_shard)
         except PinLaterError as error:
             if not work.troubled:
                 log.warning("%s: archiving waits: %s", queue_shard, error)
@@ -78,7 +91,11 @@ class AutomaticArchiver:
             work.troubled = False
 
     async def _move(self, queue_shard: QueueShard) -> None:
-        """One look: ends what is open, then moves what the marks and the horizon say."""
+        """One look: ends what is open, then moves what the marks and the horizon say.
+
+        It looks at the tables first: somebody may have migrated them since.
+        """
+        await self.archiver.run(lambda _: require_schema(self.archiver.database))
         await self.archiver.prepare(queue_shard)
         assert queue_shard.stored is not None
         config = queue_shard.stored.config
@@ -89,6 +106,12 @@ class AutomaticArchiver:
         elif excess < 0:
             await self._restore(queue_shard, config, -excess)
         await self.archiver.run(lambda _: purge(self.archiver.database))
+
+    async def _end_batches(self, queue_shard: QueueShard) -> None:
+        """A look at a queue without marks: ends what a command left open, as nobody can claim the jobs of a batch."""
+        moves = await self.archiver.run(lambda end: moves_of(queue_shard, end))
+        if moves.batches:
+            await self.archiver.prepare(queue_shard)
 
     async def _excess(self, queue_shard: QueueShard, config: QueueConfig) -> int:
         """How many jobs of this queue shard are to leave; below 0: how many are to come back."""
@@ -146,8 +169,9 @@ class AutomaticArchiver:
         if beyond := await self.archiver.run(lambda end: count_in(queue_shard, ranges, end)):
             await self.archiver.spill_ranges(queue_shard, ranges, beyond)
         back_ms, least_ms, room = await self._back_ms(queue_shard, config), 0, None
-        if config.spill_above is not None:  # then those that are due are part of what the marks move
-            least_ms = now_ms
+        if config.spill_above is not None:
+            if config.restore_below is not None:  # it brings back those that are due
+                least_ms = now_ms
             room = max(0, int(config.spill_above * SPILL_DOWN_TO) - await self._pending(queue_shard))
         wanted = [Wanted(priority, back_ms, least_ms) for priority in range(1, config.priorities + 1)]
         await self.archiver.restore_wanted(queue_shard, wanted, Left(room))

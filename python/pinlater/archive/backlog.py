@@ -7,6 +7,7 @@ began or ended in between. A deletion that meets a restore carries it out first,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import pinlater._core as _core
@@ -19,8 +20,9 @@ from pinlater.archive.restores import END_MS, carry_out, open_restores
 from pinlater.model.errors import ArchiveError, QueueNotFound
 from pinlater.model.jobs import CountsByState, JobInfo, State
 from pinlater.operations.backlog import Seen
-from pinlater.operations.inspect import count_at, server_time_ms
+from pinlater.operations.inspect import REPLY_BYTES, count_at, server_time_ms
 from pinlater.store.archive_driver import ArchiveDatabase, Row, Statements
+from pinlater.store.archive_schema import require_schema
 from pinlater.store.effects import Flow, Transaction
 from pinlater.store.shards import QueueShard
 
@@ -33,14 +35,23 @@ class ArchiveBacklog:
 
     def __init__(self, database: ArchiveDatabase) -> None:
         self._database = database
+        self._checked = False
+
+    def _incarnation(self, queue_shard: QueueShard, deadline_s: float) -> Flow[Incarnation]:
+        """The incarnation that rows belong to. The first call checks that this program can use the tables."""
+        if not self._checked:
+            yield from require_schema(self._database)
+            self._checked = True
+        return (yield from known_incarnation(self._database, queue_shard, deadline_s))
 
     def lookup(
         self, queue_shard: QueueShard, priorities: bytes, ids: list[bytes], with_body: bool, deadline_s: float
     ) -> Flow[tuple[list[JobInfo], Seen]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         wanted = dict(zip(_numbers(ids), priorities, strict=True))
-        rows = yield from query_in(self._database, "select_with_state", (incarnation.number,), list(wanted))
+        parameters = (int(with_body), incarnation.number)
+        rows = yield from query_in(self._database, "select_with_state", parameters, list(wanted))
         rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         found = [info_of(queue_shard, job, with_body=with_body) for job in jobs if wanted[job.id] == job.priority]
@@ -70,7 +81,7 @@ class ArchiveBacklog:
         return incarnation.number, rows[0][0] if rows else 0
 
     def count(self, queue_shard: QueueShard, deadline_s: float) -> Flow[list[CountsByState]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         before = yield from moves_of(queue_shard, deadline_s)
         for _ in range(COUNT_TRIES):
             now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
@@ -114,21 +125,28 @@ class ArchiveBacklog:
         cursor: bytes,
         deadline_s: float,
     ) -> Flow[tuple[list[JobInfo], bytes]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         now_ms = yield from server_time_ms(queue_shard.shard, deadline_s)
         before = _position(cursor) if cursor else ((END_MS if future else now_ms), _END_SIXTEENTHS, 0)
         least_ms = now_ms + 1 if future else 0
-        parameters = (incarnation.number, priority, least_ms, before[0], *before, limit)
-        rows = yield from query(self._database, "select_latest", *parameters)
-        following = ":".join(map(str, _place(MovingJob.from_row(rows[-1][1:])))).encode() if len(rows) == limit else b""
+        chosen = (incarnation.number, priority, least_ms, before[0], *before)
+        most = (yield from self._page(chosen, limit)) if with_body else limit
+        rows = yield from query(self._database, "select_latest", int(with_body), *chosen, most)
+        following = ":".join(map(str, _place(MovingJob.from_row(rows[-1][1:])))).encode() if len(rows) == most else b""
         rows = yield from self._judged(queue_shard, incarnation, rows, deadline_s)
         jobs = [MovingJob.from_row(row[1:]) for row in rows]
         return [info_of(queue_shard, job, with_body=with_body) for job in jobs], following
 
+    def _page(self, chosen: Sequence[int], limit: int) -> Flow[int]:
+        """How many of these jobs a page has with their bodies: REPLY_BYTES of them, as in Redis, but one job always."""
+        sizes = yield from query(self._database, "select_latest_sizes", *chosen, limit)
+        totals = accumulate(int(size) for (size,) in sizes)
+        return max(1, sum(total <= REPLY_BYTES for total in totals))
+
     def delete_named(
         self, queue_shard: QueueShard, priority: int, ids: Sequence[bytes], deadline_s: float
     ) -> Flow[tuple[set[bytes], Seen]]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         seen = yield from self._seen(incarnation)
         rows = yield from query_in(self._database, "select_batches_of", (incarnation.number,), _numbers(ids))
         ordered = [(batch, id_) for id_, _, batch in rows]
@@ -138,7 +156,7 @@ class ArchiveBacklog:
         return {id_.to_bytes(8, "big") for id_ in removed}, seen
 
     def delete_pending(self, queue_shard: QueueShard, priority: int, limit: int, deadline_s: float) -> Flow[int]:
-        incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+        incarnation = yield from self._incarnation(queue_shard, deadline_s)
         yield from end_unknown(queue_shard, self._database, incarnation, deadline_s)
         yield from self._end_restores(queue_shard, incarnation, deadline_s)
         # not those of a COMMITTED batch: Redis has them, and has deleted them
@@ -169,7 +187,7 @@ class ArchiveBacklog:
 
     def deletion(self, queue_shard: QueueShard, delete: Flow[bool], deadline_s: float) -> Flow[bool]:
         try:
-            incarnation = yield from known_incarnation(self._database, queue_shard, deadline_s)
+            incarnation = yield from self._incarnation(queue_shard, deadline_s)
         except QueueNotFound:
             return (yield from delete)
         existed = yield from delete

@@ -7,11 +7,12 @@ The row of an ABORTED batch stays until its queue is deleted: it refuses a COMMI
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from pinlater.archive.queries import query
-from pinlater.store.archive_driver import ArchiveDatabase, Statements, Value
+from pinlater.store.archive_driver import ArchiveDatabase, Statements
 from pinlater.store.effects import Flow, Transaction
 
 PURGED_AT_ONCE: Final = 1_000
@@ -25,23 +26,32 @@ def purge(database: ArchiveDatabase) -> Flow[int]:
     """
     removed = 0
     for (number,) in (yield from query(database, "select_ended")):
-        removed += yield from _all(database, "delete_some_jobs", (number,))
-        yield from _all(database, "delete_batches", (number,))
+        removed += yield from _all(database, partial(_delete_some, "delete_some_jobs", number))
+        yield from _all(database, partial(_delete_some, "delete_batches", number))
         yield from query(database, "delete_restores", number)
         yield from query(database, "delete_incarnation", number)
-    yield from _all(database, "delete_old_batches", (int(time.time() * 1000) - KEPT_MS,))
+    yield from _all(database, partial(_delete_old, int(time.time() * 1000) - KEPT_MS))
     return removed
 
 
-def _all(database: ArchiveDatabase, statement: str, parameters: Sequence[Value]) -> Flow[int]:
-    """Runs a statement with a limit until it changes fewer rows. Returns how many it changed."""
-    changed, last = 0, PURGED_AT_ONCE
+def _delete_some(statement: str, incarnation: int, sql: Statements) -> int:
+    sql.run(statement, (incarnation, PURGED_AT_ONCE))
+    return sql.changed
 
-    def some(sql: Statements) -> int:
-        sql.run(statement, (*parameters, PURGED_AT_ONCE))
-        return sql.changed
 
+def _delete_old(before_ms: int, sql: Statements) -> int:
+    """Reads the numbers first, which waits for nobody. A DELETE by time would look at each row, and so wait for the
+    COMMITs of all queues, also for that of an archiver that stands still.
+    """
+    numbers = [number for (number,) in sql.run("select_old_batches", (before_ms, PURGED_AT_ONCE))]
+    sql.run_in("delete_old_batches", (), numbers)
+    return len(numbers)
+
+
+def _all(database: ArchiveDatabase, some: Callable[[Statements], int]) -> Flow[int]:
+    """Runs transactions until one removes fewer rows than it may. Returns how many rows they removed."""
+    removed, last = 0, PURGED_AT_ONCE
     while last == PURGED_AT_ONCE:
         last = yield Transaction(database, some)
-        changed += last
-    return changed
+        removed += last
+    return removed

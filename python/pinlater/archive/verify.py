@@ -71,7 +71,9 @@ class _Verification:
         ids = [row[0] for row in rows]
         in_redis = set((yield from held(self._queue_shard, incarnation, ids, self._deadline_s())))
         moving = yield from self._moving(incarnation)
-        return {id_: (priority, problem) for id_, priority, problem in _problems(rows, in_redis, moving)}
+        assert self._queue_shard.stored is not None
+        problems = _problems(rows, in_redis, moving, self._queue_shard.stored.config.priorities)
+        return {id_: (priority, problem) for id_, priority, problem in problems}
 
     def _moving(self, incarnation: Incarnation) -> Flow[tuple[set[bytes], set[int]]]:
         """The batches that Redis has, and the jobs of open restores."""
@@ -88,7 +90,7 @@ class _Verification:
 
 
 def _problems(
-    rows: Sequence[Row], in_redis: set[int], moving: tuple[set[bytes], set[int]]
+    rows: Sequence[Row], in_redis: set[int], moving: tuple[set[bytes], set[int]], priorities: int
 ) -> Iterator[tuple[int, int, str]]:
     batches, restoring = moving
     seen: set[int] = set()
@@ -97,4 +99,6 @@ def _problems(
             yield id_, priority, "has two rows in the archive"
         elif id_ in in_redis and id_ not in restoring and (batch is None or bytes(batch) not in batches):
             yield id_, priority, "in Redis and in the archive"
+        elif priority > priorities:  # Redis lost its data, and the queue was made again
+            yield id_, priority, f"it cannot come back while the queue has fewer than {priority} priorities"
         seen.add(id_)

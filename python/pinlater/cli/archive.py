@@ -1,12 +1,13 @@
 """`pinlater archive`: moves pending jobs of a queue to MySQL and back.
 
 Promises that each command may be interrupted at any moment, and run twice at once: what one leaves open, the next one
-ends. Ctrl-C ends the open batches and restores first; a second one stops at once.
+ends. Ctrl-C ends the open batches and restores first; a second one stops at once, whatever MySQL does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from typing import Final, TypeVar
 
 import click
+from rich.console import Console
 
 from pinlater.archive.archiver import SWITCH_S, Archiver, Selection
 from pinlater.archive.purge import purge as purge_flow
@@ -34,6 +36,8 @@ from pinlater.store.archive_schema import migrate as migrate_database
 
 T = TypeVar("T")
 
+#: A statement of a migration may take so long.
+MIGRATION_S: Final = 24 * 3600.0
 _NO_ARCHIVE: Final = (
     "no archive is named: --archive mysql://HOST/DATABASE, PINLATER_ARCHIVE_URL, or archive in pinlater.toml"
 )
@@ -48,10 +52,14 @@ def archive() -> None:
 @archive.verb("migrate")
 def migrate(settings: Settings) -> int:
     """Make or update the tables of the archive. Programs may use it meanwhile."""
-    with _client(settings) as client:
-        database = _database(client)
+    if (url := settings.archive()) is None:
+        usage(_NO_ARCHIVE)
+    database = ArchiveDatabase(url, read_timeout_s=MIGRATION_S)
+    try:
         applied = migrate_database(database)
         version = schema_of(database).version
+    finally:
+        database.close()
     if settings.as_json:
         print_json({"version": version, "applied": applied})
     else:
@@ -217,9 +225,9 @@ def _run(settings: Settings, work: Callable[[Archiver], Awaitable[T]]) -> tuple[
             shards=settings.servers(), timeout_s=settings.timeout_s, archive=settings.archive()
         ) as client:
             database = _database(client)
-            await asyncio.to_thread(check_schema, database)
             archiver = Archiver(client.run, client.session, database)
             _stop_at_signals(archiver.stopping)
+            await asyncio.to_thread(check_schema, database)
             return await work(archiver), archiver.stopping.is_set()
 
     sys.setswitchinterval(SWITCH_S)
@@ -227,13 +235,15 @@ def _run(settings: Settings, work: Callable[[Archiver], Awaitable[T]]) -> tuple[
 
 
 def _stop_at_signals(stopping: asyncio.Event) -> None:
-    """The first signal ends the work in order, the second one at once."""
+    """The first signal ends the work in order, the second one at once: also while a thread waits for MySQL."""
     loop = asyncio.get_running_loop()
 
-    def stop(number: signal.Signals) -> None:
+    def stop() -> None:
+        if stopping.is_set():
+            Console(stderr=True).show_cursor()  # the progress bar hid it
+            os._exit(INTERRUPTED)
         remark("ending what is open; a second signal stops at once")
         stopping.set()
-        loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop)

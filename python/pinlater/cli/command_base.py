@@ -177,7 +177,7 @@ def _no_such_option(error: click.NoSuchOption) -> str:
     root = None if error.ctx is None else error.ctx.find_root().command
     commands = root.commands if isinstance(root, click.Group) else {}
     others = [f"pinlater {each}" for each, found in commands.items() if any(name in one.opts for one in found.params)]
-    return f"{said}; {' and '.join(others)} has it" if others else said
+    return f"{said}; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else said
 
 
 def one_line(message: str) -> str:

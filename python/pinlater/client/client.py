@@ -148,7 +148,8 @@ class Client(BaseClient):
         with_body: bool = False,
         page_size: int = 100,
     ) -> Iterator[JobInfo]:
-        """Iterates over the jobs of a state, page by page. A job that keeps its state comes exactly once.
+        """Iterates over the jobs of a state, page by page. A job that keeps its state, and does not move to the archive
+        or back, comes exactly once.
 
         The order is shard by shard, priority by priority, latest time first.
         priority: only jobs of this priority.

@@ -138,8 +138,11 @@ class QueueConfig:
         if self.spill_above is not None:
             _check_integer("spill_above", self.spill_above, 0, MAX_MARK)
         if self.restore_below is not None:
-            most = MAX_MARK if self.spill_above is None else self.spill_above
-            _check_integer("restore_below", self.restore_below, 0, most)
+            _check_integer("restore_below", self.restore_below, 0, MAX_MARK)
+            if self.spill_above is not None and self.restore_below > self.spill_above:
+                raise InvalidArgument(
+                    f"restore_below: expected at most spill_above ({self.spill_above:,}), got {self.restore_below:,}"
+                )
         if self.horizon_ms is not None:
             _check_integer("horizon_ms", self.horizon_ms, LEAST_HORIZON_MS, 2**44 - 1)
         if self.refuse_above is not None:

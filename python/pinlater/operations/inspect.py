@@ -1,7 +1,7 @@
 """Read operations on jobs: lookup, count, peek, scan. Flows only, no I/O.
 
 Promises to change nothing. A scan returns each job that keeps its state exactly once. Risks: counts of several shards
-are not from one moment.
+are not from one moment. A scan shows a job twice that leaves for the backlog meanwhile, and misses one that comes back.
 """
 
 from __future__ import annotations

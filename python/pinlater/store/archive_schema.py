@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from pinlater.model.errors import ArchiveNotReady, ArchiveUnavailable
 from pinlater.store.archive_driver import ArchiveDatabase, Statements
+from pinlater.store.effects import Flow, Transaction
 from pinlater.store.statements import load_migrations
 
 #: How long a migration waits for another one.
@@ -49,8 +50,18 @@ def schema_of(database: ArchiveDatabase) -> Schema:
 
 def check_schema(database: ArchiveDatabase) -> None:
     """Raises ArchiveNotReady if this program cannot use the database."""
-    if trouble := schema_of(database).trouble:
-        raise ArchiveNotReady(f"archive {database.url}: {trouble}")
+    _check(database, schema_of(database))
+
+
+def require_schema(database: ArchiveDatabase) -> Flow[None]:
+    """check_schema as a flow."""
+    schema: Schema = yield Transaction(database, _read)
+    _check(database, schema)
+
+
+def _check(database: ArchiveDatabase, schema: Schema) -> None:
+    if schema.trouble:
+        raise ArchiveNotReady(f"archive {database.url}: {schema.trouble}")
 
 
 def migrate(database: ArchiveDatabase) -> list[int]:

@@ -117,7 +117,7 @@ def parse_archive_url(url: object, origin: str) -> ArchiveUrl:
 def _parse(url: str, origin: str) -> ArchiveUrl:
     parts = urlsplit(url)
     if parts.scheme != _SCHEME or not url.lower().startswith(f"{_SCHEME}://"):
-        raise InvalidArgument(f"expected {_SCHEME}://user:password@host:port/database")
+        raise InvalidArgument(f"expected a URL that begins with {_SCHEME}://, such as {_SCHEME}://db/pinlater")
     if parts.fragment or "#" in url:
         raise InvalidArgument(f"expected no #; {_ESCAPES}")
     login, _, where = parts.netloc.rpartition("@")

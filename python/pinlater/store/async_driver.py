@@ -2,7 +2,7 @@
 
 Each request has a connection of its own while it runs. Promises:
 - A started request is read to its end, or its connection is dropped, also if the caller is cancelled. A started
-  transaction of the archive goes on to its end.
+  transaction of the archive goes on to its end, or to that of the process.
 - A node that is no primary any more, or does not answer in time, is left: its free connections, its subscriptions and
   the connections of blocking requests are closed, and its name is resolved anew. Other requests are read to their end.
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
 import pinlater._core as _core
 from pinlater.model.errors import ClientClosed, PinLaterError, ServerUnavailable
+from pinlater.store.archive_threads import ArchiveThreads
 from pinlater.store.async_connection import Connection
 from pinlater.store.async_subscriber import AsyncSubscriber
 from pinlater.store.call_batches import Coalescer, make_room
@@ -42,9 +42,6 @@ from pinlater.store.keys import WRITE_NOTHING
 from pinlater.store.servers import Server
 from pinlater.store.sync_driver import MAX_FREE, connect_error, refuses_subscriptions, timed_out
 
-#: So many transactions of an archive run at a time.
-MAX_THREADS: Final = 4
-
 
 class AsyncDriver:
     """Runs flows.
@@ -61,7 +58,7 @@ class AsyncDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocking: dict[Connection, Server] = {}
         self._inherited: tuple[Any, ...] = ()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: ArchiveThreads | None = None
         self._closed = False
 
     async def drive(self, flow: Flow[T]) -> T:
@@ -111,7 +108,7 @@ class AsyncDriver:
             task.cancel()
         self.subscriber.close()
         if self._threads is not None:
-            self._threads.shutdown(wait=False)
+            self._threads.close()
         free, self.free = self.free, {}
         for connections in free.values():
             for connection in connections:
@@ -149,8 +146,8 @@ class AsyncDriver:
         """Runs a transaction in a thread. It goes on to its end if the caller is cancelled."""
         self._check_open()
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(MAX_THREADS, "pinlater-archive")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, transaction.outcome)
+            self._threads = ArchiveThreads()
+        return await self._threads.start(transaction.outcome)
 
     async def _while_open(self, wait: Coroutine[Any, Any, T]) -> T:
         """Runs a wait that close() ends. Raises ClientClosed if the client is closed before or after it."""

@@ -25,19 +25,22 @@ from pinlater.store.archive_schema import schema_of
 FIRST_VERSIONS: Final = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 #: Bytes of a statement beside its body, which is written in hexadecimal digits, as the status is.
 PACKET_SLACK: Final = 8 * 1024
-_SETTINGS: Final = "SELECT @@version, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@max_allowed_packet"
+_SETTINGS: Final = (
+    "SELECT @@version, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@max_allowed_packet, @@read_only"
+)
 #: By innodb_flush_log_at_trx_commit: what a power cut can lose.
 _FLUSHES: Final = {0: "a killed server or a power cut", 2: "a power cut"}
 
 
 class MySQLSettings(NamedTuple):
-    """What the server says of itself. max_allowed_packet: bytes."""
+    """What the server says of itself. max_allowed_packet: bytes. is_read_only: for most users."""
 
     version: str
     flush_log: int
     has_binary_log: bool
     sync_binlog: int
     max_allowed_packet: int
+    is_read_only: bool
 
 
 class ArchiveChecks:
@@ -69,6 +72,9 @@ class ArchiveChecks:
         yield _check_version(subject, settings)
         found, _, advice = trouble.partition("; ")
         yield CheckResult(ERROR if trouble else OK, subject, "tables", found or "of this version", advice)
+        if settings.is_read_only:
+            advice = "SET GLOBAL read_only = 0, or name the primary in the URL"
+            yield CheckResult(WARNING, subject, "role", "it is read-only, so most users cannot move jobs", advice)
         yield from _check_durability(subject, settings)
 
     def of_server(self, server: ReachedServer) -> Iterator[CheckResult]:
@@ -88,13 +94,13 @@ class ArchiveChecks:
         needed, most = 2 * config.body_limit + PACKET_SLACK, self._settings.max_allowed_packet
         if needed > most:
             found = f"bodies may have {size(config.body_limit)}; max_allowed_packet is {size(most)}"
-            advice = f"SET GLOBAL max_allowed_packet = {needed}, or more; larger jobs do not move"
+            advice = f"SET GLOBAL max_allowed_packet = {needed}, or more; a larger job ends each spill that meets it"
             yield CheckResult(WARNING, subject, "archive", found, advice)
 
 
 def _read(sql: Statements) -> MySQLSettings:
-    [(version, flush_log, log_bin, sync_binlog, packet)] = sql.run_text(_SETTINGS)
-    return MySQLSettings(version, flush_log, bool(log_bin), sync_binlog, packet)
+    [(version, flush_log, log_bin, sync_binlog, packet, read_only)] = sql.run_text(_SETTINGS)
+    return MySQLSettings(version, flush_log, bool(log_bin), sync_binlog, packet, read_only not in (0, "OFF"))
 
 
 def _check_version(subject: str, settings: MySQLSettings) -> CheckResult:
