@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS batches (
   created_ms BIGINT UNSIGNED NOT NULL,
   ids MEDIUMBLOB NOT NULL,
   UNIQUE KEY judge (batch),
-  KEY by_state (incarnation, state)
+  KEY by_state (incarnation, state),
+  KEY by_age (state, created_ms)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET binary;
 
 CREATE TABLE IF NOT EXISTS restores (

@@ -220,7 +220,7 @@ DELETE FROM incarnations WHERE number = %s AND ended > 0
 
 -- name: select_old_batches
 -- created_ms, limit -> the numbers of so many FINALIZED batches that are older; their jobs may come back
-SELECT number FROM batches WHERE state = 2 AND created_ms < %s ORDER BY number LIMIT %s
+SELECT number FROM batches WHERE state = 2 AND created_ms < %s ORDER BY created_ms LIMIT %s
 
 -- name: delete_old_batches
 -- numbers -> these batches lose their rows

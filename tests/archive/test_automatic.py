@@ -8,15 +8,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from pinlater import Client, NewJob, QueueConfig
 from pinlater.archive import archiver
+from pinlater.archive.archiver import Archiver
 from pinlater.archive.automatic import SPILL_DOWN_TO, AutomaticArchiver
 from pinlater.archive.batches import Range, withdraw
 from pinlater.archive.incarnations import incarnation_of
-from pinlater.model.errors import ArchiveNotReady, InvalidArgument
+from pinlater.model.errors import ArchiveNotReady, ArchiveUnavailable, InvalidArgument
 from pinlater.worker.monitor import Monitor
 from tests.archive.rig import EVERYSEC, QUEUE, Rig
 from tests.conftest import FreshServer
@@ -182,6 +184,25 @@ def test_the_log_says_once_that_mysql_is_away_and_that_it_is_back(
         assert said == ["archiving waits", "more than 1000 jobs wait, so 700 move to the archive", "archiving goes on"]
         assert in_redis(rig) == 1_000 * SPILL_DOWN_TO
         rig.check()
+
+
+def test_the_log_says_each_reason_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.create(**MARKS)
+    rig.calls.count(QUEUE)
+    [queue_shard] = rig.calls.client.session.queue_shards(QUEUE)
+    errors = [ArchiveUnavailable("no route"), ArchiveUnavailable("refused"), ArchiveNotReady("too new")]
+
+    async def fails(_: object) -> Any:
+        raise errors.pop(0)
+
+    async def looks() -> None:
+        automatic = AutomaticArchiver(Archiver(fails, rig.calls.client.session, rig.database))
+        for _ in range(3):
+            automatic.look_at(queue_shard)
+            await automatic.idle()
+
+    rig.calls.wait(looks)
+    assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["no route", "too new"]
 
 
 def test_tables_of_a_later_program_are_left_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

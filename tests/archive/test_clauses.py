@@ -222,7 +222,7 @@ def test_a_purge_waits_for_no_commit(
         database.transaction(stand_still)
     finally:
         other.close()
-    assert rows_of(database, "jobs", "batches") == [2, 1]
+    assert counts_of(database, "jobs", "batches") == [2, 1]
 
 
 # -- both stores

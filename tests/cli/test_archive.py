@@ -14,7 +14,10 @@ from collections.abc import Callable
 import pytest
 
 from pinlater import Client
+from pinlater.archive.batches import Range, withdraw
+from pinlater.archive.incarnations import incarnation_of
 from pinlater.cli.command_base import DONE, INTERRUPTED, NO, SERVER, USAGE
+from pinlater.operations.queue_shards import known_queue_shards
 from pinlater.store import archive_schema
 from pinlater.store.archive_driver import ArchiveDatabase
 from pinlater.store.statements import Migration, load_migrations
@@ -196,6 +199,20 @@ def test_a_second_signal_stops_at_once_while_mysql_is_silent(
             finally:
                 process.kill()
             connection.close()
+
+
+def test_a_spill_names_the_jobs_of_open_batches(url: str, run: Run, fill: Fill) -> None:
+    fill(3)
+    with Client(url, archive=os.environ["PINLATER_ARCHIVE_URL"]) as client:
+        [queue_shard] = client.run(lambda end: known_queue_shards(client.session, "mail", end))
+        assert client.settings.database is not None
+        database = client.settings.database
+        incarnation = client.run(lambda end: incarnation_of(database, queue_shard, end))
+        client.run(lambda end: withdraw(queue_shard, incarnation, Range(1, "ready"), 2, end))
+    spilled = run("archive", "spill", "mail")
+    assert spilled.out == "1 job moved to the archive\n"
+    expected = "2 jobs in open batches: another archiver moves them, or a spill in 10 s ends them\n"
+    assert spilled.err.endswith(expected)
 
 
 def test_without_the_archive_the_numbers_say_what_they_leave_out(

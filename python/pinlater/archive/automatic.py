@@ -38,10 +38,10 @@ STOP_S: Final = 5.0
 
 @dataclass(slots=True)
 class _Work:
-    """What runs for a queue shard. troubled: the last look failed, and the log says so."""
+    """What runs for a queue shard. trouble: why the last look failed, as the log says; its kind alone counts."""
 
     task: asyncio.Task[None] | None = None
-    troubled: bool = False
+    trouble: type[PinLaterError] | None = None
 
 
 @dataclass(slots=True)
@@ -80,15 +80,15 @@ class AutomaticArchiver:
         try:
             await (self._move if queue_shard.stored.config.is_archived else self._end_batches)(queue_shard)
         except PinLaterError as error:
-            if not work.troubled:
+            if work.trouble is not type(error):
                 log.warning("%s: archiving waits: %s", queue_shard, error)
-            work.troubled = True
+            work.trouble = type(error)
         except Exception:
             log.exception("%s: the archiver met an unexpected error", queue_shard)
         else:
-            if work.troubled:
+            if work.trouble is not None:
                 log.info("%s: archiving goes on", queue_shard)
-            work.troubled = False
+            work.trouble = None
 
     async def _move(self, queue_shard: QueueShard) -> None:
         """One look: ends what is open, then moves what the marks and the horizon say.

@@ -71,7 +71,7 @@ def migrate(settings: Settings) -> int:
 @click.argument("name")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="Leave so many of them in Redis. [default: 0]")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most so many jobs.")
-@click.option("--priority", type=click.IntRange(1, 100), help="Only jobs of this priority.")
+@click.option("--priority", type=click.IntRange(1, 100), metavar="N", help="Only jobs of this priority.")
 @click.option("--older-than", type=MILLISECONDS, metavar="TIME", help="Only jobs that have been due for so long.")
 @click.option("--later-than", type=MILLISECONDS, metavar="TIME", help="Only jobs that are due in so long, or later.")
 @click.option("--dry-run", is_flag=True, help="Say how many jobs would move, and change nothing.")
@@ -90,14 +90,16 @@ def spill(
         usage("--older-than and --later-than: expected one of them")
     selection = Selection(limit=limit, keep=keep or 0, priority=priority, older_ms=older_than, later_ms=later_than)
 
-    async def work(archiver: Archiver) -> int:
+    async def work(archiver: Archiver) -> tuple[int, int]:
         shares = await archiver.shares(name, selection)
         if dry_run:
-            return sum(shares.values())
+            return sum(shares.values()), 0
         with moving(f"queue {name}", sum(shares.values()), hidden=settings.as_json) as archiver.progress:
-            return await archiver.spill(name, selection)
+            moved = await archiver.spill(name, selection)
+        found = await archiver.run(lambda end: status_flow(archiver.session, archiver.database, name, end))
+        return moved, found.withdrawn
 
-    moved, stopped = _run(settings, work)
+    (moved, left_open), stopped = _run(settings, work)
     if settings.as_json:
         print_json({"queue": name, "moved": moved, "dry_run": dry_run, "interrupted": stopped})
     elif dry_run:
@@ -106,6 +108,8 @@ def spill(
         say(f"{jobs(moved)} moved to the archive")
         if moved:
             remark(f"back: pinlater archive restore {name}")
+        if left_open:
+            remark(f"{jobs(left_open)} in open batches: another archiver moves them, or a spill in 10 s ends them")
     return INTERRUPTED if stopped else DONE
 
 
